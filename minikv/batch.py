@@ -1,0 +1,97 @@
+"""The flat batch: what the model needs to know about one step, and nothing else.
+
+Three sequences, the third with a chunk of four tokens; block size 4:
+
+    token_ids     [ 41 | 7 | 9 12 5 3 ]     T = 6, no padding
+    positions     [  5 | 2 | 4  5 6 7 ]
+    slot_mapping  [ 29 | 2 | 12 13 14 15]   slot = block * block_size + position % block_size
+    query_start   [0, 1, 2, 6]              S + 1 = 4 borders
+    context_lens  [ 6, 3, 8 ]               tokens each sequence attends to, new ones included
+    block_tables  [[2, 7], [0, 0], [5, 3]]  padded with 0
+
+A decode is a sequence with one query; nothing else sets it apart from prefill.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from minikv.sequence import Sequence
+
+
+@dataclass(slots=True)
+class Batch:
+    """All int64. The tensors are on the model's device; `*_host` are their numpy twins."""
+
+    token_ids: torch.Tensor  # (T,)
+    positions: torch.Tensor  # (T,)
+    slot_mapping: torch.Tensor  # (T,)
+    block_tables: torch.Tensor  # (S, B)
+    context_lens: torch.Tensor  # (S,)
+    query_start: torch.Tensor  # (S + 1,)
+    num_decodes: int  # so many sequences at the front have one query each
+    context_lens_host: np.ndarray
+    query_start_host: np.ndarray
+
+
+class BatchBuilder:
+    """Builds batches; keeps the block tables of the last one, since most rows stay as they were."""
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device):
+        self.block_size = block_size
+        self.device = device
+        self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
+        self._owners: list[Sequence | None] = [None] * max_num_seqs  # of the rows
+
+    def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
+        """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
+        num_decodes = next((i for i, n in enumerate(num_tokens) if n > 1), len(num_tokens))
+        starts = [sequence.num_computed for sequence in sequences]
+        decodes = sequences[:num_decodes]
+        token_ids = [sequence.token_ids[sequence.num_computed] for sequence in decodes]
+        positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
+        for i in range(num_decodes, len(sequences)):
+            sequence, start, end = sequences[i], starts[i], starts[i] + num_tokens[i]
+            token_ids += sequence.token_ids[start:end]
+            positions += range(start, end)
+            slot_mapping += self._chunk_slots(sequence, start, end)
+        query_start = np.zeros(len(sequences) + 1, dtype=np.int64)
+        query_start[1:] = num_tokens
+        context_lens = query_start[1:] + starts
+        query_start.cumsum(out=query_start)
+        width = -(-int(context_lens.max()) // self.block_size)
+        return Batch(
+            token_ids=self._tensor(token_ids),
+            positions=self._tensor(positions),
+            slot_mapping=self._tensor(slot_mapping),
+            block_tables=self._tensor(self._rows(sequences)[:, :width]),
+            context_lens=self._tensor(context_lens),
+            query_start=self._tensor(query_start),
+            num_decodes=num_decodes,
+            context_lens_host=context_lens,
+            query_start_host=query_start,
+        )
+
+    def _chunk_slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
+        size = self.block_size
+        block_ids = np.array(sequence.table.block_ids[start // size : -(-end // size)])
+        slots = (block_ids[:, None] * size + np.arange(size)).ravel()
+        offset = start % size
+        return slots[offset : offset + end - start].tolist()
+
+    def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
+        """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
+        owners = self._owners
+        for row, sequence in enumerate(sequences):
+            if owners[row] is not sequence or sequence.table_changed:
+                block_ids = sequence.table.block_ids
+                self._tables[row, : len(block_ids)] = block_ids
+                self._tables[row, len(block_ids) :] = 0
+                owners[row] = sequence
+                sequence.table_changed = False
+        return self._tables[: len(sequences)]
+
+    def _tensor(self, values) -> torch.Tensor:
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self.device)

@@ -1,0 +1,224 @@
+"""The two configurations, checked where they are made: the model's and the engine's.
+
+Four architectures share one shape: Llama, Mistral, Qwen2 and Qwen3 differ only
+in biases, in a norm on queries and keys, in how RoPE is scaled, and in a
+sliding window. Everything downstream reads ModelConfig, never config.json.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read: says what is missing or not supported."""
+
+
+def require_int(name: str, value, low: int) -> None:
+    """Raise ValueError, naming the argument, unless `value` is an int of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ValueError(f"{name}: must be an int of at least {low}, was {value!r}")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How much memory the engine has and how it shares it. Raises ValueError, naming
+    the argument, for bad values.
+
+    num_blocks, block_size: the pool; a block holds `block_size` tokens.
+    max_num_seqs: sequences in one batch. max_batch_tokens: tokens in one step.
+    prefix_cache: keep and share the blocks of earlier prefixes.
+    min_prefix_tokens: a shorter hit is not used.
+    preemption: what becomes of a victim's K and V: "recompute" them later, or "swap"
+        them to `swap_blocks` blocks of host memory.
+    attention: the backend. "torch" runs on every device.
+    """
+
+    num_blocks: int = 512
+    block_size: int = 16
+    max_num_seqs: int = 64
+    max_batch_tokens: int = 2048
+    prefix_cache: bool = True
+    min_prefix_tokens: int = 16
+    preemption: str = "recompute"
+    swap_blocks: int = 0
+    attention: str = "torch"
+
+    def __post_init__(self):
+        for name in ("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens"):
+            require_int(name, getattr(self, name), 1)
+        require_int("min_prefix_tokens", self.min_prefix_tokens, 0)
+        require_int("swap_blocks", self.swap_blocks, 0)
+        if not isinstance(self.prefix_cache, bool):
+            raise ValueError(f"prefix_cache: must be True or False, was {self.prefix_cache!r}")
+        if self.max_batch_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
+                f"every sequence can decode in a step, was {self.max_batch_tokens}"
+            )
+        if self.preemption not in ("recompute", "swap"):
+            raise ValueError(f"preemption: must be 'recompute' or 'swap', was {self.preemption!r}")
+        if (self.preemption == "swap") != (self.swap_blocks > 0):
+            raise ValueError(
+                f"swap_blocks: preemption='swap' needs at least 1 and 'recompute' takes 0, "
+                f"was {self.swap_blocks} with preemption={self.preemption!r}"
+            )
+        if self.attention != "torch":
+            raise ValueError(
+                f"attention: must be 'torch', was {self.attention!r}; a backend of your own is "
+                "handed to Engine(..., attention=...)"
+            )
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of a decoder-only transformer with grouped-query attention."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int
+    head_dim: int
+    max_context: int  # positions the model was trained for
+    rms_norm_eps: float
+    tie_embeddings: bool
+    attention_bias: bool  # on q, k and v
+    output_bias: bool  # on the attention's output projection
+    mlp_bias: bool
+    qk_norm: bool  # RMS norm over each query's and key's head dim (Qwen3)
+    rope_theta: float
+    rope_scaling: dict | None  # Llama 3.x: low- and high-frequency stretch
+    windows: tuple[int | None, ...]  # sliding window of each layer, in tokens
+    eos_ids: tuple[int, ...]
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes that one cached token takes: K and V, every layer, every KV head."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+
+    def inverse_frequencies(self) -> torch.Tensor:
+        """RoPE's angle per position for each pair of channels: (head_dim / 2,) float32.
+
+        Su et al., 2021; the scaling is Llama 3.1's: slow channels are stretched
+        by `factor`, fast ones left alone, those between blended.
+        """
+        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
+        frequencies = 1.0 / self.rope_theta**exponents
+        if self.rope_scaling is None:
+            return frequencies
+        scaling = self.rope_scaling
+        if scaling["rope_type"] == "linear":
+            return frequencies / scaling["factor"]
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        turns = scaling["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+        keep = ((turns - low) / (high - low)).clamp(0, 1)  # 1: fast channel, kept
+        return frequencies * (keep + (1 - keep) / scaling["factor"])
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read `config.json` (and `generation_config.json` for the end tokens) of a checkpoint folder.
+
+    Raises CheckpointError for a missing or damaged file, an architecture that is
+    not one of ARCHITECTURES, or a feature that the engine does not run.
+    """
+    raw = _read_json(folder / "config.json")
+    names = raw.get("architectures") or ["none"]
+    if names[0] not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{folder}: architecture {names[0]!r} is not supported; supported: "
+            + ", ".join(ARCHITECTURES)
+        )
+    architecture = names[0]
+    if raw.get("quantization_config"):
+        raise CheckpointError(
+            f"{folder}: quantised weights are not supported; use an fp16 checkpoint"
+        )
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(
+            f"{folder}: hidden_act is {raw['hidden_act']!r}; only 'silu' is supported"
+        )
+    required = (
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+    )
+    missing = [name for name in required if name not in raw]
+    if missing:
+        raise CheckpointError(f"{folder / 'config.json'}: missing {', '.join(missing)}")
+
+    # transformers 5 writes one dict; earlier versions wrote theta and scaling apart.
+    rope = raw.get("rope_parameters") or {}
+    theta = rope.get("rope_theta", raw.get("rope_theta", 10_000.0))
+    scaling = rope or raw.get("rope_scaling") or {}
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    if rope_type not in ("default", "linear", "llama3"):
+        raise CheckpointError(
+            f"{folder}: rope scaling {rope_type!r} is not supported; supported: default, linear, llama3"
+        )
+    qwen2, qwen3 = architecture.startswith("Qwen2"), architecture.startswith("Qwen3")
+    layers = raw["num_hidden_layers"]
+    heads = raw["num_attention_heads"]
+    eos = raw.get("eos_token_id")
+    generation = folder / "generation_config.json"
+    if generation.exists():
+        eos = _read_json(generation).get("eos_token_id", eos)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=raw["vocab_size"],
+        hidden_size=raw["hidden_size"],
+        intermediate_size=raw["intermediate_size"],
+        num_layers=layers,
+        num_heads=heads,
+        num_kv_heads=raw.get("num_key_value_heads") or heads,
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+        max_context=raw.get("max_position_embeddings", 2048),
+        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+        tie_embeddings=raw.get("tie_word_embeddings", False),
+        attention_bias=qwen2 or raw.get("attention_bias", False),
+        output_bias=not qwen2 and raw.get("attention_bias", False),
+        mlp_bias=raw.get("mlp_bias", False),
+        qk_norm=qwen3,
+        rope_theta=theta,
+        rope_scaling=None if rope_type == "default" else dict(scaling, rope_type=rope_type),
+        windows=_windows(raw, architecture, layers),
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+    )
+
+
+def _windows(raw: dict, architecture: str, layers: int) -> tuple[int | None, ...]:
+    """Sliding window of each layer; Qwen switches it on with a flag, Mistral by naming a size."""
+    size = raw.get("sliding_window")
+    if architecture.startswith("Qwen") and not raw.get("use_sliding_window", False):
+        size = None
+    if architecture.startswith("Llama") or size is None:
+        return (None,) * layers
+    types = raw.get("layer_types")
+    if types is None:
+        first = raw.get("max_window_layers", 0) if architecture.startswith("Qwen") else 0
+        return tuple(size if layer >= first else None for layer in range(layers))
+    return tuple(size if kind == "sliding_attention" else None for kind in types)
+
+
+def _read_json(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path.parent}: no {path.name} there; is it a checkpoint folder?"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise CheckpointError(f"{path}: not valid json ({error})") from None

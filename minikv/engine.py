@@ -1,0 +1,464 @@
+"""The engine: requests in, tokens out, one batch a step.
+
+    add_request -> waiting -> Scheduler.schedule -> Batch -> Transformer.forward
+                                                                 |  writes K/V to slots,
+    outputs <- finished? <- Sampler <- logits <------------------+  attends through block tables
+
+Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
+policy, sampler, attention backend) are handed in, and only their public methods are used.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+
+from minikv.batch import BatchBuilder
+from minikv.beam import beam_search
+from minikv.blocks import BlockPool, BlockTable
+from minikv.config import EngineConfig, require_int
+from minikv.loader import LanguageModel
+from minikv.model import Transformer
+from minikv.outputs import BeamOutput, Delta, RequestOutput, find_stop
+from minikv.paged import KVStore, TorchAttention
+from minikv.radix import RadixCache
+from minikv.sampling import Sampler, SamplingParams
+from minikv.scheduler import Plan, Policy, Scheduler, first_come_first_served
+from minikv.sequence import Request, Sequence
+
+Prompt = str | Seq[int]
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the engine was made, and the pool as it is now."""
+
+    blocks_total: int
+    blocks_free: int
+    blocks_used: int  # held by sequences or the prefix cache
+    blocks_cached: int  # of those, held by the prefix cache (sequences may share them)
+    running: int
+    waiting: int
+    looked_up_tokens: int  # tokens of admitted requests, looked up in the prefix cache
+    hit_tokens: int  # of those, found
+    preemptions: int
+    swaps_out: int
+    swaps_in: int
+    steps: int
+    computed_tokens: int  # tokens that went through the model
+    generated_tokens: int
+    model_seconds: float  # forward pass and sampling
+    host_seconds: float  # all the rest of step(): scheduling and bookkeeping
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.looked_up_tokens if self.looked_up_tokens else 0.0
+
+
+class Engine:
+    """Serves one model from one pool of blocks."""
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        config: EngineConfig | None = None,
+        *,
+        block_pool: type[BlockPool] = BlockPool,
+        block_table: type[BlockTable] = BlockTable,
+        prefix_cache: type[RadixCache] = RadixCache,
+        scheduler: type[Scheduler] = Scheduler,
+        policy: Policy = first_come_first_served,
+        sampler: Callable | None = None,
+        attention: type[TorchAttention] = TorchAttention,
+    ):
+        self.lm = lm
+        self.transformer = lm.transformer
+        self.config = config = config or EngineConfig()
+        self.pool = block_pool(config.num_blocks)
+        self.cache = prefix_cache(self.pool, config.block_size) if config.prefix_cache else None
+        self.block_table = block_table
+        self.scheduler = scheduler(
+            config, self.pool, self.cache, block_table=block_table, policy=policy
+        )
+        self.sampler = sampler or Sampler()
+        self.store = KVStore(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
+        host = torch.device("cpu")
+        self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
+        self.attention = attention(lm.config, self.store)
+        self.max_length = min(lm.config.max_context, config.num_blocks * config.block_size)
+        self._builder = BatchBuilder(
+            config.max_num_seqs,
+            -(-self.max_length // config.block_size),
+            config.block_size,
+            lm.device,
+        )
+        self._requests: dict[int, Request] = {}  # unfinished
+        self._next_id = 0
+        self._steps = self._computed = self._generated = 0
+        self._model_seconds = self._host_seconds = 0.0
+
+    # ── Requests ──────────────────────────────────────────────────────────────
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self._requests)
+
+    def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
+        """Queue a prompt (text or token ids); returns its request id.
+
+        Raises ValueError for an empty prompt, an unknown token id, and for a request
+        that could never run: longer than the context or the pool, or n over max_num_seqs.
+        """
+        params = params or SamplingParams()
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"params: must be SamplingParams, was {params!r}")
+        prompt_ids = self._check_prompt(prompt)
+        self._check_fits(len(prompt_ids), params.max_tokens)
+        if params.n > self.config.max_num_seqs:
+            raise ValueError(
+                f"n: {params.n} samples do not fit a batch of max_num_seqs={self.config.max_num_seqs}"
+            )
+        request = Request(self._next_id, prompt_ids, params, self.lm.config.eos_ids)
+        self._next_id += 1
+        self._requests[request.request_id] = request
+        self.scheduler.add(request.sequences[0])
+        return request.request_id
+
+    def abort(self, request_id: int) -> None:
+        """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            raise ValueError(f"request_id: {request_id!r} is not an unfinished request")
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                self._finish(sequence, "abort")
+
+    def generate(
+        self,
+        prompts: Seq[Prompt] | Prompt,
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; one output a prompt, in their order.
+
+        `params`: one for all, or one a prompt. If this is interrupted, its requests
+        are aborted and the engine can be used on.
+        """
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        if params is None or isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
+        ids: list[int] = []
+        outputs: dict[int, RequestOutput] = {}
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                ids.append(self.add_request(prompt, one))
+            while any(request_id in self._requests for request_id in ids):
+                outputs |= {output.request_id: output for output in self.step()}
+        finally:
+            self._abort_rest(ids)
+        return [outputs[request_id] for request_id in ids]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
+        """Continue one prompt, yielding what each step adds. The texts join to the output's text.
+
+        Leaving the loop early aborts the request.
+        """
+        if params is not None and params.n > 1:
+            raise ValueError(f"n: a stream has one sample, was {params.n}; use generate")
+        request_id = self.add_request(prompt, params)
+        return self._stream(request_id)
+
+    def _stream(self, request_id: int) -> Iterator[Delta]:
+        num_tokens, num_chars = 0, 0
+        try:
+            while request_id in self._requests:
+                for output in self.step():
+                    if output.request_id == request_id:
+                        ids = output.token_ids
+                        text = output.text if self.lm.tokenizer is not None else ""
+                        yield Delta(ids[num_tokens:], text[num_chars:], output.finish_reason)
+                        num_tokens, num_chars = len(ids), len(text)
+        finally:
+            self._abort_rest([request_id])
+
+    def _abort_rest(self, request_ids: list[int]) -> None:
+        for request_id in request_ids:
+            if request_id in self._requests:
+                self.abort(request_id)
+
+    # ── One step ──────────────────────────────────────────────────────────────
+
+    def step(self) -> list[RequestOutput]:
+        """Run one batch. Returns the requests that got tokens, as they stand now.
+
+        If it is interrupted or fails, no request is lost: all are computed again
+        from their tokens.
+        """
+        if not self._requests:
+            return []
+        started = perf_counter()
+        try:
+            plan = self.scheduler.schedule()
+            if not plan.sequences:
+                raise RuntimeError(self._why_stuck())
+            self._move_blocks(plan)
+            scheduled = perf_counter()
+            logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
+            ready, rows = self._commit(plan)
+            token_ids = self._sample(logits, ready, rows)
+            sampled = perf_counter()
+        except BaseException:
+            self.scheduler.recompute_all()
+            raise
+        outputs = self._append(ready, token_ids)
+        self._steps += 1
+        self._computed += sum(plan.num_tokens)
+        self._generated += len(token_ids)
+        self._model_seconds += sampled - scheduled
+        self._host_seconds += perf_counter() - sampled + scheduled - started
+        return outputs
+
+    def _move_blocks(self, plan: Plan) -> None:
+        """Bring blocks where the batch expects them; this order, or a block is overwritten unread."""
+        self.store.copy_to(self.host_store, plan.swap_out)
+        self.store.copy_to(self.store, plan.copies)
+        self.host_store.copy_to(self.store, plan.swap_in)
+
+    @torch.inference_mode()
+    def forward(
+        self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]
+    ) -> torch.Tensor:
+        """Compute the next `num_tokens[i]` tokens of each sequence; logits after the last
+        of each: (S, vocab_size)."""
+        batch = self._builder.build(sequences, num_tokens, slots)
+        attend = self.attention.bind(batch)
+        hidden = self.transformer.forward(batch.token_ids, batch.positions, attend)  # (T, hidden)
+        if len(hidden) > len(sequences):
+            hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
+        return self.transformer.logits(hidden)
+
+    def _commit(self, plan: Plan) -> tuple[list[Sequence], list[int]]:
+        """Count what was computed, share blocks that are full now, fork finished prompts.
+
+        Returns the sequences that get a token, and for each its row in the step's logits.
+        """
+        block_size = self.config.block_size
+        ready, rows = [], []
+        for row, (sequence, num_tokens) in enumerate(
+            zip(plan.sequences, plan.num_tokens, strict=True)
+        ):
+            sequence.num_computed += num_tokens
+            num_full = sequence.num_computed // block_size
+            if num_full > sequence.num_inserted and self.cache is not None:
+                self._share_blocks(sequence, num_full)
+            if sequence.num_computed == len(sequence.token_ids):
+                ready.append(sequence)
+                rows.append(row)
+                request = sequence.request
+                for index in range(len(request.sequences), request.params.n):
+                    ready.append(self._fork(sequence, index))
+                    rows.append(row)
+        return ready, rows
+
+    def _share_blocks(self, sequence: Sequence, num_full: int) -> None:
+        """Put a sequence's full blocks into the prefix cache, and stand on what is there.
+
+        If another sequence computed the same prefix first, its blocks replace ours,
+        which are released only then.
+        """
+        table, block_size = sequence.table, self.config.block_size
+        result = self.cache.insert(
+            sequence.token_ids[: num_full * block_size],
+            table.block_ids[:num_full],
+            sequence.request.params.cache_salt,
+        )
+        for index in range(sequence.num_inserted, num_full):
+            if table.block_ids[index] != result.block_ids[index]:
+                table.replace(index, result.block_ids[index])
+                sequence.table_changed = True
+        self.cache.lock(result.node)  # the new one first: the old one's ancestors stay locked
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+        sequence.node, sequence.num_inserted = result.node, num_full
+
+    def _fork(self, sequence: Sequence, index: int) -> Sequence:
+        """Sample `index` of a request begins here, on the blocks of the prompt."""
+        twin = sequence.fork(index)
+        if sequence.node is not None:
+            self.cache.lock(sequence.node)
+            twin.node = sequence.node
+        sequence.request.sequences.append(twin)
+        self.scheduler.add_running(twin)
+        return twin
+
+    def _sample(self, logits: torch.Tensor, ready: list[Sequence], rows: list[int]) -> list[int]:
+        if not ready:
+            return []
+        if len(rows) != len(logits) or len(set(rows)) != len(rows):
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        draws = [sequence.draw and sequence.draw() for sequence in ready]
+        return self.sampler(logits, [sequence.request.params for sequence in ready], draws)
+
+    def _append(self, ready: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
+        """Give each sequence its token, let go of those that are finished."""
+        moved: dict[int, Request] = {}
+        for sequence, token_id in zip(ready, token_ids, strict=True):
+            sequence.token_ids.append(token_id)
+            request = sequence.request
+            moved[request.request_id] = request
+            if token_id in request.stop_ids or self._hits_stop_string(sequence):
+                self._finish(sequence, "stop")
+            elif len(sequence.token_ids) == request.max_length:
+                self._finish(sequence, "length")
+        for request_id, request in moved.items():
+            if all(sequence.finish_reason for sequence in request.sequences):
+                del self._requests[request_id]
+        return [RequestOutput(request, self.lm.decode) for request in moved.values()]
+
+    def _hits_stop_string(self, sequence: Sequence) -> bool:
+        """Whether the newest token completed a stop string. A look at the last few tokens
+        comes first: each is at least one byte, so a stop string began no further back."""
+        longest = sequence.request.longest_stop
+        if longest == 0:
+            return False
+        output, stop = sequence.output_ids, sequence.request.params.stop
+        if find_stop(self.lm.decode(output[-longest - 4 :]), stop) is None:
+            return False
+        return find_stop(self.lm.decode(output), stop) is not None
+
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        self.scheduler.remove(sequence)
+        sequence.finish_reason = reason
+
+    # ── Everything else ───────────────────────────────────────────────────────
+
+    def beam_search(
+        self,
+        prompt: Prompt,
+        beam_width: int = 4,
+        max_tokens: int = 32,
+        length_penalty: float = 1.0,
+    ) -> list[BeamOutput]:
+        """The `beam_width` best continuations, best first: see `minikv.beam`."""
+        require_int("beam_width", beam_width, 1)
+        require_int("max_tokens", max_tokens, 1)
+        if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
+            raise ValueError(f"length_penalty: must be a number, was {length_penalty!r}")
+        prompt_ids = self._check_prompt(prompt)
+        self._check_fits(len(prompt_ids), max_tokens)
+        if beam_width > self.config.max_num_seqs:
+            raise ValueError(
+                f"beam_width: {beam_width} beams do not fit a batch of "
+                f"max_num_seqs={self.config.max_num_seqs}"
+            )
+        return beam_search(self, prompt_ids, beam_width, max_tokens, length_penalty)
+
+    def update_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Go on with other weights (same shapes, `transformers` names).
+
+        Every cached prefix is dropped, and running requests compute their tokens' K and V
+        again: old K/V never meets new weights. `lm` itself keeps its weights, so that other
+        engines can share it. Raises CheckpointError, changing nothing, for a bad state_dict.
+        """
+        old = self.transformer
+        self.transformer = Transformer(old.config, state_dict, old.device, old.dtype)
+        self.scheduler.recompute_all()
+        if self.cache is not None:
+            self.cache.clear()
+
+    def stats(self) -> Stats:
+        """What the engine has done so far and what its pool holds now."""
+        scheduler, pool = self.scheduler, self.pool
+        return Stats(
+            blocks_total=pool.num_blocks,
+            blocks_free=pool.num_free,
+            blocks_used=pool.num_blocks - pool.num_free,
+            blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            looked_up_tokens=scheduler.num_looked_up_tokens,
+            hit_tokens=scheduler.num_hit_tokens,
+            preemptions=scheduler.num_preemptions,
+            swaps_out=scheduler.num_swaps_out,
+            swaps_in=scheduler.num_swaps_in,
+            steps=self._steps,
+            computed_tokens=self._computed,
+            generated_tokens=self._generated,
+            model_seconds=self._model_seconds,
+            host_seconds=self._host_seconds,
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        holders: Counter[int] = Counter()
+        host_holders: Counter[int] = Counter()
+        for sequence in self.scheduler:
+            host_holders.update(sequence.host_block_ids or ())
+            if sequence.table is not None:
+                holders.update(sequence.table.block_ids)
+                if len(sequence.table.block_ids) * self.config.block_size < sequence.num_computed:
+                    raise AssertionError(
+                        f"request {sequence.order}: computed tokens without a block"
+                    )
+        if self.cache is not None:
+            self.cache.check()
+            holders.update(self.cache.block_ids())
+            evictable = self.cache.num_evictable_blocks
+            if evictable + self.pool.num_free > self.pool.num_blocks:
+                raise AssertionError("evictable and free blocks are more than the pool")
+        pools = [(self.pool, holders)]
+        if self.scheduler.host_pool is not None:
+            pools.append((self.scheduler.host_pool, host_holders))
+        for pool, expected in pools:
+            counts = [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
+            for block_id, count in enumerate(counts):
+                if count != expected[block_id]:
+                    raise AssertionError(
+                        f"block {block_id}: reference count {count}, {expected[block_id]} holders"
+                    )
+            if pool.num_free != counts.count(0):
+                raise AssertionError(
+                    f"{pool.num_free} free blocks, {counts.count(0)} without a holder"
+                )
+        live = {sequence for request in self._requests.values() for sequence in request.sequences}
+        if {sequence for sequence in self.scheduler} != {s for s in live if not s.finish_reason}:
+            raise AssertionError("the scheduler has other sequences than the unfinished requests")
+
+    def _check_prompt(self, prompt: Prompt) -> list[int]:
+        ids = self.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise ValueError("prompt: is empty; give at least one token")
+        vocab_size = self.lm.config.vocab_size
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise ValueError(f"prompt: token ids must be ints, found {token_id!r}")
+            if not 0 <= token_id < vocab_size:
+                raise ValueError(f"prompt: token id {token_id} is not in [0, {vocab_size})")
+        return ids
+
+    def _check_fits(self, num_prompt: int, max_tokens: int) -> None:
+        total, config = num_prompt + max_tokens, self.config
+        request = f"a prompt of {num_prompt} tokens and max_tokens={max_tokens} make {total} tokens"
+        if total > self.lm.config.max_context:
+            raise ValueError(f"{request}; the model's context is {self.lm.config.max_context}")
+        needed = -(-total // config.block_size)
+        if needed > config.num_blocks:
+            raise ValueError(
+                f"{request}, {needed} blocks of {config.block_size}; the pool has {config.num_blocks}: "
+                "raise num_blocks or lower max_tokens"
+            )
+
+    def _why_stuck(self) -> str:
+        first = self.scheduler.waiting[0]
+        needed = -(-len(first.token_ids) // self.config.block_size)
+        evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
+        return (
+            f"no request can run: the first in the queue, {first.request.request_id}, needs "
+            f"{needed} blocks; {self.pool.num_free} are free and {evictable} can be evicted of "
+            f"{self.pool.num_blocks}. Release what is held outside the engine, or abort the request"
+        )

@@ -1,0 +1,60 @@
+"""The first two KV caches: one that grows by concatenation, one written in place.
+
+Chapter 02. Both hold one sequence. Each is an `attend` function for the model:
+it keeps the new tokens' K and V, then attends over all that it has kept.
+"""
+
+import torch
+
+from minikv.attention import naive_attention
+from minikv.config import ModelConfig
+
+
+class ConcatCache:
+    """Appends by `torch.cat`: every step copies all that came before, so n steps copy O(n^2)."""
+
+    def __init__(self, config: ModelConfig):
+        self.windows = config.windows
+        self.k: list[torch.Tensor | None] = [None] * config.num_layers  # (L, K, D) each
+        self.v: list[torch.Tensor | None] = [None] * config.num_layers
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.k[-1] is None else len(self.k[-1])
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D)."""
+        if self.k[layer] is not None:
+            k = torch.cat([self.k[layer], k])  # (L + T, K, D)
+            v = torch.cat([self.v[layer], v])
+        self.k[layer], self.v[layer] = k, v
+        return naive_attention(q, k, v, self.windows[layer])
+
+
+class PreallocatedCache:
+    """Writes in place into storage for `capacity` tokens, reserved whether they come or not."""
+
+    def __init__(
+        self, config: ModelConfig, capacity: int, dtype=torch.float32, device: str = "cpu"
+    ):
+        shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.windows = config.windows
+        self.capacity = capacity
+        self.num_tokens = 0
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
+
+        Raises ValueError when the T tokens do not fit.
+        """
+        start, end = self.num_tokens, self.num_tokens + len(k)
+        if end > self.capacity:
+            raise ValueError(f"capacity is {self.capacity} tokens, {end} are needed")
+        self.kv[layer, 0, start:end] = k
+        self.kv[layer, 1, start:end] = v
+        if layer == len(self.kv) - 1:  # every layer has written: the tokens are in
+            self.num_tokens = end
+        return naive_attention(
+            q, self.kv[layer, 0, :end], self.kv[layer, 1, :end], self.windows[layer]
+        )

@@ -1,0 +1,122 @@
+"""What the engine hands back: token ids at once, text when somebody asks for it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from minikv.sequence import Request, Sequence
+
+REPLACEMENT = "\ufffd"  # what decoding makes of half a character
+
+
+def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
+    """Where the first stop string begins in `text`, or None."""
+    found = [text.find(item) for item in stop if isinstance(item, str)]
+    return min((at for at in found if at >= 0), default=None)
+
+
+def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
+    """`text` without its stop string; while unfinished also without an end that may still
+    change: half a character, or what could be the beginning of a stop string."""
+    cut = find_stop(text, stop)
+    if cut is not None:
+        return text[:cut]
+    if finished:
+        return text
+    text = text.rstrip(REPLACEMENT)
+    longest = 0
+    for item in stop:
+        if isinstance(item, str):
+            for length in range(min(len(item), len(text)), longest, -1):
+                if text.endswith(item[:length]):
+                    longest = length
+                    break
+    return text[: len(text) - longest]
+
+
+class SampleOutput:
+    """One sample of a request as it stood after some step."""
+
+    __slots__ = ("_count", "_decode", "_sequence")
+
+    def __init__(self, sequence: Sequence, count: int, decode: Callable[[list[int]], str]):
+        self._sequence, self._count, self._decode = sequence, count, decode
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The new tokens so far, the prompt's not among them."""
+        return self._sequence.output_ids[: self._count]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """None while it goes on; "stop" (end token, stop string or id), "length" or "abort"."""
+        return self._sequence.finish_reason if self._count == self._sequence.num_output else None
+
+    @property
+    def text(self) -> str:
+        """The tokens as text, as far as it is final; a stop string and what follows are cut."""
+        stop, finished = self._sequence.request.params.stop, self.finish_reason is not None
+        return visible_text(self._decode(self.token_ids), stop, finished)
+
+    def __repr__(self) -> str:
+        return f"SampleOutput(token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
+
+
+class RequestOutput:
+    """A request as it stood after some step; later steps do not change it."""
+
+    __slots__ = ("_counts", "_decode", "_request")
+
+    def __init__(self, request: Request, decode: Callable[[list[int]], str]):
+        self._request, self._decode = request, decode
+        self._counts = [sequence.num_output for sequence in request.sequences]
+
+    @property
+    def request_id(self) -> int:
+        return self._request.request_id
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self._request.prompt_ids
+
+    @property
+    def samples(self) -> list[SampleOutput]:
+        """One for each of `n`."""
+        pairs = zip(self._request.sequences, self._counts, strict=False)
+        return [SampleOutput(sequence, count, self._decode) for sequence, count in pairs]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The first sample's new tokens."""
+        return self.samples[0].token_ids
+
+    @property
+    def text(self) -> str:
+        """The first sample's text."""
+        return self.samples[0].text
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The first sample's, once every sample is finished; None before."""
+        reasons = [sample.finish_reason for sample in self.samples]
+        return None if None in reasons else reasons[0]
+
+    def __repr__(self) -> str:
+        return f"RequestOutput(request_id={self.request_id}, samples={self.samples})"
+
+
+@dataclass(frozen=True)
+class BeamOutput:
+    """One hypothesis of a beam search, `score` = sum of log probabilities / length ** length_penalty."""
+
+    token_ids: list[int]
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to a streamed request."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: str | None

@@ -1,0 +1,176 @@
+"""Attention over paged keys and values: where they are stored, and how they are read.
+
+Chapter 04. `KVStore` is the memory that block ids point into. `blockwise_attention`
+is the algorithm on one sequence, a block at a time, as a kernel does it.
+`TorchAttention` is the engine's backend for any device: gather the blocks of many
+sequences, then one fused attention call.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from minikv.batch import Batch
+from minikv.config import ModelConfig
+from minikv.model import Attend
+
+
+class KVStore:
+    """K and V of every slot: one tensor (num_layers, num_blocks, block_size, 2, K, D).
+
+    K and V of a token lie side by side, so a token is written by one copy and a
+    block is one contiguous piece of memory. Allocated once.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ):
+        token = (2, config.num_kv_heads, config.head_dim)
+        shape = (config.num_layers, num_blocks, block_size, *token)
+        self.block_size = block_size
+        self.blocks = torch.zeros(shape, device=device, dtype=dtype)
+        self.slots = self.blocks.view(config.num_layers, num_blocks * block_size, *token)
+
+    def copy_to(self, other: "KVStore", pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks `(from, to)`, all layers, into `other` or within this store.
+
+        All are read before any is written.
+        """
+        if pairs:
+            source, target = torch.tensor(pairs).T
+            copied = self.blocks[:, source.to(self.blocks.device)]
+            other.blocks[:, target.to(other.blocks.device)] = copied.to(other.blocks.device)
+
+
+def blockwise_attention(
+    q: torch.Tensor, kv: torch.Tensor, block_ids: list[int], context_len: int
+) -> torch.Tensor:
+    """One query over the blocks of its context, with a running softmax.
+
+    q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D). Only one block
+    is looked at at a time. With m the largest score so far, s the sum of exp(score - m)
+    and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
+
+        M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v
+
+    and the result is o / s (Milakov and Gimelshein, 2018).
+    """
+    heads, dim = q.shape
+    block_size, kv_heads = kv.shape[1], kv.shape[3]
+    group = heads // kv_heads
+    q = q.float().view(kv_heads, group, dim) * dim**-0.5
+    top = torch.full((kv_heads, group, 1), -torch.inf)
+    total = torch.zeros(kv_heads, group, 1)
+    out = torch.zeros(kv_heads, group, dim)
+    for i, block_id in enumerate(block_ids[: -(-context_len // block_size)]):
+        filled = min(block_size, context_len - i * block_size)
+        k, v = kv[block_id, :filled].float().unbind(1)  # (filled, K, D) each
+        scores = torch.einsum("kgd,tkd->kgt", q, k)  # (K, G, filled)
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+        shrink = torch.exp(top - new_top)
+        weights = torch.exp(scores - new_top)
+        total = total * shrink + weights.sum(-1, keepdim=True)
+        out = out * shrink + torch.einsum("kgt,tkd->kgd", weights, v)
+        top = new_top
+    return (out / total).view(heads, dim)
+
+
+class TorchAttention:
+    """Paged attention in PyTorch, on any device: an `attend` for the model, bound to a batch.
+
+    Sequences with one query and contexts of about the same length are computed in one
+    call, each prefill chunk in one of its own. Query heads of a group are packed beside
+    each other as if they were queries, so K and V are never repeated.
+    """
+
+    def __init__(self, config: ModelConfig, store: KVStore):
+        self.config = config
+        self.store = store
+
+    def bind(self, batch: Batch) -> Attend:
+        """The `attend` of this batch. What all layers share is computed here, once a step."""
+        groups = [self._group(batch, rows) for rows in self._rows_alike(batch)]
+        windows, slots = self.config.windows, batch.slot_mapping
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+            stored = self.store.slots[layer]  # (num_slots, 2, K, D)
+            stored[:, 0].index_copy_(0, slots, k)
+            stored[:, 1].index_copy_(0, slots, v)
+            blocks = self.store.blocks[layer]  # (num_blocks, block_size, 2, K, D)
+            if len(groups) == 1:
+                return groups[0].attend(q, blocks, windows[layer])
+            out = torch.empty_like(q)  # (T, H, D)
+            for group in groups:
+                out[group.tokens] = group.attend(q[group.tokens], blocks, windows[layer])
+            return out
+
+        return attend
+
+    def _rows_alike(self, batch: Batch) -> list[slice | np.ndarray]:
+        """Which sequences to compute together. Padding is at most as much as the content:
+        decodes are split by powers of two where their contexts differ by more."""
+        num_decodes = batch.num_decodes
+        chunks = [slice(row, row + 1) for row in range(num_decodes, len(batch.context_lens))]
+        if num_decodes == 0:
+            return chunks
+        lens = batch.context_lens_host[:num_decodes]
+        if lens.max() <= 2 * max(lens.min(), self.store.block_size):
+            return [slice(0, num_decodes), *chunks]
+        sizes = np.ceil(np.log2(lens))
+        return [np.flatnonzero(sizes == size) for size in np.unique(sizes)] + chunks
+
+    def _group(self, batch: Batch, rows: slice | np.ndarray) -> "Group":
+        device = batch.positions.device
+        first = batch.query_start_host[:-1][rows]
+        num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
+        num_rows = len(first)
+        if isinstance(rows, slice):
+            tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
+        else:  # decodes: token i belongs to sequence i
+            tokens = rows = torch.from_numpy(rows).to(device)
+        num_blocks = -(-int(batch.context_lens_host[rows].max()) // self.store.block_size)
+        block_ids = batch.block_tables[rows, :num_blocks].flatten()
+        positions = batch.positions[tokens].view(num_rows, num_queries, 1)
+        keys = torch.arange(num_blocks * self.store.block_size, device=device)
+        masks = {}
+        for window in set(self.config.windows):
+            visible = keys <= positions  # (R, Q, L)
+            if window is not None:
+                visible &= keys > positions - window
+            mask = torch.zeros(visible.shape, dtype=self.store.blocks.dtype, device=device)
+            mask.masked_fill_(~visible, -torch.inf)
+            if num_queries > 1:  # one line for each query head of the group: (R, Q * G, L)
+                mask = mask.repeat_interleave(self.config.group_size, dim=1)
+            masks[window] = mask[:, None]  # (R, 1, Q * G, L)
+        return Group(tokens, num_rows, num_queries, block_ids, masks)
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences with equally many queries, padded to the longest context among them."""
+
+    tokens: slice | torch.Tensor  # their places in the flat batch
+    num_rows: int  # R
+    num_queries: int  # Q of each
+    block_ids: torch.Tensor  # (R * blocks,)
+    masks: dict[int | None, torch.Tensor]  # by window: (R, 1, Q * G or 1, L), 0 or -inf
+
+    def attend(self, q: torch.Tensor, blocks: torch.Tensor, window: int | None) -> torch.Tensor:
+        """q (R * Q, H, D), blocks (num_blocks, block_size, 2, K, D) -> (R * Q, H, D)."""
+        _, num_heads, head_dim = q.shape
+        kv_heads = blocks.shape[3]
+        gathered = blocks.index_select(0, self.block_ids)
+        k, v = gathered.view(self.num_rows, -1, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+        q = q.reshape(self.num_rows, self.num_queries, kv_heads, -1, head_dim)  # (R, Q, K, G, D)
+        q = q.transpose(1, 2).flatten(2, 3)  # (R, K, Q * G, D)
+        mask = self.masks[window].expand(-1, -1, q.shape[2], -1)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = out.view(self.num_rows, kv_heads, self.num_queries, -1, head_dim)
+        return out.transpose(1, 2).reshape(-1, num_heads, head_dim)

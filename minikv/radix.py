@@ -1,0 +1,279 @@
+"""The prefix cache: a radix tree that maps token prefixes to blocks with their K and V.
+
+Chapter 07; the idea is SGLang's RadixAttention (Zheng et al., 2024), here with keys
+of whole blocks, because a block is what can be shared.
+
+    root ── [def fib(n):↵  if n <] ── [2: return n …]        a node: one or more blocks
+         └─ [import os …]                                    siblings differ in their first block
+
+Two numbers keep it safe. The pool's reference count says that the tree holds a
+block (the tree is one holder, like a block table). A node's lock count says how
+many running sequences stand on it or below; only unlocked nodes can be evicted.
+
+Eviction is O(1) a block, by one rule: whoever touches a node touches its ancestors
+after it. Then every node is older than its parent in the list of unlocked nodes, and
+the oldest entry of that list is always a leaf.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+from minikv.blocks import BlockPool
+
+Key = tuple[int, ...]  # the tokens of one block
+
+
+class Node:
+    """A run of blocks that always occur together, and what may follow them."""
+
+    __slots__ = ("block_ids", "children", "keys", "lock_count", "parent")
+
+    def __init__(self, parent: "Node | None", keys: list[Key], block_ids: list[int]):
+        self.parent = parent  # None for a root
+        self.keys = keys  # the tokens, block by block
+        self.block_ids = block_ids  # as long as keys
+        self.children: dict[Key, Node] = {}  # by the first key of the child
+        self.lock_count = 0
+
+
+class Root(Node):
+    """The empty prefix of one salt."""
+
+    __slots__ = ("salt",)
+
+    def __init__(self, salt: Hashable):
+        super().__init__(None, [], [])
+        self.salt = salt
+
+
+class MatchResult(NamedTuple):
+    """The longest cached prefix: `node` ends exactly where it ends (a root if nothing matched)."""
+
+    node: Node
+    block_ids: list[int]
+    num_tokens: int
+
+
+class InsertResult(NamedTuple):
+    """The tree's own blocks for the inserted prefix, `num_existing` of them there before."""
+
+    node: Node
+    block_ids: list[int]
+    num_existing: int
+
+
+class RadixCache:
+    """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
+
+    def __init__(self, pool: BlockPool, block_size: int):
+        if not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
+        self.pool = pool
+        self.block_size = block_size
+        self._roots: dict[Hashable, Root] = {}  # by salt
+        self._unlocked: OrderedDict[Node, None] = (
+            OrderedDict()
+        )  # oldest first; parents after children
+        self.num_cached_blocks = 0
+        self.num_evictable_blocks = 0  # blocks of unlocked nodes
+
+    def match(self, token_ids: Sequence[int], salt: Hashable = None) -> MatchResult:
+        """The longest cached prefix of whole blocks, made the most recently used.
+
+        O(len(token_ids)). What is cached does not change, but a node that matches
+        only in part is split, so that a lock on the result holds the match and no more.
+        """
+        root = self._roots.get(salt)
+        if root is None:
+            return MatchResult(Root(salt), [], 0)
+        node, depth, block_ids = self._walk(root, self._keys(token_ids))
+        self._touch(node)
+        return MatchResult(node, block_ids, depth * self.block_size)
+
+    def insert(
+        self, token_ids: Sequence[int], block_ids: Sequence[int], salt: Hashable = None
+    ) -> InsertResult:
+        """Cache whole blocks of a prefix; a rest of less than a block is left out.
+
+        Where the tree already has a prefix, its own block stays and the caller's is
+        not taken: the result names the tree's blocks, and the caller must hold those
+        before it releases its own. New blocks gain a holder, the tree.
+        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        """
+        keys = self._keys(token_ids)
+        if len(block_ids) < len(keys):
+            raise ValueError(
+                f"block_ids: {len(keys)} blocks of tokens, but {len(block_ids)} blocks"
+            )
+        if not keys:
+            return InsertResult(Root(salt), [], 0)
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Root(salt)
+        node, depth, tree_blocks = self._walk(root, keys)
+        new_blocks = list(block_ids[depth : len(keys)])
+        if new_blocks:
+            for block_id in new_blocks:
+                self.pool.acquire(block_id)
+            node = self._append(node, keys[depth:], new_blocks)
+            self.num_cached_blocks += len(new_blocks)
+        self._touch(node)
+        return InsertResult(node, tree_blocks + new_blocks, depth)
+
+    def lock(self, node: Node) -> None:
+        """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
+        while node.parent is not None:
+            if node.lock_count == 0:
+                del self._unlocked[node]
+                self.num_evictable_blocks -= len(node.block_ids)
+            node.lock_count += 1
+            node = node.parent
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`. Raises ValueError for a node that is not locked."""
+        if node.parent is not None and node.lock_count == 0:
+            raise ValueError("this node is not locked: unlock was called once too often")
+        while node.parent is not None:
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self._unlocked[node] = None
+                self.num_evictable_blocks += len(node.block_ids)
+            node = node.parent
+
+    def evict(self, num_blocks: int) -> int:
+        """Let go of up to `num_blocks` blocks, least recently used leaves first, each
+        from its end. Returns how many; less than asked when the rest is locked."""
+        freed = 0
+        while freed < num_blocks and self._unlocked:
+            leaf = next(iter(self._unlocked))
+            while leaf.block_ids and freed < num_blocks:
+                self.pool.release(leaf.block_ids.pop())
+                key = leaf.keys.pop()
+                freed += 1
+            if not leaf.block_ids:
+                self._remove(leaf, key)
+        self.num_cached_blocks -= freed
+        self.num_evictable_blocks -= freed
+        return freed
+
+    def clear(self) -> None:
+        """Forget everything, locked or not. Sequences keep the blocks that they hold themselves."""
+        for node in self._nodes():
+            for block_id in node.block_ids:
+                self.pool.release(block_id)
+            node.parent = None  # locks on it now lock nothing
+        self._roots.clear()
+        self._unlocked.clear()
+        self.num_cached_blocks = self.num_evictable_blocks = 0
+
+    def block_ids(self) -> Iterator[int]:
+        """Every block that the tree holds."""
+        for node in self._nodes():
+            yield from node.block_ids
+
+    def check(self) -> None:
+        """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        nodes = list(self._nodes())
+        cached = [block_id for node in nodes for block_id in node.block_ids]
+        evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
+        _require(len(set(cached)) == len(cached), "a block is in the tree twice")
+        _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
+        _require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
+        age = {node: i for i, node in enumerate(self._unlocked)}
+        _require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
+        for node in nodes:
+            _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
+            _require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
+            _require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
+            for block_id in node.block_ids:
+                _require(self.pool.ref_count(block_id) > 0, f"cached block {block_id} is free")
+            for child in node.children.values():
+                _require(child.parent is node, "a child of two nodes")
+                _require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
+                if node.lock_count == 0:
+                    _require(age[child] < age[node], "a node is younger than its parent")
+        for salt, root in self._roots.items():
+            _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
+
+    def _keys(self, token_ids: Sequence[int]) -> list[Key]:
+        size = self.block_size
+        whole = len(token_ids) // size * size
+        return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
+
+    def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
+        """Follow `keys` down; split where they leave a node halfway.
+
+        Returns the node that ends with the match, the number of blocks matched, and
+        the blocks.
+        """
+        depth, block_ids = 0, []
+        while depth < len(keys) and (child := node.children.get(keys[depth])) is not None:
+            length, longest = 1, min(len(child.keys), len(keys) - depth)
+            while length < longest and child.keys[length] == keys[depth + length]:
+                length += 1
+            if length < len(child.keys):
+                child = self._split(child, length)
+            node = child
+            depth += length
+            block_ids += child.block_ids
+        return node, depth, block_ids
+
+    def _split(self, lower: Node, length: int) -> Node:
+        """Cut a node in two; the first `length` blocks become a new parent of the rest.
+
+        The lower part keeps its identity, so whoever locked it still stands on
+        everything that they locked.
+        """
+        upper = Node(lower.parent, lower.keys[:length], lower.block_ids[:length])
+        upper.lock_count = lower.lock_count
+        upper.parent.children[upper.keys[0]] = upper
+        lower.keys, lower.block_ids = lower.keys[length:], lower.block_ids[length:]
+        upper.children[lower.keys[0]] = lower
+        lower.parent = upper
+        if upper.lock_count == 0:
+            self._unlocked[upper] = None
+        return upper
+
+    def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
+        """Put blocks below `node`: in the node itself while it is a leaf with one user, so
+        that a sequence's decoded blocks do not become a chain of single-block nodes."""
+        if node.parent is not None and not node.children and node.lock_count <= 1:
+            node.keys += keys
+            node.block_ids += block_ids
+        else:
+            parent, node = node, Node(node, keys, block_ids)
+            parent.children[keys[0]] = node
+            self._unlocked[node] = None
+        if node.lock_count == 0:
+            self.num_evictable_blocks += len(block_ids)
+        return node
+
+    def _touch(self, node: Node) -> None:
+        """Most recently used: the node first, its ancestors after it."""
+        while node.parent is not None:
+            if node.lock_count == 0:
+                self._unlocked.move_to_end(node)
+            node = node.parent
+
+    def _remove(self, leaf: Node, first_key: Key) -> None:
+        """Take an emptied leaf out of the tree, and its root too if that was the last."""
+        parent = leaf.parent
+        del self._unlocked[leaf]
+        del parent.children[first_key]
+        leaf.parent = None
+        if isinstance(parent, Root) and not parent.children:
+            del self._roots[parent.salt]
+
+    def _nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents before children."""
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            stack += node.children.values()
+            yield node
+
+
+def _require(condition: bool, broken: str) -> None:
+    if not condition:
+        raise AssertionError(f"prefix cache: {broken}")

@@ -1,0 +1,108 @@
+"""From logits to the next token.
+
+A draw is one uniform number from the request's own generator, looked up in the
+cumulative distribution: which other requests share the batch cannot matter.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minikv.config import require_int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to continue a prompt. Raises ValueError, naming the argument, for bad values.
+
+    max_tokens: at most this many new tokens, at least 1.
+    temperature: 0 is greedy; otherwise logits are divided by it.
+    top_k: only the k likeliest tokens; 0 is all.
+    top_p: only the likeliest tokens that together reach this probability; in (0, 1].
+    seed: of this request's draws; None takes a fresh one. Sample i of n uses (seed, i).
+    n: independent samples of one prompt, whose blocks they share.
+    stop: strings and token ids that end a sample. A stop string is cut from the text.
+    ignore_eos: go on after the model's end token.
+    cache_salt: prefixes are shared only between requests of equal salt.
+    """
+
+    max_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str | int, ...] = ()
+    ignore_eos: bool = False
+    cache_salt: Hashable = None
+
+    def __post_init__(self):
+        require_int("max_tokens", self.max_tokens, 1)
+        require_int("top_k", self.top_k, 0)
+        require_int("n", self.n, 1)
+        if self.seed is not None:
+            require_int("seed", self.seed, 0)
+        for name, low, high in (("temperature", 0.0, float("inf")), ("top_p", 0.0, 1.0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name}: must be a number, was {value!r}")
+            if not low <= value <= high or value == float("inf"):
+                raise ValueError(f"{name}: must be in [{low:g}, {high:g}], was {value!r}")
+        if self.top_p == 0:
+            raise ValueError(
+                "top_p: must be above 0, was 0; use temperature=0 for the likeliest token"
+            )
+        if isinstance(self.stop, str | int):
+            raise ValueError(
+                f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
+            )
+        object.__setattr__(self, "stop", tuple(self.stop))
+        for item in self.stop:
+            if isinstance(item, bool) or not isinstance(item, str | int) or item == "":
+                raise ValueError(
+                    f"stop: holds {item!r}; only non-empty strings and token ids may stand there"
+                )
+        if not isinstance(self.ignore_eos, bool):
+            raise ValueError(f"ignore_eos: must be True or False, was {self.ignore_eos!r}")
+        try:
+            hash(self.cache_salt)
+        except TypeError:
+            raise ValueError(f"cache_salt: must be hashable, was {self.cache_salt!r}") from None
+
+
+def probabilities(
+    logits: torch.Tensor, params: SamplingParams
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The distribution to draw from, likeliest first: (kept,) probabilities and their token ids.
+
+    logits (vocab_size,) float32. Temperature first, then top-k, then top-p (Holtzman
+    et al., 2020) over what top-k left; the token that crosses top_p is kept.
+    """
+    kept = min(params.top_k or len(logits), len(logits))
+    values, token_ids = (logits.double() / params.temperature).topk(kept)
+    p = values.softmax(-1)
+    if params.top_p < 1:
+        before = p.cumsum(-1) - p  # probability of all likelier tokens
+        kept = int((before < params.top_p).sum())
+        p, token_ids = p[:kept] / p[:kept].sum(), token_ids[:kept]
+    return p, token_ids
+
+
+class Sampler:
+    """Chooses one token a row."""
+
+    def __call__(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[float | None]
+    ) -> list[int]:
+        """logits (S, vocab_size) float32; one SamplingParams and one draw a row.
+
+        A draw is uniform in [0, 1), or None for a greedy row. Returns S token ids.
+        """
+        token_ids = logits.argmax(-1).tolist()
+        for row, draw in enumerate(draws):
+            if draw is not None:
+                p, candidates = probabilities(logits[row], params[row])
+                index = int(torch.searchsorted(p.cumsum(-1), draw, right=True))
+                token_ids[row] = int(candidates[min(index, len(candidates) - 1)])
+        return token_ids

@@ -1,0 +1,243 @@
+"""Continuous batching: before every step, decide which sequences compute how many tokens.
+
+Chapter 06; the idea of scheduling by step is Orca's (Yu et al., 2022), chunked
+prefill is Sarathi-Serve's (Agrawal et al., 2024).
+
+    waiting ──admit──> running ──finish──> released into the prefix cache
+       ^                  │
+       └─────preempt──────┘   (recompute: drop the blocks; swap: move them to the host)
+
+One step's token budget goes to decodes first, one token each, then to prefill chunks
+of running sequences, then to admissions. A long prompt is cut to what is left, so it
+never delays a decode by more than one budget.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.config import EngineConfig
+from minikv.radix import RadixCache
+from minikv.sequence import Sequence
+
+Policy = Callable[[Sequence], Any]  # what it returns is compared: the least is served first
+
+
+def first_come_first_served(sequence: Sequence) -> tuple[int, int]:
+    """Order of arrival. Also decides who is preempted: the last to come."""
+    return sequence.order
+
+
+class Plan(NamedTuple):
+    """One step. Moves happen in the order swap_out, copies, swap_in, and before any write."""
+
+    sequences: list[Sequence]
+    num_tokens: list[int]  # how many tokens each computes
+    slots: list[int]  # where each one's first token goes
+    swap_out: list[tuple[int, int]]  # (device block, host block)
+    copies: list[tuple[int, int]]  # (from block, to block), for copy-on-write
+    swap_in: list[tuple[int, int]]  # (host block, device block)
+
+
+class Scheduler:
+    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        cache: RadixCache | None,
+        *,
+        block_table: type[BlockTable] = BlockTable,
+        policy: Policy = first_come_first_served,
+    ):
+        self.config = config
+        self.pool = pool
+        self.cache = cache
+        self.block_table = block_table
+        self.policy = policy
+        self.host_pool = BlockPool(config.swap_blocks) if config.swap_blocks else None
+        self.waiting: list[Sequence] = []  # both in the policy's order
+        self.running: list[Sequence] = []
+        self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
+        self.num_looked_up_tokens = self.num_hit_tokens = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence waits."""
+        insort(self.waiting, sequence, key=self.policy)
+
+    def add_running(self, sequence: Sequence) -> None:
+        """A fork runs at once: it holds its blocks already."""
+        insort(self.running, sequence, key=self.policy)
+
+    def schedule(self) -> Plan:
+        """Decide the next step and reserve its blocks. An empty plan: nothing can run now."""
+        plan = Plan([], [], [], [], [], [])
+        budget = self.config.max_batch_tokens
+        decoding, prefilling = deque(), []
+        for sequence in self.running:
+            remaining = len(sequence.token_ids) - sequence.num_computed
+            (decoding if remaining == 1 else prefilling).append(sequence)
+
+        num_preempted = 0
+        while decoding:
+            sequence = decoding[0]
+            slot = self._reserve_one(sequence, plan)
+            if slot is None:
+                victim = max([*decoding, *prefilling], key=self.policy)
+                (decoding if victim in decoding else prefilling).remove(victim)
+                self.preempt(victim, plan)
+                num_preempted += 1
+                continue
+            decoding.popleft()
+            budget -= 1
+            plan.sequences.append(sequence)
+            plan.num_tokens.append(1)
+            plan.slots.append(slot)
+        for sequence in prefilling:
+            budget -= self._add_chunk(sequence, budget, plan)
+        if num_preempted == 0:  # else an admission would be the next victim
+            while self.waiting and budget > 0 and self._admit(self.waiting[0], plan):
+                sequence = self.waiting.pop(0)
+                insort(self.running, sequence, key=self.policy)
+                budget -= self._add_chunk(sequence, budget, plan)
+        return plan
+
+    def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
+        """Take a running sequence's blocks and let it wait for its turn again.
+
+        With preemption="swap" and room on the host its computed blocks are moved there
+        (`plan` takes the moves); otherwise they are computed again later.
+        """
+        self.running.remove(sequence)
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        used = -(-sequence.num_computed // self.config.block_size)
+        swap = plan is not None and self.config.preemption == "swap" and self.host_pool
+        if swap and 0 < used <= self.host_pool.num_free:
+            sequence.host_block_ids = [self.host_pool.allocate() for _ in range(used)]
+            plan.swap_out.extend(
+                zip(sequence.table.block_ids[:used], sequence.host_block_ids, strict=True)
+            )
+            self.num_swaps_out += 1
+        else:
+            sequence.num_computed = 0
+        self._release(sequence)
+        insort(self.waiting, sequence, key=self.policy)
+
+    def remove(self, sequence: Sequence) -> None:
+        """A finished or aborted sequence leaves. Its full blocks stay in the prefix cache."""
+        (self.running if sequence.table is not None else self.waiting).remove(sequence)
+        self._release(sequence)
+        self._drop_host_blocks(sequence)
+
+    def recompute_all(self) -> None:
+        """Every sequence starts over from its tokens: no K or V computed so far is used again."""
+        for sequence in self.running.copy():
+            self.preempt(sequence)
+        for sequence in self.waiting:
+            self._drop_host_blocks(sequence)
+            sequence.num_computed = 0
+
+    def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
+        """The slot for a decode's one token, or None if no block can be had for it."""
+        table, position = sequence.table, sequence.num_computed
+        while True:
+            try:
+                if table.num_tokens == position:
+                    table.grow(1)
+                    if position % self.config.block_size == 0:
+                        sequence.table_changed = True
+                slot, copy = table.writable_slot(position)
+            except OutOfBlocks as shortage:
+                if not self._make_free(shortage.needed):
+                    return None
+                continue
+            if copy is not None:
+                plan.copies.append(copy)
+                sequence.table_changed = True
+            return slot
+
+    def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
+        """Give a prefill as much of the budget as it can use; its blocks are reserved already."""
+        start = sequence.num_computed
+        num_tokens = min(len(sequence.token_ids) - start, budget)
+        if num_tokens > 0:
+            plan.sequences.append(sequence)
+            plan.num_tokens.append(num_tokens)
+            plan.slots.append(sequence.table.writable_slot(start)[0])
+        return num_tokens
+
+    def _admit(self, sequence: Sequence, plan: Plan) -> bool:
+        """Give a waiting sequence blocks for all its tokens, or leave everything as it was."""
+        seats = sum(map(_seats, self.running)) + _seats(sequence)
+        if seats > self.config.max_num_seqs:
+            return False
+        table = self.block_table(self.pool, self.config.block_size)
+        node, num_hit = None, 0
+        if sequence.host_block_ids is None and self.cache is not None:
+            # One token at least is left to compute: without it there are no logits.
+            match = self.cache.match(sequence.token_ids[:-1], sequence.request.params.cache_salt)
+            if match.num_tokens >= max(1, self.config.min_prefix_tokens):
+                node, num_hit = match.node, match.num_tokens
+                self.cache.lock(node)  # before anything is evicted to make room
+                table.share(match.block_ids)
+        needed = -(-len(sequence.token_ids) // self.config.block_size) - len(table.block_ids)
+        # Room for one more block for each running sequence, or the next step would preempt.
+        if not self._make_free(needed, headroom=len(self.running)):
+            table.release()
+            if node is not None:
+                self.cache.unlock(node)
+            return False
+        table.grow(len(sequence.token_ids) - table.num_tokens)
+        if sequence.host_block_ids is not None:
+            used = len(sequence.host_block_ids)
+            plan.swap_in.extend(zip(sequence.host_block_ids, table.block_ids[:used], strict=True))
+            self._drop_host_blocks(sequence)
+            self.num_swaps_in += 1
+        else:
+            sequence.num_computed = num_hit
+            if sequence.num_preemptions == 0:  # coming back to one's own blocks is no hit
+                sequence.num_cached = num_hit
+                self.num_looked_up_tokens += len(sequence.token_ids)
+                self.num_hit_tokens += num_hit
+        sequence.table, sequence.node = table, node
+        sequence.num_inserted = num_hit // self.config.block_size
+        sequence.table_changed = True
+        return True
+
+    def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
+        """Evict until `num_blocks` are free; False, and nothing evicted, where that (with
+        `headroom` to spare) cannot be reached."""
+        evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
+        if num_blocks + headroom > self.pool.num_free + evictable:
+            return False
+        if num_blocks > self.pool.num_free:
+            self.cache.evict(num_blocks - self.pool.num_free)
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            sequence.table.release()
+            sequence.table = None
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+            sequence.node = None
+        sequence.num_inserted = 0
+
+    def _drop_host_blocks(self, sequence: Sequence) -> None:
+        for block_id in sequence.host_block_ids or ():
+            self.host_pool.release(block_id)
+        sequence.host_block_ids = None
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.running
+        yield from self.waiting
+
+
+def _seats(sequence: Sequence) -> int:
+    """Places in the batch: a request that has not forked yet will need all its samples'."""
+    request = sequence.request
+    return request.params.n if len(request.sequences) == 1 else 1
