@@ -43,7 +43,8 @@ class BatchBuilder:
         self.block_size = block_size
         self.device = device
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
-        self._owners: list[Sequence | None] = [None] * max_num_seqs  # of the rows
+        # What each row holds: the table of this sequence in this version.
+        self._held: list[tuple[Sequence, int] | None] = [None] * max_num_seqs
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
         """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
@@ -83,14 +84,13 @@ class BatchBuilder:
 
     def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
-        owners = self._owners
         for row, sequence in enumerate(sequences):
-            if owners[row] is not sequence or sequence.table_changed:
+            wanted = (sequence, sequence.table_version)
+            if self._held[row] != wanted:
                 block_ids = sequence.table.block_ids
                 self._tables[row, : len(block_ids)] = block_ids
                 self._tables[row, len(block_ids) :] = 0
-                owners[row] = sequence
-                sequence.table_changed = False
+                self._held[row] = wanted
         return self._tables[: len(sequences)]
 
     def _tensor(self, values) -> torch.Tensor:

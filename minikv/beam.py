@@ -85,7 +85,7 @@ def _decided(
 
 
 def _log_probs(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
-    """Compute what the beams have not computed yet; log probabilities of the next token: (beams, V)."""
+    """Compute what the beams have not computed yet; log probabilities of what follows: (beams, V)."""
     while True:
         counts, slots, copies = [], [], []
         for beam in beams:
@@ -93,7 +93,7 @@ def _log_probs(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
             count = min(left, engine.config.max_batch_tokens)
             beam.table.grow(beam.num_computed + count - beam.table.num_tokens)
             slot, copy = beam.table.writable_slot(beam.num_computed)
-            beam.table_changed = True
+            beam.table_version += 1
             counts.append(count)
             slots.append(slot)
             copies += [copy] if copy is not None else []

@@ -167,7 +167,8 @@ def read_config(folder: Path) -> ModelConfig:
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     if rope_type not in ("default", "linear", "llama3"):
         raise CheckpointError(
-            f"{folder}: rope scaling {rope_type!r} is not supported; supported: default, linear, llama3"
+            f"{folder}: rope scaling {rope_type!r} is not supported; "
+            "supported: default, linear, llama3"
         )
     qwen2, qwen3 = architecture.startswith("Qwen2"), architecture.startswith("Qwen3")
     layers = raw["num_hidden_layers"]

@@ -117,9 +117,13 @@ class Engine:
             raise ValueError(f"params: must be SamplingParams, was {params!r}")
         prompt_ids = self._check_prompt(prompt)
         self._check_fits(len(prompt_ids), params.max_tokens)
+        if self.lm.tokenizer is None and any(isinstance(item, str) for item in params.stop):
+            raise ValueError(
+                f"stop: strings need a tokenizer, and {self.lm.name} has no tokenizer.json; use ids"
+            )
         if params.n > self.config.max_num_seqs:
             raise ValueError(
-                f"n: {params.n} samples do not fit a batch of max_num_seqs={self.config.max_num_seqs}"
+                f"n: {params.n} samples do not fit max_num_seqs={self.config.max_num_seqs}"
             )
         request = Request(self._next_id, prompt_ids, params, self.lm.config.eos_ids)
         self._next_id += 1
@@ -212,10 +216,10 @@ class Engine:
             ready, rows = self._commit(plan)
             token_ids = self._sample(logits, ready, rows)
             sampled = perf_counter()
+            outputs = self._append(ready, token_ids)
         except BaseException:
             self.scheduler.recompute_all()
             raise
-        outputs = self._append(ready, token_ids)
         self._steps += 1
         self._computed += sum(plan.num_tokens)
         self._generated += len(token_ids)
@@ -224,7 +228,7 @@ class Engine:
         return outputs
 
     def _move_blocks(self, plan: Plan) -> None:
-        """Bring blocks where the batch expects them; this order, or a block is overwritten unread."""
+        """Bring blocks where the batch expects them, each read before it is overwritten."""
         self.store.copy_to(self.host_store, plan.swap_out)
         self.store.copy_to(self.store, plan.copies)
         self.host_store.copy_to(self.store, plan.swap_in)
@@ -272,6 +276,8 @@ class Engine:
         which are released only then.
         """
         table, block_size = sequence.table, self.config.block_size
+        if sequence.node is not None:  # nothing is evicted before it is locked again below
+            self.cache.unlock(sequence.node)
         result = self.cache.insert(
             sequence.token_ids[: num_full * block_size],
             table.block_ids[:num_full],
@@ -280,10 +286,8 @@ class Engine:
         for index in range(sequence.num_inserted, num_full):
             if table.block_ids[index] != result.block_ids[index]:
                 table.replace(index, result.block_ids[index])
-                sequence.table_changed = True
-        self.cache.lock(result.node)  # the new one first: the old one's ancestors stay locked
-        if sequence.node is not None:
-            self.cache.unlock(sequence.node)
+                sequence.table_version += 1
+        self.cache.lock(result.node)
         sequence.node, sequence.num_inserted = result.node, num_full
 
     def _fork(self, sequence: Sequence, index: int) -> Sequence:
@@ -301,7 +305,7 @@ class Engine:
             return []
         if len(rows) != len(logits) or len(set(rows)) != len(rows):
             logits = logits[torch.tensor(rows, device=logits.device)]
-        draws = [sequence.draw and sequence.draw() for sequence in ready]
+        draws = [sequence.draw() for sequence in ready]
         return self.sampler(logits, [sequence.request.params for sequence in ready], draws)
 
     def _append(self, ready: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
@@ -449,8 +453,8 @@ class Engine:
         needed = -(-total // config.block_size)
         if needed > config.num_blocks:
             raise ValueError(
-                f"{request}, {needed} blocks of {config.block_size}; the pool has {config.num_blocks}: "
-                "raise num_blocks or lower max_tokens"
+                f"{request}, {needed} blocks of {config.block_size}; the pool has "
+                f"{config.num_blocks}: raise num_blocks or lower max_tokens"
             )
 
     def _why_stuck(self) -> str:

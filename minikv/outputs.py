@@ -106,7 +106,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class BeamOutput:
-    """One hypothesis of a beam search, `score` = sum of log probabilities / length ** length_penalty."""
+    """One hypothesis; `score` is its log probability / length ** length_penalty."""
 
     token_ids: list[int]
     text: str

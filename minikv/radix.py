@@ -236,17 +236,16 @@ class RadixCache:
         return upper
 
     def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
-        """Put blocks below `node`: in the node itself while it is a leaf with one user, so
-        that a sequence's decoded blocks do not become a chain of single-block nodes."""
-        if node.parent is not None and not node.children and node.lock_count <= 1:
+        """Put blocks below `node`: in the node itself if it is an unlocked leaf, so that a
+        sequence's decoded blocks do not become a chain of nodes of one block each."""
+        if node.parent is not None and not node.children and node.lock_count == 0:
             node.keys += keys
             node.block_ids += block_ids
         else:
             parent, node = node, Node(node, keys, block_ids)
             parent.children[keys[0]] = node
             self._unlocked[node] = None
-        if node.lock_count == 0:
-            self.num_evictable_blocks += len(block_ids)
+        self.num_evictable_blocks += len(block_ids)
         return node
 
     def _touch(self, node: Node) -> None:

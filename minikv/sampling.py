@@ -69,6 +69,8 @@ class SamplingParams:
             hash(self.cache_salt)
         except TypeError:
             raise ValueError(f"cache_salt: must be hashable, was {self.cache_salt!r}") from None
+        if self.cache_salt != self.cache_salt:  # NaN
+            raise ValueError(f"cache_salt: must equal itself, was {self.cache_salt!r}")
 
 
 def probabilities(
@@ -80,7 +82,8 @@ def probabilities(
     et al., 2020) over what top-k left; the token that crosses top_p is kept.
     """
     kept = min(params.top_k or len(logits), len(logits))
-    values, token_ids = (logits.double() / params.temperature).topk(kept)
+    logits = logits.double()
+    values, token_ids = ((logits - logits.max()) / params.temperature).topk(kept)
     p = values.softmax(-1)
     if params.top_p < 1:
         before = p.cumsum(-1) - p  # probability of all likelier tokens

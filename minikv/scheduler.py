@@ -149,7 +149,7 @@ class Scheduler:
                 if table.num_tokens == position:
                     table.grow(1)
                     if position % self.config.block_size == 0:
-                        sequence.table_changed = True
+                        sequence.table_version += 1
                 slot, copy = table.writable_slot(position)
             except OutOfBlocks as shortage:
                 if not self._make_free(shortage.needed):
@@ -157,7 +157,7 @@ class Scheduler:
                 continue
             if copy is not None:
                 plan.copies.append(copy)
-                sequence.table_changed = True
+                sequence.table_version += 1
             return slot
 
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
@@ -205,17 +205,19 @@ class Scheduler:
                 self.num_hit_tokens += num_hit
         sequence.table, sequence.node = table, node
         sequence.num_inserted = num_hit // self.config.block_size
-        sequence.table_changed = True
+        sequence.table_version += 1
         return True
 
     def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
-        """Evict until `num_blocks` are free; False, and nothing evicted, where that (with
-        `headroom` to spare) cannot be reached."""
+        """Evict until `num_blocks` are free; False where that, with `headroom` to spare, is
+        out of reach."""
         evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
         if num_blocks + headroom > self.pool.num_free + evictable:
             return False
-        if num_blocks > self.pool.num_free:
-            self.cache.evict(num_blocks - self.pool.num_free)
+        while num_blocks > self.pool.num_free:
+            # After a `clear` an evicted block may have a sequence as holder still: ask the pool.
+            if not self.cache.evict(num_blocks - self.pool.num_free):
+                return False
         return True
 
     def _release(self, sequence: Sequence) -> None:

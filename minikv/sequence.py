@@ -11,7 +11,6 @@ For one sequence, at any time:
 """
 
 import random
-from collections.abc import Callable
 
 from minikv.blocks import BlockTable
 from minikv.radix import Node
@@ -22,7 +21,8 @@ class Request:
     """What the caller asked for. `request_id` is also the order of arrival."""
 
     __slots__ = (
-        "longest_stop", "max_length", "params", "prompt_ids", "request_id", "sequences", "stop_ids",
+        "longest_stop", "max_length", "params", "prompt_ids", "request_id", "seed", "sequences",
+        "stop_ids",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +35,7 @@ class Request:
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.params = params
+        self.seed = random.getrandbits(64) if params.seed is None else params.seed
         self.max_length = len(prompt_ids) + params.max_tokens
         ends = () if params.ignore_eos else eos_ids
         self.stop_ids = {*ends, *(item for item in params.stop if isinstance(item, int))}
@@ -47,8 +48,8 @@ class Sequence:
     """One sample of a request: its tokens, its block table, and how far both have come."""
 
     __slots__ = (
-        "draw", "finish_reason", "host_block_ids", "index", "node", "num_cached", "num_computed",
-        "num_inserted", "num_preemptions", "request", "table", "table_changed", "token_ids",
+        "finish_reason", "host_block_ids", "index", "node", "num_cached", "num_computed",
+        "num_inserted", "num_preemptions", "request", "table", "table_version", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, token_ids: list[int]):
@@ -60,15 +61,10 @@ class Sequence:
         self.num_inserted = 0  # blocks of the table that the prefix cache has as well
         self.num_preemptions = 0
         self.table: BlockTable | None = None  # None: waiting or swapped out
-        self.table_changed = True  # the batch's copy of the table is out of date
+        self.table_version = 0  # goes up with every change of the table's block ids
         self.host_block_ids: list[int] | None = None  # set: swapped out to these
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"
-        params = request.params
-        self.draw: Callable[[], float] | None = None  # the next uniform number; None: greedy
-        if params.temperature > 0:
-            seed = None if params.seed is None else f"{params.seed}/{index}"
-            self.draw = random.Random(seed).random
 
     @property
     def order(self) -> tuple[int, int]:
@@ -82,6 +78,16 @@ class Sequence:
     @property
     def output_ids(self) -> list[int]:
         return self.token_ids[len(self.request.prompt_ids) :]
+
+    def draw(self) -> float | None:
+        """The uniform number that decides the next token; None for greedy.
+
+        A function of seed, sample and position alone, so a token that has to be drawn
+        again is the same, and so it is in any company.
+        """
+        if self.request.params.temperature == 0:
+            return None
+        return random.Random(f"{self.request.seed}/{self.index}/{self.num_output}").random()
 
     def fork(self, index: int) -> "Sequence":
         """A second sequence with the same tokens so far, over the same blocks."""

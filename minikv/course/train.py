@@ -113,7 +113,7 @@ def windows(texts_ids: list[list[int]], length: int, epoch: int) -> torch.Tensor
 
 
 def batches(texts_ids: list[list[int]], num_tokens: int, start: int):
-    """Batches (rows, length + 1) from step `start` on; a function of the seed and the step alone."""
+    """Batches (rows, length + 1) from step `start` on, the same whenever they are made."""
     step = 0
     for length, share in PHASES:
         rows = BATCH_TOKENS // length
@@ -277,7 +277,8 @@ def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, second
         [prompt], SamplingParams(max_tokens=160, temperature=0.7, top_p=0.9, seed=SEED)
     )
     c = lm.config
-    card = CARD.format(
+    template = Path(__file__).with_name("tinypy_card.md").read_text(encoding="utf-8")
+    card = template.format(
         params=num_params / 1e6, size=size / 1e6, layers=c.num_layers, hidden=c.hidden_size,
         heads=c.num_heads, kv_heads=c.num_kv_heads, head_dim=c.head_dim, vocab=c.vocab_size,
         context=c.max_context, kv_bytes=c.kv_bytes_per_token(torch.float32), bpb=bpb, xz=xz,
@@ -287,50 +288,6 @@ def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, second
         torch=torch.__version__, sample=prompt + sample[0].text, seed=SEED,
     )  # fmt: skip
     (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-CARD = """\
----
-license: psf-2.0
-language: [code]
-tags: [python, llama, tiny]
----
-
-# tinypy
-
-A small language model of Python source, made for the minikv course: real trained
-weights, so that every bookkeeping mistake in a KV cache changes a token.
-
-| | |
-| --- | --- |
-| architecture | Llama with grouped-query attention: {layers} layers, hidden {hidden}, {heads} query heads on {kv_heads} KV heads of {head_dim}, vocabulary {vocab:,}, RoPE |
-| parameters | {params:.2f} million, float16; {size:.2f} MB with its tokenizer |
-| context | {context:,} tokens |
-| K and V of one token | {kv_bytes:,} bytes in float32 |
-| training data | the source of Python {python}'s standard library, {train_modules} modules, {train_mb:.1f} MB; no tests, no `encodings`, no `pydoc_data` |
-| held out | {held_out_modules} modules, {held_out_kb:.0f} kB: every top-level module whose name's SHA-256 begins with a byte below 14 |
-| bits per byte, held out | **{bpb:.3f}** (`xz -9` on the same text, joined: {xz:.3f}) |
-| training | {tokens:.0f} million tokens, seed {seed}, {minutes:.0f} minutes on two CPU cores shared with other work, torch {torch} |
-| licence | the data's: Python Software Foundation License 2.0 |
-
-Made by `python -m minikv train`, measured again by `python -m minikv train --evaluate`.
-The measure: each held-out module alone, after `<|endoftext|>`, in windows of {context:,}
-tokens that overlap by half.
-
-## What it writes
-
-Sampled at temperature 0.7 and top-p 0.9, seed {seed}:
-
-```python
-{sample}
-```
-
-## What it cannot do
-
-It knows nothing but the look of the standard library. It does not follow
-instructions, its programs rarely run, and what it says of an API may be made up.
-Greedy text soon repeats itself. Do not use what it writes.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -349,7 +306,9 @@ def run(args: argparse.Namespace) -> int:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         bpb = bits_per_byte(model, tokenizer, read_corpus().held_out)
-        print(f"{bpb:.3f} bits per byte on the held-out modules of Python {platform.python_version()}")
+        print(
+            f"{bpb:.3f} bits per byte on the held-out modules of Python {platform.python_version()}"
+        )
         return 0
     try:
         train(args.out, args.tokens)

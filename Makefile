@@ -1,0 +1,102 @@
+# make lab     set up, check the machine, open JupyterLab on the first notebook
+# make test    set up if needed, then every check there is
+#
+# Both need Python 3.11 or newer, make and git, and install into .venv alone.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+NOTEBOOK := notebooks/00_start_here.ipynb
+
+# A .venv points at the folder it was made in. One that came along with a copied
+# checkout would run the code of the other place, so it is made again.
+ifeq ($(shell $(BIN)/python -c 'import pip' 2>&1; grep -csF ' $(CURDIR)/.venv' .venv/pyvenv.cfg),1)
+HAVE_VENV := yes
+endif
+
+# Opens the notebook by its address, so that the file browser shows the whole course.
+LAB := $(BIN)/jupyter lab --log-level=WARN --LabApp.default_url=/lab/tree/$(NOTEBOOK)
+ifeq ($(shell id -u),0)
+LAB += --allow-root
+endif
+ifeq ($(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),)
+HEADLESS := yes
+endif
+
+.PHONY: help setup lab test lint notebooks clean
+
+help:
+	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
+	@echo "make test       set up if needed, then lint, unit and property tests, notebooks"
+	@echo "make setup      only make .venv and install into it"
+	@echo "make lint       ruff over Python files and notebooks"
+	@echo "make notebooks  run every notebook and store its outputs in place"
+	@echo "make clean      remove .venv and every cache"
+
+setup: $(STAMP)
+
+ifndef HAVE_VENV
+.PHONY: $(STAMP)
+endif
+$(STAMP): requirements.txt pyproject.toml
+ifndef HAVE_VENV
+	@echo "== Making .venv with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "minikv needs Python 3.11 or newer, and '$(PYTHON)' is not." \
+			"Name another one: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -m venv --clear .venv || { \
+		echo "$(PYTHON) could not make .venv: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
+endif
+	@echo "== Installing torch, the largest download: this takes some minutes"
+	@$(PIP) "$$(grep '^torch==' requirements.txt)"
+	@echo "== Installing the rest of requirements.txt"
+	@$(PIP) -r requirements.txt
+	@echo "== Installing this checkout"
+	@$(PIP) --no-deps --editable .
+	@# JupyterLab asks newcomers about news and updates, over the first page. Not here.
+	@$(BIN)/jupyter labextension disable --log-level=ERROR \
+		"@jupyterlab/apputils-extension:announcements"
+	@touch $@
+
+lab: setup
+	@echo "== Checking the machine"
+	@$(BIN)/python -m minikv doctor || { echo; \
+		echo "Mend what FAILs above and run make lab again, or open the notebooks as they are:"; \
+		echo "    $(LAB)"; exit 1; }
+ifdef HEADLESS
+	@echo
+	@echo "There is no display here, so no browser opens."
+	@echo "JupyterLab prints an address below, with a token in it: open it in a browser on this"
+	@echo "machine, or on yours, once its port is forwarded: ssh -L 8888:localhost:8888 <this machine>"
+	@echo "Without any browser, a notebook runs and reads in the terminal:"
+	@echo "    $(BIN)/jupyter nbconvert --to markdown --execute --stdout $(NOTEBOOK)"
+	@echo
+	@$(LAB) --no-browser
+else
+	@echo "== JupyterLab opens in the browser; Control-C here stops it"
+	@$(LAB)
+endif
+
+test: lint
+	@echo "== Environment"
+	@$(BIN)/python -m minikv doctor
+	@echo "== Unit, property and parity tests"
+	@$(BIN)/python -m pytest --durations=5 tests
+	@echo "== Notebooks: every stored output is what the code prints"
+	@$(BIN)/python -m pytest --nbval --nbval-current-env --durations=5 notebooks
+	@echo "== All passed"
+
+lint: setup
+	@echo "== Lint"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+notebooks: setup
+	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+
+clean:
+	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

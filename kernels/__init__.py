@@ -1,0 +1,19 @@
+"""The Triton kernels of minikv. Nothing imports them until it needs one.
+
+Without a CUDA device they run in Triton's interpreter: slow, but the same code, so
+that everyone can read, run and test it. Triton chooses between compiler and
+interpreter while it is imported, so `TRITON_INTERPRET` is settled here, if that has
+not happened yet. A value that you have set yourself stays: with 0 on a machine
+without a GPU the kernels can be compiled, but not run.
+
+This file must always import: `transformers` looks for a package of this name, and
+finds ours. What can go wrong is said by `kernels.mode`, when a kernel is wanted.
+"""
+
+import os
+import sys
+
+import torch
+
+if "triton" not in sys.modules and not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")

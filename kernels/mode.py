@@ -1,0 +1,31 @@
+"""Whether this process compiles kernels or interprets them: `INTERPRETED`.
+
+Raises ImportError where there is no Triton, or where it is too late to choose.
+"""
+
+import os
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError(
+        "kernels needs Triton, which exists for Linux only. On Linux: make setup. "
+        "Elsewhere everything but these kernels works: leave attention at 'torch'."
+    ) from error
+
+INTERPRETED = triton.knobs.runtime.interpret
+
+# Triton's own library (tl.sum, tl.cdiv, ...) took its side at `import triton`. Without a
+# CUDA device only TRITON_INTERPRET=0, set on purpose, leaves it to compile.
+_must_interpret = INTERPRETED or not (
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "0"
+)
+if _must_interpret and isinstance(tl.cdiv, triton.JITFunction):
+    raise ImportError(
+        "triton was imported before kernels and is set to compile, but this process has to "
+        "interpret (no CUDA device, or TRITON_INTERPRET=1). Restart Python and import kernels "
+        "before transformers, which imports triton; or set TRITON_INTERPRET=1 before Python starts."
+    )
