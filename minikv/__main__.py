@@ -21,7 +21,8 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == [name]:
             chosen = importlib.import_module(f"minikv.course.{module}")
             chosen.add_arguments(command)
-    return chosen.run(parser.parse_args(arguments))
+    args = parser.parse_args(arguments)  # ends here for --help and for a wrong command
+    return chosen.run(args)
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def _decided(
 
 
 def _log_probs(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
-    """Compute what the beams have not computed yet; log probabilities of what follows: (beams, V)."""
+    """Compute what the beams have not computed; log probabilities of what follows: (beams, V)."""
     while True:
         counts, slots, copies = [], [], []
         for beam in beams:

@@ -43,16 +43,16 @@ class SamplingParams:
         require_int("n", self.n, 1)
         if self.seed is not None:
             require_int("seed", self.seed, 0)
-        for name, low, high in (("temperature", 0.0, float("inf")), ("top_p", 0.0, 1.0)):
+        for name in ("temperature", "top_p"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{name}: must be a number, was {value!r}")
-            if not low <= value <= high or value == float("inf"):
-                raise ValueError(f"{name}: must be in [{low:g}, {high:g}], was {value!r}")
-        if self.top_p == 0:
+        if not 0 <= self.temperature < float("inf"):
             raise ValueError(
-                "top_p: must be above 0, was 0; use temperature=0 for the likeliest token"
+                f"temperature: must be finite and at least 0 (greedy), was {self.temperature!r}"
             )
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p: must be above 0 and at most 1, was {self.top_p!r}")
         if isinstance(self.stop, str | int):
             raise ValueError(
                 f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
