@@ -9,7 +9,7 @@ policy, sampler, attention backend) are handed in, and only their public methods
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
@@ -325,13 +325,18 @@ class Engine:
         return [RequestOutput(request, self.lm.decode) for request in moved.values()]
 
     def _hits_stop_string(self, sequence: Sequence) -> bool:
-        """Whether the newest token completed a stop string. A look at the last few tokens
-        comes first: each is at least one byte, so a stop string began no further back."""
+        """Whether the newest token completed a stop string: looked for at the end of the text,
+        then once more in all of it, because a tail alone may decode differently."""
         longest = sequence.request.longest_stop
         if longest == 0:
             return False
         output, stop = sequence.output_ids, sequence.request.params.stop
-        if find_stop(self.lm.decode(output[-longest - 4 :]), stop) is None:
+        width = longest + 4
+        tail = self.lm.decode(output[-width:])
+        while len(tail) < longest and width < len(output):  # special tokens have no text
+            width *= 2
+            tail = self.lm.decode(output[-width:])
+        if find_stop(tail, stop) is None:
             return False
         return find_stop(self.lm.decode(output), stop) is not None
 
@@ -434,6 +439,8 @@ class Engine:
             raise AssertionError("the scheduler has other sequences than the unfinished requests")
 
     def _check_prompt(self, prompt: Prompt) -> list[int]:
+        if not isinstance(prompt, Iterable):
+            raise ValueError(f"prompt: must be text or token ids, was {prompt!r}")
         ids = self.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ValueError("prompt: is empty; give at least one token")

@@ -4,7 +4,7 @@ A draw is one uniform number from the request's own generator, looked up in the
 cumulative distribution: which other requests share the batch cannot matter.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +53,7 @@ class SamplingParams:
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: must be above 0 and at most 1, was {self.top_p!r}")
-        if isinstance(self.stop, str | int):
+        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
             raise ValueError(
                 f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
             )

@@ -1,0 +1,71 @@
+"""What the engine costs, measured on this machine.
+
+    python -m minikv bench decode --repeats 5 --json decode.json
+    python -m minikv bench all
+
+Each subcommand prints one table. Its last column says what was aimed at, and whether
+this machine got there.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from minikv.course.bench import decode, paging, radix, ragged, scheduler
+from minikv.course.bench.harness import environment, headline, positive, write_json
+
+BENCHMARKS = {
+    "decode": (decode, "tokens a second against transformers, batches of equal length"),
+    "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
+    "scheduler": (scheduler, "host time of a decode step, the model left out"),
+    "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
+    "paging": (paging, "slots that paging leaves unused, and the price of a block"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
+    for name, (module, text) in BENCHMARKS.items():
+        command = commands.add_parser(name, help=text, description=module.__doc__)
+        command.formatter_class = argparse.RawDescriptionHelpFormatter
+        _add_common(command)
+        module.add_arguments(command)
+    text = "every one of them, each as it is without options"
+    _add_common(commands.add_parser("all", help=text, description=text))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tables; 0 even where a goal is missed, 2 for a bad argument, 130 for Control-C."""
+    if args.json and not args.json.parent.is_dir():
+        print(f"--json: no folder {args.json.parent}", file=sys.stderr)
+        return 2
+    where, tables = environment(), {}
+    try:
+        for name, (module, _) in BENCHMARKS.items():
+            if args.benchmark not in (name, "all"):
+                continue
+            options = args
+            if args.benchmark == "all":
+                defaults = argparse.ArgumentParser()
+                module.add_arguments(defaults)
+                options = defaults.parse_args([], argparse.Namespace(repeats=args.repeats))
+            tables[name] = module.run(options)
+            print(f"{tables[name]}\n", flush=True)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("\nStopped; nothing was written.", file=sys.stderr)
+        return 130
+    print(f"{args.repeats} repeats: median (least..greatest). {headline(where)}")
+    if args.json:
+        content = {name: table.as_json() for name, table in tables.items()}
+        write_json(args.json, {**where, "repeats": args.repeats, "tables": content})
+    return 0
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repeats", type=positive, default=5, help="default: %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")

@@ -1,0 +1,227 @@
+"""What every benchmark shares: timing, spread, goals, the machine, one table, one file.
+
+A time is the wall time of a call with the garbage collector off, as `timeit` takes it.
+Contenders are timed in turns within one run, and a ratio is made from the two times of
+one turn, so that whatever else the machine does reaches both. Every figure is the median
+of the repeats, with the least and the greatest behind it.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import operator
+import os
+import platform
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from tqdm import tqdm
+
+import minikv
+
+
+class Spread:
+    """One figure, measured once a repeat."""
+
+    def __init__(self, values: Sequence[float]):
+        self.values = list(values)
+        self.median, self.min, self.max = median(values), min(values), max(values)
+
+    def __str__(self) -> str:
+        return f"{short(self.median)} ({short(self.min)}..{short(self.max)})"
+
+
+class Goal(NamedTuple):
+    """What the figure in `column` should be."""
+
+    column: str
+    sign: str  # ">=", "<=" or "<"
+    bound: float
+
+    def met(self, row: dict[str, Any]) -> bool:
+        """By the median, where there is a spread."""
+        value = row[self.column]
+        compare = {">=": operator.ge, "<=": operator.le, "<": operator.lt}[self.sign]
+        return compare(value.median if isinstance(value, Spread) else value, self.bound)
+
+
+@dataclass
+class Table:
+    """Rows with the same columns: labels (str), counts and figures (int, float) and Spreads."""
+
+    title: str
+    repeats: int
+    notes: list[str] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    goals: list[Goal | None] = field(default_factory=list)
+
+    def add(self, row: dict[str, Any], goal: Goal | None = None) -> None:
+        self.rows.append(row)
+        self.goals.append(goal)
+
+    def __str__(self) -> str:
+        columns = list(dict.fromkeys(column for row in self.rows for column in row))
+        lines = [[*columns, "goal"]]
+        for row, goal in zip(self.rows, self.goals, strict=True):
+            verdict = ""
+            if goal is not None:
+                met = "met" if goal.met(row) else "missed"
+                verdict = f"{goal.column} {goal.sign} {short(goal.bound)}: {met}"
+            lines.append([_cell(row.get(column, "")) for column in columns] + [verdict])
+        widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+        text = [self.title, *(f"  {note}" for note in self.notes), ""]
+        for cells in lines:
+            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            text.append("  ".join(padded).rstrip())
+        text.insert(len(self.notes) + 3, "  ".join("─" * width for width in widths))
+        return "\n".join(text)
+
+    def as_json(self) -> dict[str, Any]:
+        rows = []
+        for row, goal in zip(self.rows, self.goals, strict=True):
+            out = {name: vars(v) if isinstance(v, Spread) else v for name, v in row.items()}
+            if goal is not None:
+                out |= {"goal": goal._asdict(), "met": goal.met(row)}
+            rows.append(out)
+        return {"title": self.title, "repeats": self.repeats, "notes": self.notes, "rows": rows}
+
+
+def short(value: float) -> str:
+    """Three digits that count, whole numbers in full."""
+    if isinstance(value, int) or abs(value) >= 999.5 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def _cell(value: Any) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else str(value)
+        if isinstance(value, Spread)
+        else short(value)
+    )
+
+
+@contextmanager
+def no_gc(collect: bool = True) -> Iterator[None]:
+    """The garbage collector off; by default what is due is collected before."""
+    if collect:
+        gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def timed(work: Callable[[], Any], collect: bool = True) -> tuple[float, Any]:
+    """(seconds, what `work` returned), with the garbage collector off."""
+    with no_gc(collect):
+        started = perf_counter()
+        result = work()
+        return perf_counter() - started, result
+
+
+class Race(NamedTuple):
+    seconds: dict[str, list[float]]  # by contender; one a repeat
+    results: dict[str, list[Any]]  # likewise, and the warm-up's first
+
+    def ratio(self, slow: str, fast: str) -> Spread:
+        """How many times longer `slow` took, turn by turn."""
+        pairs = zip(self.seconds[slow], self.seconds[fast], strict=True)
+        return Spread([one / other for one, other in pairs])
+
+    def rate(self, name: str, amount: float) -> Spread:
+        """`amount` a second."""
+        return Spread([amount / seconds for seconds in self.seconds[name]])
+
+
+def race(
+    contenders: dict[str, Callable[[Any], Any]], inputs: Sequence[Any], progress: tqdm
+) -> Race:
+    """Time every contender on every input, in turns; who begins changes from turn to turn.
+
+    The first input is the warm-up: its times are dropped.
+    """
+    result = Race({name: [] for name in contenders}, {name: [] for name in contenders})
+    for turn, one in enumerate(inputs):
+        for name in list(contenders)[:: 1 if turn % 2 else -1]:
+            seconds, returned = timed(lambda run=contenders[name], one=one: run(one))
+            result.results[name].append(returned)
+            if turn > 0:
+                result.seconds[name].append(seconds)
+            progress.update()
+    return result
+
+
+def bar(total: int, text: str) -> tqdm:
+    """Progress on stderr, gone when it is done."""
+    return tqdm(total=total, desc=text, leave=False)
+
+
+def environment() -> dict[str, Any]:
+    """The machine and the versions: without them a figure says nothing."""
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        model = names[0] if names else model
+    try:
+        transformers = importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        transformers = "not installed"
+    return {
+        "machine": {
+            "cpu": model,
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "system": f"{platform.system()} {platform.machine()}",
+            "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers,
+            "minikv": minikv.__version__,
+        },
+    }
+
+
+def headline(where: dict[str, Any]) -> str:
+    machine, versions = where["machine"], where["versions"]
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, torch on {machine['threads']} threads, "
+        f"load before {machine['load']}; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+    )
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write all or nothing: beside the file first, then in its place."""
+    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(content, file, indent=1)
+            file.write("\n")
+        os.chmod(partial, 0o644)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def positive(text: str) -> int:
+    """An argument of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, was {text!r}")
+    return int(text)

@@ -1,0 +1,155 @@
+"""Slots that a request holds and never uses, by block size, with the engine's own block
+pool and block table; beside it, the reservation of a model's whole context.
+
+Waste is averaged over time: after every token of every request's life, from its whole
+prompt to the last token that is stored, slots are counted as held and as used.
+
+Lengths come from a seeded generator of chat-like requests: log-normal prompts (median 735
+tokens) and outputs (median 150), the moments of the Azure trace of conversations from 2023.
+`--trace FILE` reads a trace itself: a csv with the columns ContextTokens and
+GeneratedTokens, as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset.
+"""
+
+import argparse
+import csv
+import random
+from pathlib import Path
+from typing import NamedTuple
+
+import minikv
+from minikv.course.bench.harness import Goal, Spread, Table, bar, positive, timed
+
+COLUMNS = ("ContextTokens", "GeneratedTokens")
+CONTEXT = 2048  # tokens, a usual model's maximum when paging was invented
+
+
+class Length(NamedTuple):
+    prompt: int  # tokens
+    output: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="lengths from this csv file")
+    parser.add_argument("--requests", type=positive, default=2000, help="how many to generate")
+    parser.add_argument(
+        "--block-sizes", type=positive, nargs="+", default=(1, 2, 4, 8, 16, 32, 64, 128, 256)
+    )
+    parser.add_argument(
+        "--pools", type=positive, nargs="+", default=(1_000, 1_000_000), help="blocks of a pool"
+    )
+
+
+def run(args: argparse.Namespace) -> Table:
+    lengths = read_trace(args.trace) if args.trace else chat_like(args.requests)
+    table = Table("paging: slots held and never used, and the price of a block", args.repeats)
+    source = args.trace.name if args.trace else "generated, seed 0"
+    prompts, outputs = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
+    table.notes.append(
+        f"{len(lengths):,} requests ({source}), on average {prompts:,.0f} + {outputs:,.0f} tokens"
+    )
+    with bar(len(lengths) * len(args.block_sizes), "paging") as progress:
+        for block_size in args.block_sizes:
+            percent = 100 * paged_waste(lengths, block_size, progress)
+            row = {
+                "what": f"waste in blocks of {block_size}",
+                "figure": percent,
+                "unit": "% of slots",
+            }
+            table.add(row, Goal("figure", "<", 4) if block_size == 16 else None)
+    longest = max(map(sum, lengths))
+    for reserved in sorted({CONTEXT, longest}):
+        fitting = [length for length in lengths if sum(length) <= reserved]
+        if fitting:
+            percent = 100 * reserved_waste(fitting, reserved)
+            unit = "% of slots"
+            if len(fitting) < len(lengths):
+                unit += f"; {len(lengths) - len(fitting):,} requests are longer"
+            table.add({"what": f"waste, {reserved:,} reserved", "figure": percent, "unit": unit})
+    for num_blocks in args.pools:
+        for what, figure in block_price(num_blocks, args.repeats).items():
+            row = {
+                "what": f"{what}, pool of {num_blocks:,}",
+                "figure": figure,
+                "unit": "µs a block",
+            }
+            table.add(row, Goal("figure", "<=", 1))
+    return table
+
+
+def chat_like(num_requests: int, seed: int = 0) -> list[Length]:
+    draw = random.Random(seed)
+    return [
+        Length(
+            min(14_000, 1 + round(draw.lognormvariate(6.6, 1.0))),
+            min(1_000, 1 + round(draw.lognormvariate(5.0, 0.85))),
+        )
+        for _ in range(num_requests)
+    ]
+
+
+def read_trace(path: Path) -> list[Length]:
+    """Lengths from a csv file. Raises ValueError that says what is wrong with it, and where."""
+    lengths = []
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
+            if missing:
+                raise ValueError(f"--trace: {path} has no column {' and no column '.join(missing)}")
+            for row in rows:
+                length = Length(*(_count(row[name]) for name in COLUMNS))
+                if min(length) < 1:
+                    raise ValueError(
+                        f"--trace: {path}, line {rows.line_num}: {' and '.join(COLUMNS)} must be "
+                        f"whole numbers of at least 1, were {[row[name] for name in COLUMNS]}"
+                    )
+                lengths.append(length)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"--trace: {path} cannot be read as csv: {error}") from None
+    if not lengths:
+        raise ValueError(f"--trace: {path} has a header and no requests")
+    return lengths
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def paged_waste(lengths: list[Length], block_size: int, progress=None) -> float:
+    """The share of slots held but not used, over all requests and all tokens of their lives."""
+    pool = minikv.BlockPool(-(-max(map(sum, lengths)) // block_size))
+    held = used = 0
+    for prompt, output in lengths:
+        table = minikv.BlockTable(pool, block_size)
+        table.grow(prompt)
+        for _ in range(output):  # the last token is sampled, and never stored
+            held += pool.num_blocks - pool.num_free
+            used += table.num_tokens
+            table.grow(1)
+        table.release()
+        if progress is not None:
+            progress.update()
+    return 1 - used / (held * block_size)
+
+
+def reserved_waste(lengths: list[Length], reserved: int) -> float:
+    """The same for a cache that reserves room for `reserved` tokens, come what may."""
+    used = sum(output * prompt + output * (output - 1) // 2 for prompt, output in lengths)
+    return 1 - used / (reserved * sum(output for _, output in lengths))
+
+
+def block_price(num_blocks: int, repeats: int) -> dict[str, Spread]:
+    """µs to allocate and to release one of 1,000 blocks, the rest of the pool free."""
+    pool = minikv.BlockPool(num_blocks)
+    count = min(1_000, num_blocks)
+    times: dict[str, list[float]] = {"allocate": [], "release": []}
+    for _ in range(repeats + 1):
+        seconds, block_ids = timed(lambda: [pool.allocate() for _ in range(count)])
+        times["allocate"].append(1e6 * seconds / count)
+
+        def release(block_ids=block_ids):
+            for block_id in block_ids:
+                pool.release(block_id)
+
+        times["release"].append(1e6 * timed(release)[0] / count)
+    return {what: Spread(values[1:]) for what, values in times.items()}

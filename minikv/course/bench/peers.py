@@ -1,0 +1,69 @@
+"""The same weights on both sides: an engine's model, and the `transformers` model beside it."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import minikv
+from minikv.loader import LanguageModel
+
+RANDOM_8M = dict(
+    hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,
+    num_key_value_heads=4, vocab_size=4096, max_position_embeddings=2048,
+    tie_word_embeddings=False,
+)  # fmt: skip
+MODELS = ("tinypy", "random-8m")
+
+
+def load_pair(name: str):
+    """`tinypy`, `random-8m` (7.9 million random parameters, made here) or a checkpoint folder:
+    (LanguageModel, transformers model), both float32 on the CPU."""
+    # Imported here: it takes seconds, and only two of the benchmarks need it.
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(minikv.BUNDLED.get(name, name))
+        if name == "random-8m":
+            folder = Path(scratch)
+            torch.manual_seed(0)
+            LlamaForCausalLM(LlamaConfig(**RANDOM_8M)).save_pretrained(folder)
+        lm = minikv.load(folder)
+        peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    # Both sides go on past the end token, so both compute the same number of tokens.
+    peer.generation_config.eos_token_id = None
+    peer.generation_config.pad_token_id = 0
+    return lm, peer
+
+
+@torch.inference_mode()
+def generate(peer, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """Greedy tokens from `transformers`: one batch with its cache, padded on the left."""
+    width = max(map(len, prompts))
+    padded = torch.tensor([[0] * (width - len(ids)) + list(ids) for ids in prompts])  # (S, P)
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
+    output = peer.generate(
+        padded, attention_mask=mask, do_sample=False, use_cache=True, max_new_tokens=max_tokens
+    )
+    return output[:, width:].tolist()
+
+
+def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list[list[int]]:
+    """Prompts without a common prefix. Token 0 ends text, or pads it: it is left out."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randint(1, lm.config.vocab_size, (length,), generator=generator).tolist()
+        for length in lengths
+    ]
+
+
+def count_differing(ours: list[list[list[int]]], theirs: list[list[list[int]]]) -> str:
+    """How many rows, of those of all runs, are not the same tokens on both sides."""
+    same = []
+    for one, other in zip(ours, theirs, strict=True):
+        same += [a == b for a, b in zip(one, other, strict=True)]
+    return f"{same.count(False)} of {len(same)}"
