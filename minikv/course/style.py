@@ -62,7 +62,7 @@ def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> tuple
     return figure, axes
 
 
-def png(figure: Figure, dpi: int = 160) -> bytes:
+def png(figure: Figure, dpi: int = 144) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()

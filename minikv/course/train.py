@@ -274,7 +274,7 @@ def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, second
     size = sum(file.stat().st_size for file in folder.iterdir() if file.name != "README.md")
     prompt = "def binary_search("
     sample = Engine(lm).generate(
-        [prompt], SamplingParams(max_tokens=160, temperature=0.7, top_p=0.9, seed=SEED)
+        [prompt], SamplingParams(max_tokens=160, temperature=0.9, top_p=0.9, seed=SEED)
     )
     c = lm.config
     template = Path(__file__).with_name("tinypy_card.md").read_text(encoding="utf-8")
