@@ -51,16 +51,36 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, 2019), over the last dimension.
+
+    Computed in float32 as x * (w sqrt(D)) / hypot(|x|, sqrt(D eps)), the same number in half
+    as many passes over x.
+    """
+
+    def __init__(self, weight: torch.Tensor, eps: float):
+        """weight (D,)."""
+        size = len(weight)
+        self.weight = weight.float() * size**0.5
+        self.floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x (..., D) -> (..., D)."""
+        wide = x.float()
+        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        return (wide * self.weight / torch.hypot(length, self.floor)).to(x.dtype)
+
+
 @dataclass(slots=True)
 class Layer:
     """One layer. q, k, v are one matrix, so are gate and up: fewer, larger products."""
 
-    norm_1: torch.Tensor  # (hidden,)
+    norm_1: RMSNorm
     qkv: Linear  # hidden -> (H + 2 K) * D
-    q_norm: torch.Tensor | None  # (D,)
-    k_norm: torch.Tensor | None  # (D,)
+    q_norm: RMSNorm | None  # over the head dim
+    k_norm: RMSNorm | None
     out: Linear  # H * D -> hidden
-    norm_2: torch.Tensor  # (hidden,)
+    norm_2: RMSNorm
     gate_up: Linear  # hidden -> 2 * intermediate
     down: Linear  # intermediate -> hidden
 
@@ -89,6 +109,9 @@ class Transformer:
                 )
             return state[name].to(device, dtype)
 
+        def norm(name: str, size: int) -> RMSNorm:
+            return RMSNorm(take(name, size), c.rms_norm_eps)
+
         def linear(prefix: str, outputs: dict[str, int], inputs: int, has_bias: bool) -> Linear:
             names = [(prefix.format(name), rows) for name, rows in outputs.items()]
             weight = torch.cat([take(name + "weight", rows, inputs) for name, rows in names])
@@ -108,17 +131,17 @@ class Transformer:
             q_norm, k_norm = (at + f"self_attn.{name}_norm.weight" for name in "qk")
             self.layers.append(
                 Layer(
-                    norm_1=take(at + "input_layernorm.weight", c.hidden_size),
+                    norm_1=norm(at + "input_layernorm.weight", c.hidden_size),
                     qkv=linear(attn, qkv, c.hidden_size, c.attention_bias),
-                    q_norm=take(q_norm, c.head_dim) if c.qk_norm else None,
-                    k_norm=take(k_norm, c.head_dim) if c.qk_norm else None,
+                    q_norm=norm(q_norm, c.head_dim) if c.qk_norm else None,
+                    k_norm=norm(k_norm, c.head_dim) if c.qk_norm else None,
                     out=linear(attn, out, heads, c.output_bias),
-                    norm_2=take(at + "post_attention_layernorm.weight", c.hidden_size),
+                    norm_2=norm(at + "post_attention_layernorm.weight", c.hidden_size),
                     gate_up=linear(mlp, gate_up, c.hidden_size, c.mlp_bias),
                     down=linear(mlp, down, c.intermediate_size, c.mlp_bias),
                 )
             )
-        self.norm = take("model.norm.weight", c.hidden_size)
+        self.norm = norm("model.norm.weight", c.hidden_size)
         head = self.embedding
         if not c.tie_embeddings:
             head = take("lm_head.weight", c.vocab_size, c.hidden_size)
@@ -139,30 +162,24 @@ class Transformer:
         cos, sin = self.turns.index_select(0, positions).split(1, dim=1)  # (T, 1, D) each
         x = self.embedding.index_select(0, token_ids)  # (T, hidden)
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(self._norm(x, layer.norm_1))
+            qkv = layer.qkv(layer.norm_1(x))
             qkv = qkv.view(len(x), -1, c.head_dim)  # (T, H + 2 K, D)
             qk = qkv[:, : c.num_heads + c.num_kv_heads]  # (T, H + K, D)
             if layer.q_norm is not None:
                 q, k = qk.tensor_split([c.num_heads], dim=1)
-                qk = torch.cat([self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)], 1)
+                qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
             qk = rotate(qk, cos, sin)
             q, k = qk.tensor_split([c.num_heads], dim=1)  # (T, H, D), (T, K, D)
             v = qkv[:, c.num_heads + c.num_kv_heads :]  # (T, K, D)
             x = x + layer.out(attend(i, q, k, v).flatten(1))
-            gate_up = layer.gate_up(self._norm(x, layer.norm_2))
+            gate_up = layer.gate_up(layer.norm_2(x))
             gate, up = gate_up.chunk(2, -1)  # (T, intermediate) each
             x = x + layer.down(F.silu(gate) * up)
-        return self._norm(x, self.norm)
+        return self.norm(x)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (S, hidden_size) -> (S, vocab_size) float32."""
         return self.head(hidden).float()
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm (Zhang and Sennrich, 2019) over the last dimension, in float32 inside."""
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
-        return (wide * scale).to(x.dtype) * weight
 
     def attend_naively(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """The `attend` that keeps nothing: the batch is one whole sequence."""

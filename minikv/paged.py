@@ -93,6 +93,12 @@ class TorchAttention:
     def __init__(self, config: ModelConfig, store: KVStore):
         self.config = config
         self.store = store
+        # Of each layer: K and V by slot, (num_slots, K, D), and both by block,
+        # (num_blocks, block_size, 2, K, D). Views, made once.
+        self.layers = [
+            (*slots.unbind(1), blocks)
+            for slots, blocks in zip(store.slots, store.blocks, strict=True)
+        ]
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once a step."""
@@ -100,10 +106,9 @@ class TorchAttention:
         windows, slots = self.config.windows, batch.slot_mapping
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-            stored = self.store.slots[layer]  # (num_slots, 2, K, D)
-            stored[:, 0].index_copy_(0, slots, k)
-            stored[:, 1].index_copy_(0, slots, v)
-            blocks = self.store.blocks[layer]  # (num_blocks, block_size, 2, K, D)
+            k_slots, v_slots, blocks = self.layers[layer]
+            k_slots.index_copy_(0, slots, k)
+            v_slots.index_copy_(0, slots, v)
             if len(groups) == 1:
                 return groups[0].attend(q, blocks, windows[layer])
             out = torch.empty_like(q)  # (T, H, D)
@@ -146,9 +151,8 @@ class TorchAttention:
                 visible &= keys > positions - window
             mask = torch.zeros(visible.shape, dtype=self.store.blocks.dtype, device=device)
             mask.masked_fill_(~visible, -torch.inf)
-            if num_queries > 1:  # one line for each query head of the group: (R, Q * G, L)
-                mask = mask.repeat_interleave(self.config.group_size, dim=1)
-            masks[window] = mask[:, None]  # (R, 1, Q * G, L)
+            # One line for each query head of the group.
+            masks[window] = mask.repeat_interleave(self.config.group_size, dim=1)[:, None]
         return Group(tokens, num_rows, num_queries, block_ids, masks)
 
 
@@ -160,7 +164,7 @@ class Group:
     num_rows: int  # R
     num_queries: int  # Q of each
     block_ids: torch.Tensor  # (R * blocks,)
-    masks: dict[int | None, torch.Tensor]  # by window: (R, 1, Q * G or 1, L), 0 or -inf
+    masks: dict[int | None, torch.Tensor]  # by window: (R, 1, Q * G, L), 0 or -inf
 
     def attend(self, q: torch.Tensor, blocks: torch.Tensor, window: int | None) -> torch.Tensor:
         """q (R * Q, H, D), blocks (num_blocks, block_size, 2, K, D) -> (R * Q, H, D)."""
@@ -170,7 +174,6 @@ class Group:
         k, v = gathered.view(self.num_rows, -1, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
         q = q.reshape(self.num_rows, self.num_queries, kv_heads, -1, head_dim)  # (R, Q, K, G, D)
         q = q.transpose(1, 2).flatten(2, 3)  # (R, K, Q * G, D)
-        mask = self.masks[window].expand(-1, -1, q.shape[2], -1)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])
         out = out.view(self.num_rows, kv_heads, self.num_queries, -1, head_dim)
         return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
