@@ -43,15 +43,16 @@ class BatchBuilder:
         self.block_size = block_size
         self.device = device
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
-        # What each row holds: the table of this sequence in this version.
-        self._held: list[tuple[Sequence, int] | None] = [None] * max_num_seqs
+        # What the rows hold: the tables of these sequences, in these versions.
+        self._held: list[Sequence] = []
+        self._versions: list[int] = []
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
         """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
         num_decodes = next((i for i, n in enumerate(num_tokens) if n > 1), len(num_tokens))
         starts = [sequence.num_computed for sequence in sequences]
         decodes = sequences[:num_decodes]
-        token_ids = [sequence.token_ids[sequence.num_computed] for sequence in decodes]
+        token_ids = [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
         positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
         for i in range(num_decodes, len(sequences)):
             sequence, start, end = sequences[i], starts[i], starts[i] + num_tokens[i]
@@ -84,13 +85,15 @@ class BatchBuilder:
 
     def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
-        for row, sequence in enumerate(sequences):
-            wanted = (sequence, sequence.table_version)
-            if self._held[row] != wanted:
-                block_ids = sequence.table.block_ids
-                self._tables[row, : len(block_ids)] = block_ids
-                self._tables[row, len(block_ids) :] = 0
-                self._held[row] = wanted
+        versions = [sequence.table_version for sequence in sequences]
+        stale = range(len(sequences))
+        if sequences == self._held:
+            stale = [row for row in stale if versions[row] != self._versions[row]]
+        for row in stale:
+            block_ids = sequences[row].table.block_ids
+            self._tables[row, : len(block_ids)] = block_ids
+            self._tables[row, len(block_ids) :] = 0
+        self._held, self._versions = list(sequences), versions
         return self._tables[: len(sequences)]
 
     def _tensor(self, values) -> torch.Tensor:

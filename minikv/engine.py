@@ -133,7 +133,7 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
-        request = self._requests.pop(request_id, None)
+        request = self._requests.get(request_id)
         if request is None:
             raise ValueError(f"request_id: {request_id!r} is not an unfinished request")
         for sequence in request.sequences:
@@ -175,20 +175,22 @@ class Engine:
         if params is not None and params.n > 1:
             raise ValueError(f"n: a stream has one sample, was {params.n}; use generate")
         request_id = self.add_request(prompt, params)
-        return self._stream(request_id)
+        return self._stream(self._requests[request_id])
 
-    def _stream(self, request_id: int) -> Iterator[Delta]:
-        num_tokens, num_chars = 0, 0
+    def _stream(self, request: Request) -> Iterator[Delta]:
+        num_tokens, num_chars, finish_reason = 0, 0, None
         try:
-            while request_id in self._requests:
-                for output in self.step():
-                    if output.request_id == request_id:
-                        ids = output.token_ids
-                        text = output.text if self.lm.tokenizer is not None else ""
-                        yield Delta(ids[num_tokens:], text[num_chars:], output.finish_reason)
-                        num_tokens, num_chars = len(ids), len(text)
+            while finish_reason is None:
+                if request.sequences[0].num_output == num_tokens:
+                    self.step()  # else somebody else's step has moved it
+                output = RequestOutput(request, self.lm.decode)
+                token_ids, finish_reason = output.token_ids, output.finish_reason
+                if len(token_ids) > num_tokens or finish_reason is not None:
+                    text = output.text if self.lm.tokenizer is not None else ""
+                    yield Delta(token_ids[num_tokens:], text[num_chars:], finish_reason)
+                    num_tokens, num_chars = len(token_ids), len(text)
         finally:
-            self._abort_rest([request_id])
+            self._abort_rest([request.request_id])
 
     def _abort_rest(self, request_ids: list[int]) -> None:
         for request_id in request_ids:
@@ -247,41 +249,42 @@ class Engine:
         return self.transformer.logits(hidden)
 
     def _commit(self, plan: Plan) -> tuple[list[Sequence], list[int]]:
-        """Count what was computed, share blocks that are full now, fork finished prompts.
+        """Count what the chunks computed, share their blocks, fork finished prompts. (A decode's
+        one token is counted where it gets the next, in `_append`.)
 
         Returns the sequences that get a token, and for each its row in the step's logits.
         """
-        block_size = self.config.block_size
-        ready, rows = [], []
-        for row, (sequence, num_tokens) in enumerate(
-            zip(plan.sequences, plan.num_tokens, strict=True)
-        ):
-            sequence.num_computed += num_tokens
-            num_full = sequence.num_computed // block_size
-            if num_full > sequence.num_inserted and self.cache is not None:
-                self._share_blocks(sequence, num_full)
+        ready, rows = plan.sequences[: plan.num_decodes], list(range(plan.num_decodes))
+        for row in range(plan.num_decodes, len(plan.sequences)):
+            sequence = plan.sequences[row]
+            sequence.num_computed += plan.num_tokens[row]
+            self._share_full_blocks(sequence)
             if sequence.num_computed == len(sequence.token_ids):
                 ready.append(sequence)
                 rows.append(row)
-                request = sequence.request
-                for index in range(len(request.sequences), request.params.n):
+                for index in range(1, sequence.request.params.n if sequence.must_fork else 1):
                     ready.append(self._fork(sequence, index))
                     rows.append(row)
+                sequence.must_fork = False
         return ready, rows
 
-    def _share_blocks(self, sequence: Sequence, num_full: int) -> None:
+    def _share_full_blocks(self, sequence: Sequence) -> None:
         """Put a sequence's full blocks into the prefix cache, and stand on what is there.
 
         If another sequence computed the same prefix first, its blocks replace ours,
         which are released only then.
         """
         table, block_size = sequence.table, self.config.block_size
+        num_full = sequence.num_computed // block_size
+        if self.cache is None or num_full == sequence.num_inserted:
+            return
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
         result = self.cache.insert(
             sequence.token_ids[: num_full * block_size],
             table.block_ids[:num_full],
             sequence.request.params.cache_salt,
+            below=sequence.node,
         )
         for index in range(sequence.num_inserted, num_full):
             if table.block_ids[index] != result.block_ids[index]:
@@ -303,33 +306,37 @@ class Engine:
     def _sample(self, logits: torch.Tensor, ready: list[Sequence], rows: list[int]) -> list[int]:
         if not ready:
             return []
-        if len(rows) != len(logits) or len(set(rows)) != len(rows):
+        if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
             logits = logits[torch.tensor(rows, device=logits.device)]
-        draws = [sequence.draw() for sequence in ready]
-        return self.sampler(logits, [sequence.request.params for sequence in ready], draws)
+        params = [sequence.request.params for sequence in ready]
+        draws = [
+            sequence.draw() if param.temperature > 0 else None
+            for sequence, param in zip(ready, params, strict=True)
+        ]
+        return self.sampler(logits, params, draws)
 
     def _append(self, ready: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its token, let go of those that are finished."""
-        moved: dict[int, Request] = {}
+        moved: dict[Request, None] = {}  # in order
         for sequence, token_id in zip(ready, token_ids, strict=True):
-            sequence.token_ids.append(token_id)
-            request = sequence.request
-            moved[request.request_id] = request
-            if token_id in request.stop_ids or self._hits_stop_string(sequence):
+            tokens, request = sequence.token_ids, sequence.request
+            sequence.num_computed = len(tokens)
+            if sequence.next_slot is None:  # its last block is full
+                self._share_full_blocks(sequence)
+            tokens.append(token_id)
+            moved[request] = None
+            if token_id in request.stop_ids or (
+                request.longest_stop > 0 and self._hits_stop_string(sequence)
+            ):
                 self._finish(sequence, "stop")
-            elif len(sequence.token_ids) == request.max_length:
+            elif len(tokens) == request.max_length:
                 self._finish(sequence, "length")
-        for request_id, request in moved.items():
-            if all(sequence.finish_reason for sequence in request.sequences):
-                del self._requests[request_id]
-        return [RequestOutput(request, self.lm.decode) for request in moved.values()]
+        return [RequestOutput(request, self.lm.decode) for request in moved]
 
     def _hits_stop_string(self, sequence: Sequence) -> bool:
         """Whether the newest token completed a stop string: looked for at the end of the text,
         then once more in all of it, because a tail alone may decode differently."""
         longest = sequence.request.longest_stop
-        if longest == 0:
-            return False
         output, stop = sequence.output_ids, sequence.request.params.stop
         width = longest + 4
         tail = self.lm.decode(output[-width:])
@@ -341,8 +348,12 @@ class Engine:
         return find_stop(self.lm.decode(output), stop) is not None
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
+        """A sequence gives its blocks back; with the last of its request the request is done."""
         self.scheduler.remove(sequence)
         sequence.finish_reason = reason
+        request = sequence.request
+        if all(sequence.finish_reason for sequence in request.sequences):
+            del self._requests[request.request_id]
 
     # ── Everything else ───────────────────────────────────────────────────────
 

@@ -68,7 +68,8 @@ class RequestOutput:
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
-        self._counts = [sequence.num_output for sequence in request.sequences]
+        num_prompt = len(request.prompt_ids)
+        self._counts = [len(sequence.token_ids) - num_prompt for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:

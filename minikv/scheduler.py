@@ -13,9 +13,9 @@ never delays a decode by more than one budget.
 """
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
 from minikv.config import EngineConfig
@@ -30,15 +30,17 @@ def first_come_first_served(sequence: Sequence) -> tuple[int, int]:
     return sequence.order
 
 
-class Plan(NamedTuple):
+@dataclass(slots=True)
+class Plan:
     """One step. Moves happen in the order swap_out, copies, swap_in, and before any write."""
 
-    sequences: list[Sequence]
-    num_tokens: list[int]  # how many tokens each computes
-    slots: list[int]  # where each one's first token goes
-    swap_out: list[tuple[int, int]]  # (device block, host block)
-    copies: list[tuple[int, int]]  # (from block, to block), for copy-on-write
-    swap_in: list[tuple[int, int]]  # (host block, device block)
+    sequences: list[Sequence] = field(default_factory=list)  # decodes, then chunks
+    num_decodes: int = 0
+    num_tokens: list[int] = field(default_factory=list)  # how many tokens each computes
+    slots: list[int] = field(default_factory=list)  # where each one's first token goes
+    swap_out: list[tuple[int, int]] = field(default_factory=list)  # (device block, host block)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to), copy-on-write
+    swap_in: list[tuple[int, int]] = field(default_factory=list)  # (host block, device block)
 
 
 class Scheduler:
@@ -74,31 +76,36 @@ class Scheduler:
 
     def schedule(self) -> Plan:
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now."""
-        plan = Plan([], [], [], [], [], [])
+        plan = Plan()
         budget = self.config.max_batch_tokens
-        decoding, prefilling = deque(), []
+        decoding, prefilling = [], []
         for sequence in self.running:
-            remaining = len(sequence.token_ids) - sequence.num_computed
-            (decoding if remaining == 1 else prefilling).append(sequence)
+            one_left = len(sequence.token_ids) - sequence.num_computed == 1
+            (decoding if one_left and not sequence.must_fork else prefilling).append(sequence)
 
-        num_preempted = 0
-        while decoding:
-            sequence = decoding[0]
-            slot = self._reserve_one(sequence, plan)
+        block_size, slots = self.config.block_size, plan.slots
+        preempted = False
+        while len(slots) < len(decoding):
+            sequence = decoding[len(slots)]
+            slot = sequence.next_slot
             if slot is None:
-                victim = max([*decoding, *prefilling], key=self.policy)
-                (decoding if victim in decoding else prefilling).remove(victim)
+                slot = self._reserve_one(sequence, plan)
+            if slot is None:  # the last in the policy's order gives way, be it this one
+                victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
+                (decoding if victim is decoding[-1] else prefilling).pop()
                 self.preempt(victim, plan)
-                num_preempted += 1
+                preempted = True
                 continue
-            decoding.popleft()
-            budget -= 1
-            plan.sequences.append(sequence)
-            plan.num_tokens.append(1)
-            plan.slots.append(slot)
+            slots.append(slot)
+            slot += 1
+            sequence.next_slot = slot if slot % block_size else None
+        plan.sequences.extend(decoding)
+        plan.num_decodes = len(decoding)
+        plan.num_tokens.extend([1] * len(decoding))
+        budget -= len(decoding)
         for sequence in prefilling:
             budget -= self._add_chunk(sequence, budget, plan)
-        if num_preempted == 0:  # else an admission would be the next victim
+        if not preempted:  # else an admission would be the next victim
             while self.waiting and budget > 0 and self._admit(self.waiting[0], plan):
                 sequence = self.waiting.pop(0)
                 insort(self.running, sequence, key=self.policy)
@@ -142,12 +149,14 @@ class Scheduler:
             sequence.num_computed = 0
 
     def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
-        """The slot for a decode's one token, or None if no block can be had for it."""
+        """The slot for a decode's one token, with room up to the end of its block; None if no
+        block can be had."""
         table, position = sequence.table, sequence.num_computed
         while True:
             try:
-                if table.num_tokens == position:
-                    table.grow(1)
+                end = (position // self.config.block_size + 1) * self.config.block_size
+                if table.num_tokens < end:
+                    table.grow(end - table.num_tokens)
                     if position % self.config.block_size == 0:
                         sequence.table_version += 1
                 slot, copy = table.writable_slot(position)
@@ -223,7 +232,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         if sequence.table is not None:
             sequence.table.release()
-            sequence.table = None
+            sequence.table = sequence.next_slot = None
         if sequence.node is not None:
             self.cache.unlock(sequence.node)
             sequence.node = None
@@ -240,6 +249,5 @@ class Scheduler:
 
 
 def _seats(sequence: Sequence) -> int:
-    """Places in the batch: a request that has not forked yet will need all its samples'."""
-    request = sequence.request
-    return request.params.n if len(request.sequences) == 1 else 1
+    """Places in the batch: a request that has yet to fork will need all its samples'."""
+    return sequence.request.params.n if sequence.must_fork else 1

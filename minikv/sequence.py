@@ -48,8 +48,9 @@ class Sequence:
     """One sample of a request: its tokens, its block table, and how far both have come."""
 
     __slots__ = (
-        "finish_reason", "host_block_ids", "index", "node", "num_cached", "num_computed",
-        "num_inserted", "num_preemptions", "request", "table", "table_version", "token_ids",
+        "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
+        "num_cached", "num_computed", "num_inserted", "num_preemptions", "request", "table",
+        "table_version", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, token_ids: list[int]):
@@ -61,6 +62,8 @@ class Sequence:
         self.num_inserted = 0  # blocks of the table that the prefix cache has as well
         self.num_preemptions = 0
         self.table: BlockTable | None = None  # None: waiting or swapped out
+        self.must_fork = request.params.n > 1 and index == 0  # when the prompt is computed
+        self.next_slot: int | None = None  # of the next decode; None: ask the table
         self.table_version = 0  # goes up with every change of the table's block ids
         self.host_block_ids: list[int] | None = None  # set: swapped out to these
         self.node: Node | None = None  # locked in the prefix cache
@@ -92,6 +95,7 @@ class Sequence:
     def fork(self, index: int) -> "Sequence":
         """A second sequence with the same tokens so far, over the same blocks."""
         twin = Sequence(self.request, index, self.token_ids)
+        self.next_slot = None  # the last block is shared from now on
         twin.num_computed, twin.num_cached = self.num_computed, self.num_cached
         twin.num_inserted = self.num_inserted
         twin.table = self.table.fork()
