@@ -1,0 +1,52 @@
+"""Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
+
+import pytest
+from helpers import ARCHITECTURES, Pair, make_model
+from hypothesis import HealthCheck, settings
+
+import minikv
+
+# The same examples in every run, and no limit on time: a slow machine is not a failure.
+settings.register_profile(
+    "minikv",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.load_profile("minikv")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """`checkpoint(name)`: the `Pair` of that architecture, or of "tinypy"; made once."""
+    pairs = {}
+
+    def get(name: str) -> Pair:
+        if name not in pairs:
+            folder = minikv.BUNDLED.get(name)
+            if folder is None:
+                folder = tmp_path_factory.mktemp(name)
+                make_model(name, seed=len(name)).save_pretrained(folder)
+            pairs[name] = Pair(name, folder)
+        return pairs[name]
+
+    return get
+
+
+@pytest.fixture(scope="session", params=[*ARCHITECTURES, "tinypy"])
+def pair(request, checkpoint):
+    """Every architecture in turn."""
+    return checkpoint(request.param)
+
+
+@pytest.fixture(scope="session")
+def llama(checkpoint):
+    """The plainest model, for tests that do not depend on one."""
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
+def tinypy(checkpoint):
+    """The bundled model: the one with a tokenizer."""
+    return checkpoint("tinypy")

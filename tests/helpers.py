@@ -1,0 +1,305 @@
+"""What several test files share: small random models, oracles, and ways to drive an engine."""
+
+import copy
+import dataclasses
+import functools
+import random
+from pathlib import Path
+
+import torch
+
+import minikv
+from minikv import Engine, EngineConfig, SamplingParams
+
+VOCAB = 300
+ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+# name: (class in transformers, what differs from a plain model)
+ARCHITECTURES = {
+    "llama": ("Llama", {}),
+    "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4}}),
+    "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": ("Mistral", {"sliding_window": 8, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
+
+
+def make_model(name: str, seed: int = 0, **overrides):
+    """A random model in `transformers`, two layers, no end token.
+
+    Large initial weights make greedy margins large; norms and biases, which
+    `transformers` sets to 1 and 0, are random too, or they would not be tested.
+    """
+    import transformers
+
+    family, differences = ARCHITECTURES[name]
+    sizes = dict(
+        vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+        initializer_range=0.2, tie_word_embeddings=False, rope_parameters=ROPE,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    config = getattr(transformers, f"{family}Config")(**sizes | differences | overrides)
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
+    for parameter_name, parameter in model.named_parameters():
+        if parameter.dim() == 1:
+            with torch.no_grad():
+                low = -0.4 if parameter_name.endswith("bias") else 0.5
+                parameter.uniform_(low, low + 0.8)
+    return model
+
+
+class Pair:
+    """One checkpoint, loaded by `transformers` (the reference) and by minikv."""
+
+    def __init__(self, name: str, folder: Path):
+        from transformers import AutoModelForCausalLM
+
+        self.name, self.folder = name, folder
+        self.hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.hf.generation_config.eos_token_id = None
+        self.lm = minikv.load(folder)
+        self.vocab_size = self.lm.config.vocab_size
+        self._greedy: dict[tuple[int, ...], list[int]] = {}
+
+    def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
+        """The tokens of `transformers` `generate`, no end token."""
+        known = self._greedy.get(tuple(prompt), [])
+        if len(known) < num_tokens:
+            ids = torch.tensor([prompt])
+            out = self.hf.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=num_tokens,
+                do_sample=False, pad_token_id=0,
+            )  # fmt: skip
+            known = self._greedy[tuple(prompt)] = out[0, len(prompt) :].tolist()
+        return known[:num_tokens]
+
+    def prompts(self, *lengths: int, seed: int = 0) -> list[list[int]]:
+        """Random prompts of these lengths."""
+        rng = random.Random(seed)
+        return [[rng.randrange(1, self.vocab_size) for _ in range(n)] for n in lengths]
+
+    def with_eos(self, *eos_ids: int) -> minikv.LanguageModel:
+        """The same model with these end tokens."""
+        transformer = copy.copy(self.lm.transformer)
+        transformer.config = dataclasses.replace(transformer.config, eos_ids=eos_ids)
+        return minikv.LanguageModel(self.name, transformer, self.lm.tokenizer)
+
+
+def small(**changes) -> EngineConfig:
+    """An engine with small numbers, so that a test meets borders of blocks and batches."""
+    values = dict(
+        num_blocks=128, block_size=4, max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=0
+    )
+    values |= changes
+    if values.get("preemption") == "swap":
+        values.setdefault("swap_blocks", 64)
+    values["max_num_seqs"] = min(values["max_num_seqs"], values["max_batch_tokens"])
+    return EngineConfig(**values)
+
+
+def step(engine: Engine, outputs: dict | None = None) -> dict:
+    """One step and a check of every invariant; adds to `outputs`, by request id."""
+    outputs = {} if outputs is None else outputs
+    outputs |= {output.request_id: output for output in engine.step()}
+    engine.check()
+    return outputs
+
+
+def drain(engine: Engine, outputs: dict | None = None, limit: int = 3000) -> dict:
+    """Step until nothing is unfinished, checking every invariant after each step."""
+    outputs = {} if outputs is None else outputs
+    for _ in range(limit):
+        if not engine.has_unfinished:
+            return outputs
+        step(engine, outputs)
+    raise AssertionError(f"still unfinished after {limit} steps: {engine.stats()}")
+
+
+def generate(engine: Engine, prompts, params) -> list:
+    """`engine.generate`, with every invariant checked after every step."""
+    if isinstance(params, SamplingParams):
+        params = [params] * len(prompts)
+    ids = [engine.add_request(*pair) for pair in zip(prompts, params, strict=True)]
+    outputs = drain(engine)
+    return [outputs[request_id] for request_id in ids]
+
+
+def greedy_tokens(lm, prompt: list[int], num_tokens: int) -> list[int]:
+    """`lm.generate_naively`, remembered."""
+    return list(_naive(lm, tuple(prompt), num_tokens))
+
+
+@functools.lru_cache(maxsize=10_000)
+def _naive(lm, prompt, num_tokens):
+    return tuple(lm.generate_naively(prompt, num_tokens))
+
+
+def assert_empty(engine: Engine) -> None:
+    """Nothing runs, and every block is free once the prefix cache lets go."""
+    engine.check()
+    stats = engine.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+    assert stats.blocks_used == stats.blocks_cached
+    if engine.cache is not None:
+        assert engine.cache.num_evictable_blocks == stats.blocks_cached
+        assert engine.cache.evict(stats.blocks_cached) == stats.blocks_cached
+    assert engine.pool.num_free == engine.pool.num_blocks
+    if engine.scheduler.host_pool is not None:
+        assert engine.scheduler.host_pool.num_free == engine.scheduler.host_pool.num_blocks
+    engine.check()
+
+
+def cached_prefixes(cache: minikv.RadixCache) -> dict[tuple, tuple[int, int]]:
+    """Everything in a radix tree: (salt, tokens of the prefix): (block, lock count)."""
+    found = {}
+
+    def walk(salt, node, tokens):
+        for key, block_id in zip(node.keys, node.block_ids, strict=True):
+            tokens += key
+            found[salt, tokens] = block_id, node.lock_count
+        for child in node.children.values():
+            walk(salt, child, tokens)
+
+    for salt, root in cache._roots.items():
+        walk(salt, root, ())
+    return found
+
+
+def naive_kv(lm, token_ids) -> torch.Tensor:
+    """K and V of these tokens without any paging: (num_layers, T, 2, K, D)."""
+    cache = minikv.ConcatCache(lm.config)
+    lm.logits(token_ids, cache)
+    return torch.stack([torch.stack(pair, 1) for pair in zip(cache.k, cache.v, strict=True)])
+
+
+def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
+    """The blocks hold exactly these K and V, position by position."""
+    num_tokens = expected.shape[1]
+    found = store.blocks[:, list(block_ids)].flatten(1, 2)[:, :num_tokens]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+class RecordingSampler(minikv.Sampler):
+    """Samples as usual; `calls` keeps the logits of every step."""
+
+    def __init__(self):
+        self.calls: list[torch.Tensor] = []
+
+    def __call__(self, logits, params, draws):
+        self.calls.append(logits.clone())
+        return super().__call__(logits, params, draws)
+
+
+class ScriptedSampler:
+    """Says these tokens, one a row, whatever the logits."""
+
+    def __init__(self, token_ids):
+        self.token_ids = list(token_ids)
+
+    def __call__(self, logits, params, draws):
+        return [self.token_ids.pop(0) for _ in draws]
+
+
+class CarefulAttention(minikv.TorchAttention):
+    """Looks at every batch before it is computed: no write to a shared or free block, and
+    positions that continue each sequence. Set `pool` after the engine is made."""
+
+    pool: minikv.BlockPool
+
+    def bind(self, batch):
+        size = self.store.block_size
+        slots = batch.slot_mapping.tolist()
+        assert len(set(slots)) == len(slots), "two tokens go to one slot"
+        shared = [slot // size for slot in slots if self.pool.ref_count(slot // size) != 1]
+        assert not shared, f"writes land in blocks {shared} that have not exactly one holder"
+        borders = batch.query_start.tolist()
+        for row, (start, end) in enumerate(zip(borders, borders[1:], strict=False)):
+            context = int(batch.context_lens[row])
+            positions = list(range(context - (end - start), context))
+            assert batch.positions[start:end].tolist() == positions
+            table = batch.block_tables[row].tolist()
+            assert slots[start:end] == [table[p // size] * size + p % size for p in positions]
+        return super().bind(batch)
+
+
+
+
+class InterruptedAttention(CarefulAttention):
+    """Raises `error`, once, in the middle of a step: after `countdown` calls of `attend`."""
+
+    error: BaseException | None = None
+    countdown = 0
+
+    def bind(self, batch):
+        attend = super().bind(batch)
+
+        def attend_or_raise(*arguments):
+            if self.error is not None:
+                self.countdown -= 1
+                if self.countdown < 0:
+                    error, self.error = self.error, None
+                    raise error
+            return attend(*arguments)
+
+        return attend_or_raise
+
+    def interrupt(self, error: BaseException, countdown: int = 0) -> None:
+        self.error, self.countdown = error, countdown
+
+
+def careful_engine(lm, config: EngineConfig, **parts) -> Engine:
+    """An engine whose every write is looked at, and whose attention can be interrupted."""
+    engine = Engine(lm, config, attention=InterruptedAttention, **parts)
+    engine.attention.pool = engine.pool
+    return engine
+
+
+def with_weights(lm, state: dict) -> minikv.LanguageModel:
+    """The same model with other weights."""
+    transformer = type(lm.transformer)(lm.config, state, lm.device, lm.dtype)
+    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
+
+
+class NaiveBackend:
+    """An attention backend in the plainest form: sequence by sequence, naive attention over
+    what its block table names. The two switches are mistakes that real engines made."""
+
+    ignore_prefix = False  # queries of a chunk see only their own chunk
+    square_mask = False  # query i of a chunk sees key i, not the keys before the chunk
+
+    def __init__(self, config, store):
+        self.config, self.store = config, store
+
+    def bind(self, batch):
+        borders = batch.query_start.tolist()
+        rows = list(zip(borders, borders[1:], batch.context_lens.tolist(), strict=False))
+
+        def attend(layer, q, k, v):
+            slots = self.store.slots[layer]
+            slots[batch.slot_mapping, 0], slots[batch.slot_mapping, 1] = k, v
+            out = torch.empty_like(q)
+            for (start, end, context), table in zip(rows, batch.block_tables, strict=True):
+                num_queries = end - start
+                kv = self.store.blocks[layer, table].flatten(0, 1)[:context]
+                if self.ignore_prefix and num_queries > 1:
+                    kv = kv[-num_queries:]
+                if self.square_mask and num_queries > 1:
+                    kv = kv[:num_queries]
+                out[start:end] = minikv.naive_attention(
+                    q[start:end], kv[:, 0], kv[:, 1], self.config.windows[layer]
+                )
+            return out
+
+        return attend

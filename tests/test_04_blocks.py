@@ -1,0 +1,330 @@
+"""Chapter 04: the block pool, the block table, and attention over blocks."""
+
+import dataclasses
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minikv import (
+    BlockPool,
+    BlockTable,
+    KVStore,
+    OutOfBlocks,
+    TorchAttention,
+    blockwise_attention,
+    naive_attention,
+)
+from minikv.batch import Batch
+
+# ── The pool ──────────────────────────────────────────────────────────────────
+
+
+def test_every_block_is_given_out_once_then_none():
+    pool = BlockPool(4)
+    assert [pool.allocate() for _ in range(4)] == [0, 1, 2, 3]
+    assert pool.num_free == 0
+    with pytest.raises(OutOfBlocks, match="1 blocks are needed, 0 are free") as caught:
+        pool.allocate()
+    assert (caught.value.needed, caught.value.free) == (1, 0)
+
+
+def test_the_most_recently_freed_block_comes_first():
+    pool = BlockPool(4)
+    for _ in range(3):
+        pool.allocate()
+    pool.release(0)
+    pool.release(2)
+    assert [pool.allocate() for _ in range(3)] == [2, 0, 3]
+
+
+def test_a_block_is_free_when_its_last_holder_lets_go():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.acquire(block)
+    pool.acquire(block)
+    assert (pool.ref_count(block), pool.num_free) == (3, 1)
+    pool.release(block)
+    pool.release(block)
+    assert (pool.ref_count(block), pool.num_free) == (1, 1)
+    pool.release(block)
+    assert (pool.ref_count(block), pool.num_free) == (0, 2)
+
+
+def test_free_blocks_can_be_neither_released_nor_shared():
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.release(block)
+    with pytest.raises(ValueError, match=f"block {block} is free already"):
+        pool.release(block)
+    with pytest.raises(ValueError, match=f"block {block} is free"):
+        pool.acquire(block)
+    assert pool.num_free == 2 and {pool.allocate(), pool.allocate()} == {0, 1}
+
+
+@pytest.mark.parametrize("block_id", [-1, 2, 10**9])
+@pytest.mark.parametrize("method", ["acquire", "release", "ref_count"])
+def test_unknown_blocks(method, block_id):
+    with pytest.raises(ValueError, match=f"block {block_id} is not in this pool of 2 blocks"):
+        getattr(BlockPool(2), method)(block_id)
+
+
+@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from("+-a"), st.integers(0, 5))))
+def test_counts_against_a_dictionary(num_blocks, operations):
+    pool, counts = BlockPool(num_blocks), Counter()
+    for operation, number in operations:
+        live = sorted(block for block in counts if counts[block])
+        if operation == "a":
+            if len(live) < num_blocks:
+                block = pool.allocate()
+                assert counts[block] == 0
+                counts[block] = 1
+        elif live:
+            block = live[number % len(live)]
+            (pool.acquire if operation == "+" else pool.release)(block)
+            counts[block] += 1 if operation == "+" else -1
+        assert [pool.ref_count(b) for b in range(num_blocks)] == [counts[b] for b in range(num_blocks)]
+        assert pool.num_free == num_blocks - sum(count > 0 for count in counts.values())
+
+
+# ── The table ─────────────────────────────────────────────────────────────────
+
+
+def test_grow_takes_a_block_only_when_the_last_one_is_full():
+    table = BlockTable(BlockPool(4), 4)
+    taken = []
+    for _ in range(9):
+        table.grow(1)
+        taken.append(len(table.block_ids))
+    assert taken == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    assert table.num_tokens == 9
+
+
+@given(st.integers(1, 64), st.lists(st.integers(0, 70), max_size=8))
+def test_grow_takes_exactly_the_blocks_that_are_needed(block_size, amounts):
+    pool = BlockPool(600)
+    table = BlockTable(pool, block_size)
+    for amount in amounts:
+        table.grow(amount)
+    total = sum(amounts)
+    assert table.num_tokens == total
+    assert len(table.block_ids) == len(set(table.block_ids)) == -(-total // block_size)
+    assert pool.num_free == 600 - len(table.block_ids)
+
+
+def test_grow_is_all_or_nothing():
+    pool = BlockPool(3)
+    table = BlockTable(pool, 4)
+    table.grow(6)
+    before = list(table.block_ids)
+    with pytest.raises(OutOfBlocks, match="2 blocks are needed, 1 are free"):
+        table.grow(7)
+    assert (table.block_ids, table.num_tokens, pool.num_free) == (before, 6, 1)
+    table.grow(6)  # exactly what is left
+    assert pool.num_free == 0
+    table.grow(0)
+
+
+def test_release_gives_everything_back_last_block_first():
+    pool = BlockPool(3)
+    table = BlockTable(pool, 2)
+    table.grow(6)
+    first = table.block_ids[0]
+    table.release()
+    assert (table.block_ids, table.num_tokens, pool.num_free) == ([], 0, 3)
+    assert pool.allocate() == first
+    table.release()  # nothing left to give back
+    assert pool.num_free == 2
+
+
+def test_slots_follow_the_table():
+    pool = BlockPool(8)
+    pool.allocate()
+    table = BlockTable(pool, 4)
+    table.grow(10)
+    expected = [table.block_ids[p // 4] * 4 + p % 4 for p in range(10)]
+    assert [table.writable_slot(p) for p in range(10)] == [(slot, None) for slot in expected]
+
+
+@pytest.mark.parametrize("position", [-1, 5, 7, 100])
+def test_slots_beyond_the_promised_tokens(position):
+    table = BlockTable(BlockPool(2), 4)
+    table.grow(5)  # the second block has room for 8, but 5 were asked for
+    with pytest.raises(ValueError, match=rf"position {position} is not among this table's 5"):
+        table.writable_slot(position)
+
+
+def test_share_begins_with_blocks_of_others():
+    pool = BlockPool(4)
+    owner, table = BlockTable(pool, 4), BlockTable(pool, 4)
+    owner.grow(8)
+    table.share(owner.block_ids)
+    assert (table.block_ids, table.num_tokens) == (owner.block_ids, 8)
+    assert [pool.ref_count(b) for b in table.block_ids] == [2, 2]
+    table.grow(1)
+    assert len(owner.block_ids) == 2 and len(table.block_ids) == 3  # the list is its own
+    with pytest.raises(ValueError, match="only an empty table"):
+        table.share(owner.block_ids)
+    owner.release()
+    assert [pool.ref_count(b) for b in table.block_ids] == [1, 1, 1]
+
+
+def test_replace_holds_the_new_block_and_lets_go_of_the_old():
+    pool = BlockPool(4)
+    table, other = BlockTable(pool, 4), BlockTable(pool, 4)
+    table.grow(8)
+    other.grow(4)
+    old, new = table.block_ids[1], other.block_ids[0]
+    table.replace(1, new)
+    assert table.block_ids[1] == new
+    assert (pool.ref_count(old), pool.ref_count(new)) == (0, 2)
+    table.replace(1, new)  # with itself: nothing changes
+    assert pool.ref_count(new) == 2
+
+
+# ── Where K and V lie ─────────────────────────────────────────────────────────
+
+
+def make_store(config, num_blocks, block_size, fill=None):
+    store = KVStore(config, num_blocks, block_size, torch.device("cpu"), torch.float32)
+    if fill is not None:
+        store.blocks.fill_(fill)
+    return store
+
+
+def test_slots_and_blocks_are_the_same_memory(llama):
+    store = make_store(llama.lm.config, 3, 4)
+    store.slots[1, 2 * 4 + 3] = 7.0
+    assert (store.blocks[1, 2, 3] == 7).all() and store.blocks.sum() == store.blocks[1, 2, 3].sum()
+
+
+def test_copies_read_everything_before_they_write(llama):
+    store, other = make_store(llama.lm.config, 3, 2), make_store(llama.lm.config, 2, 2, fill=9.0)
+    for block in range(3):
+        store.blocks[:, block] = float(block)
+    store.copy_to(store, [(0, 1), (1, 0)])  # a swap
+    assert [float(store.blocks[0, b, 0, 0, 0, 0]) for b in range(3)] == [1, 0, 2]
+    store.copy_to(other, [(2, 0)])
+    assert (other.blocks[:, 0] == 2).all() and (other.blocks[:, 1] == 9).all()
+    store.copy_to(other, [])
+    assert (other.blocks[:, 1] == 9).all()
+
+
+# ── Attention over blocks ─────────────────────────────────────────────────────
+
+
+@settings(max_examples=60)
+@given(
+    block_size=st.integers(1, 64),
+    context_len=st.integers(1, 150),
+    group=st.sampled_from([1, 2, 4]),
+    kv_heads=st.sampled_from([1, 2, 3]),
+    seed=st.integers(0, 99),
+)
+def test_blockwise_attention_equals_naive_attention(
+    block_size, context_len, group, kv_heads, seed
+):
+    """In any order of blocks; what lies in other blocks and in unfilled slots is not read."""
+    generator = torch.Generator().manual_seed(seed)
+    needed = -(-context_len // block_size)
+    block_ids = random.Random(seed).sample(range(needed + 3), needed)
+    q = torch.randn(kv_heads * group, 8, generator=generator) * 3
+    k, v = torch.randn(2, context_len, kv_heads, 8, generator=generator)
+    kv = torch.full((needed + 3, block_size, 2, kv_heads, 8), torch.nan)
+    for position in range(context_len):
+        block, offset = block_ids[position // block_size], position % block_size
+        kv[block, offset] = torch.stack([k[position], v[position]])
+    found = blockwise_attention(q, kv, [*block_ids, 0], context_len)
+    torch.testing.assert_close(found, naive_attention(q[None], k, v)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_blockwise_attention_by_hand():
+    # scores 0, ln 2, ln 5 over blocks of two: weights 1/8, 2/8, 5/8
+    kv = torch.zeros(2, 2, 2, 1, 1)
+    kv[1, :, 0, 0, 0] = torch.tensor([0.0, np.log(2)])
+    kv[1, :, 1, 0, 0] = torch.tensor([8.0, 16.0])
+    kv[0, 0, :, 0, 0] = torch.tensor([np.log(5), 24.0])
+    out = blockwise_attention(torch.ones(1, 1), kv, [1, 0], 3)
+    torch.testing.assert_close(out, torch.tensor([[1.0 + 4.0 + 15.0]]))
+
+
+@pytest.fixture(scope="module")
+def two_windows(llama):
+    """A config whose first layer sees everything and whose second has a window of 5."""
+    return dataclasses.replace(llama.lm.config, windows=(None, 5))
+
+
+def make_batch(shapes, block_size, tables):
+    """`shapes`: (context length, queries) of each sequence, decodes first."""
+    positions = [list(range(c - n, c)) for c, n in shapes]
+    slots = [
+        [table[p // block_size] * block_size + p % block_size for p in row]
+        for table, row in zip(tables, positions, strict=True)
+    ]
+    width = max(len(table) for table in tables)
+    lens = np.array([c for c, _ in shapes])
+    starts = np.cumsum([0] + [n for _, n in shapes])
+    flat = torch.tensor(sum(positions, []))
+    return Batch(
+        token_ids=torch.zeros_like(flat),
+        positions=flat,
+        slot_mapping=torch.tensor(sum(slots, [])),
+        block_tables=torch.tensor([[*t, *[0] * (width - len(t))] for t in tables]),
+        context_lens=torch.from_numpy(lens),
+        query_start=torch.from_numpy(starts),
+        num_decodes=sum(n == 1 for _, n in shapes),
+        context_lens_host=lens,
+        query_start_host=starts,
+    )
+
+
+@settings(max_examples=40)
+@given(
+    decodes=st.lists(st.integers(1, 80), max_size=6),
+    chunks=st.lists(st.tuples(st.integers(2, 30), st.integers(0, 40)), max_size=3),
+    block_size=st.sampled_from([1, 2, 3, 4, 16, 64]),
+    seed=st.integers(0, 99),
+)
+def test_the_backend_equals_naive_attention(two_windows, decodes, chunks, block_size, seed):
+    """Decodes of any lengths with prefill chunks after prefixes of any lengths, in one batch."""
+    shapes = [(c, 1) for c in decodes] + [(past + n, n) for n, past in chunks]
+    if not shapes:
+        return
+    config, generator = two_windows, torch.Generator().manual_seed(seed)
+    needs = [-(-c // block_size) for c, _ in shapes]
+    shuffled = random.Random(seed).sample(range(sum(needs) + 2), sum(needs))
+    tables = [[shuffled.pop() for _ in range(need)] for need in needs]
+    store = make_store(config, sum(needs) + 2, block_size, fill=1e4)  # a loud rest
+    batch = make_batch(shapes, block_size, tables)
+    attend = TorchAttention(config, store).bind(batch)
+    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
+    for layer, window in enumerate(config.windows):
+        kvs = [torch.randn(c, 2, kv_heads, dim, generator=generator) for c, _ in shapes]
+        for table, kv, (c, n) in zip(tables, kvs, shapes, strict=True):
+            for p in range(c - n):  # what earlier steps have written
+                store.blocks[layer, table[p // block_size], p % block_size] = kv[p]
+        q = torch.randn(sum(n for _, n in shapes), heads, dim, generator=generator)
+        new = torch.cat([kv[c - n :] for kv, (c, n) in zip(kvs, shapes, strict=True)])
+        found = attend(layer, q, new[:, 0], new[:, 1])
+        rows = q.split([n for _, n in shapes])
+        expected = [
+            naive_attention(row, kv[:, 0], kv[:, 1], window)
+            for row, kv in zip(rows, kvs, strict=True)
+        ]
+        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
+        for table, kv in zip(tables, kvs, strict=True):  # and everything lies where it should
+            stored = store.blocks[layer, table].flatten(0, 1)[: len(kv)]
+            torch.testing.assert_close(stored, kv, rtol=0, atol=0)
+
+
+def test_bytes_per_token(checkpoint):
+    """2 (K and V) × layers × KV heads × head dim × bytes of the dtype; and that much is allocated."""
+    config = checkpoint("qwen3").lm.config
+    assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 32 * 4
+    assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 32 * 2
+    store = make_store(config, 3, 5)
+    assert store.blocks.nbytes == 3 * 5 * config.kv_bytes_per_token(torch.float32)

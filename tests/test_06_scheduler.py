@@ -1,0 +1,567 @@
+"""Chapter 06: continuous batching. The scheduler alone, driven without a model, then in the engine."""
+
+import random
+
+import pytest
+import torch
+from helpers import (
+    assert_empty,
+    careful_engine,
+    drain,
+    generate,
+    greedy_tokens,
+    small,
+    step,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minikv import BlockPool, BlockTable, Engine, RadixCache, Request, SamplingParams, Scheduler
+from minikv.batch import BatchBuilder
+
+
+class Bench:
+    """A scheduler and what the engine would do between its plans: compute, append, finish."""
+
+    def __init__(self, *, cache=False, policy=None, **config):
+        self.config = small(**config)
+        self.pool = BlockPool(self.config.num_blocks)
+        self.cache = RadixCache(self.pool, self.config.block_size) if cache else None
+        parts = {} if policy is None else {"policy": policy}
+        self.scheduler = Scheduler(self.config, self.pool, self.cache, **parts)
+        self.admitted = []  # request ids, in order of their first step
+        self.finished = []
+        self.clock = 0
+
+    def add(self, num_prompt, max_tokens=4, request_id=None):
+        if request_id is None:
+            request_id = len(list(self.scheduler)) + len(self.finished)
+        prompt = [request_id * 1000 + i for i in range(num_prompt)]  # no two prompts are alike
+        request = Request(request_id, prompt, SamplingParams(max_tokens=max_tokens))
+        self.scheduler.add(request.sequences[0])
+        return request.sequences[0]
+
+    def plan(self):
+        """The next step's plan, checked; names are (request id, number of tokens)."""
+        plan = self.scheduler.schedule()
+        names = [sequence.request.request_id for sequence in plan.sequences]
+        assert len(set(names)) == len(names) <= self.config.max_num_seqs
+        assert sum(plan.num_tokens) <= self.config.max_batch_tokens
+        assert all(count >= 1 for count in plan.num_tokens)
+        lead = next((i for i, n in enumerate(plan.num_tokens) if n > 1), len(names))
+        for i, sequence in enumerate(plan.sequences):
+            left = len(sequence.token_ids) - sequence.num_computed
+            assert plan.num_tokens[i] <= left
+            assert left > 1 or i < lead or sequence.num_output == 0, "a decode behind a chunk"
+            block = sequence.table.block_ids[sequence.num_computed // self.config.block_size]
+            offset = sequence.num_computed % self.config.block_size
+            assert plan.slots[i] == block * self.config.block_size + offset
+            assert len(sequence.token_ids) <= sequence.table.num_tokens
+        self.admitted += [name for name in names if name not in self.admitted]
+        return plan
+
+    def run(self, plan):
+        for sequence, count in zip(plan.sequences, plan.num_tokens, strict=True):
+            sequence.num_computed += count
+            if sequence.num_computed == len(sequence.token_ids):
+                sequence.token_ids.append(7)
+                if len(sequence.token_ids) == sequence.request.max_length:
+                    self.scheduler.remove(sequence)
+                    self.finished.append(sequence.request.request_id)
+        self.clock += 1
+
+    def step(self):
+        plan = self.plan()
+        names = [
+            (sequence.request.request_id, count)
+            for sequence, count in zip(plan.sequences, plan.num_tokens, strict=True)
+        ]
+        self.run(plan)
+        return names
+
+    def drain(self, limit=2000):
+        while list(self.scheduler):
+            assert self.clock < limit, "no end in sight"
+            assert self.step(), "a step without a sequence"
+        assert self.pool.num_free == self.pool.num_blocks
+
+
+# ── The budget ────────────────────────────────────────────────────────────────
+
+
+def test_a_long_prompt_is_cut_to_the_budget():
+    bench = Bench(max_batch_tokens=32)
+    bench.add(100)
+    assert [bench.step() for _ in range(5)] == [[(0, 32)], [(0, 32)], [(0, 32)], [(0, 4)], [(0, 1)]]
+
+
+def test_a_chunk_takes_what_decodes_leave():
+    bench = Bench(max_batch_tokens=16)
+    bench.add(3, max_tokens=20)
+    bench.add(2, max_tokens=20)
+    assert bench.step() == [(0, 3), (1, 2)]
+    bench.add(40)
+    assert bench.step() == [(0, 1), (1, 1), (2, 14)]
+    assert bench.step() == [(0, 1), (1, 1), (2, 14)]
+    assert bench.step() == [(0, 1), (1, 1), (2, 12)]
+    assert bench.step() == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_two_prompts_share_a_budget_in_order():
+    bench = Bench(max_batch_tokens=10)
+    bench.add(12)
+    bench.add(12)
+    bench.add(3)
+    assert bench.step() == [(0, 10)]
+    assert bench.step() == [(0, 2), (1, 8)]
+    assert bench.step() == [(0, 1), (1, 4), (2, 3)]
+
+
+def test_a_budget_full_of_decodes_leaves_none_for_prefill():
+    bench = Bench(max_batch_tokens=2, max_num_seqs=2)
+    bench.add(1, max_tokens=3)
+    bench.add(1, max_tokens=5)
+    bench.step()
+    bench.add(4)
+    assert bench.step() == [(0, 1), (1, 1)]
+    assert bench.step() == [(0, 1), (1, 1)]
+    assert bench.finished == [0]
+    assert bench.step() == [(1, 1), (2, 1)]  # one token of the budget is a chunk of one
+
+
+requests = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 12), st.integers(0, 5)), min_size=1, max_size=12
+)
+
+
+@settings(max_examples=60)
+@given(
+    requests=requests,
+    budget=st.integers(1, 40),
+    seats=st.integers(1, 6),
+    block_size=st.integers(1, 8),
+    spare=st.integers(0, 12),
+    swap_blocks=st.integers(0, 12),
+    cache=st.booleans(),
+)
+def test_any_load_is_served_in_order(
+    requests, budget, seats, block_size, spare, swap_blocks, cache
+):
+    """The budget holds, decodes come first, every step does something, all finish, and
+    nobody is admitted before somebody who came earlier."""
+    largest = max(-(-(prompt + new) // block_size) for prompt, new, _ in requests)
+    bench = Bench(
+        max_batch_tokens=max(budget, seats),
+        max_num_seqs=seats,
+        block_size=block_size,
+        num_blocks=largest + spare,
+        preemption="swap" if swap_blocks else "recompute",
+        swap_blocks=swap_blocks,
+    )
+    for request_id, (prompt, new, pause) in enumerate(requests):
+        bench.add(prompt, new, request_id)
+        for _ in range(pause):
+            assert bench.step() or not list(bench.scheduler)
+    bench.drain()
+    assert bench.admitted == sorted(bench.admitted) == list(range(len(requests)))
+    assert sorted(bench.finished) == bench.admitted
+    if swap_blocks:
+        assert bench.scheduler.host_pool.num_free == swap_blocks
+
+
+# ── First come, first served ──────────────────────────────────────────────────
+
+
+def test_nobody_overtakes_a_request_that_waits_for_blocks():
+    bench = Bench(num_blocks=8)
+    bench.add(16, max_tokens=4)  # 4 of 8 blocks
+    bench.step()
+    bench.add(20, max_tokens=4)  # 5 blocks: has to wait
+    bench.add(1, max_tokens=1)  # would fit at once
+    for _ in range(3):
+        assert [name for name, _ in bench.step()] == [0]
+    assert bench.finished == [0]
+    assert [name for name, _ in bench.step()] == [1, 2]
+
+
+def test_a_large_request_is_not_starved_by_small_ones():
+    bench = Bench(num_blocks=8, max_num_seqs=4)
+    for request_id in range(3):
+        bench.add(4, max_tokens=6, request_id=request_id)
+    bench.step()
+    bench.add(26, max_tokens=4, request_id=3)  # the whole pool, nearly
+    for request_id in range(4, 40):  # a new small one every step
+        bench.add(4, max_tokens=2, request_id=request_id)
+        if 3 in bench.admitted:
+            break
+        bench.step()
+    assert bench.admitted == [0, 1, 2, 3]
+    bench.drain()
+    assert bench.admitted == sorted(bench.admitted)
+
+
+def test_finishing_makes_room_in_the_very_next_step():
+    bench = Bench(max_num_seqs=1)
+    bench.add(2, max_tokens=2)
+    bench.add(2, max_tokens=2)
+    assert [bench.step() for _ in range(4)] == [[(0, 2)], [(0, 1)], [(1, 2)], [(1, 1)]]
+
+
+# ── Admission ─────────────────────────────────────────────────────────────────
+
+
+def test_admission_counts_blocks_and_takes_none_when_it_says_no():
+    bench = Bench(num_blocks=4)
+    bench.add(12, max_tokens=4)
+    second = bench.add(12, max_tokens=4)
+    assert bench.step() == [(0, 12)]
+    assert bench.pool.num_free == 1
+    assert second.table is None and second.num_computed == 0
+    bench.drain()
+    assert bench.finished == [0, 1] and bench.scheduler.num_preemptions == 0
+
+
+def test_admission_keeps_a_block_for_each_that_runs():
+    """Else the next decode would have to preempt whom this step has admitted."""
+    bench = Bench(num_blocks=4)
+    bench.add(8, max_tokens=8)  # 2 blocks now, a third in the next step
+    bench.add(8, max_tokens=1)
+    assert bench.step() == [(0, 8)]
+    bench.drain()
+    assert bench.scheduler.num_preemptions == 0
+
+
+def test_admission_evicts_what_nobody_uses():
+    bench = Bench(num_blocks=4, cache=True)
+    blocks = [bench.pool.allocate() for _ in range(3)]
+    bench.cache.insert(range(12), blocks)
+    for block in blocks:
+        bench.pool.release(block)
+    bench.add(9, max_tokens=3, request_id=5)
+    assert bench.step() == [(5, 9)]
+    assert bench.cache.num_cached_blocks == 1  # two of three went, one was enough to keep
+
+
+def test_a_no_evicts_nothing():
+    bench = Bench(num_blocks=4, cache=True)
+    blocks = [bench.pool.allocate() for _ in range(2)]
+    bench.cache.insert(range(8), blocks)
+    for block in blocks:
+        bench.pool.release(block)
+    held = [bench.pool.allocate() for _ in range(2)]
+    bench.add(12, max_tokens=1, request_id=5)
+    assert bench.plan().sequences == []
+    assert bench.cache.num_cached_blocks == 2
+    for block in held:
+        bench.pool.release(block)
+    bench.cache.evict(2)
+    bench.drain()
+
+
+def test_admission_with_a_hit_computes_only_the_rest():
+    bench = Bench(cache=True)
+    blocks = [bench.pool.allocate() for _ in range(3)]
+    bench.cache.insert([5000 + i for i in range(12)], blocks)
+    for block in blocks:
+        bench.pool.release(block)
+    sequence = bench.add(14, request_id=5)
+    assert bench.step() == [(5, 2)]
+    assert sequence.num_cached == 12 and sequence.table.block_ids[:3] == blocks
+    assert [bench.pool.ref_count(block) for block in blocks] == [2, 2, 2]
+    assert bench.scheduler.num_hit_tokens == 12 and bench.scheduler.num_looked_up_tokens == 14
+
+
+@pytest.mark.parametrize(("threshold", "computed"), [(8, 6), (9, 14), (0, 6)])
+def test_a_short_hit_is_not_used(threshold, computed):
+    bench = Bench(cache=True, min_prefix_tokens=threshold)
+    blocks = [bench.pool.allocate() for _ in range(2)]
+    bench.cache.insert([5000 + i for i in range(8)], blocks)
+    bench.add(14, request_id=5)
+    assert bench.step() == [(5, computed)]
+    assert bench.cache.num_evictable_blocks == (2 if computed == 14 else 0)
+
+
+def test_a_refused_admission_lets_go_of_its_hit():
+    bench = Bench(num_blocks=4, cache=True)
+    blocks = [bench.pool.allocate() for _ in range(3)]
+    bench.cache.insert([5000 + i for i in range(8)], blocks[:2])
+    for block in blocks[:2]:
+        bench.pool.release(block)
+    sequence = bench.add(14, max_tokens=2, request_id=5)  # needs 2 more than its hit; 1 is free
+    assert bench.plan().sequences == []
+    assert sequence.table is None and sequence.node is None
+    assert [bench.pool.ref_count(block) for block in blocks] == [1, 1, 1]
+    assert bench.cache.num_evictable_blocks == 2
+    bench.pool.release(blocks[2])
+    assert bench.step() == [(5, 6)]
+
+
+# ── Preemption ────────────────────────────────────────────────────────────────
+
+
+def two_that_collide(**config):
+    """Both fit now, but not with all that they will write: the last to come has to go."""
+    bench = Bench(num_blocks=5, **config)
+    first, second = bench.add(7, max_tokens=9), bench.add(6, max_tokens=10)
+    bench.step()
+    while bench.scheduler.num_preemptions == 0:
+        plan = bench.plan()
+        if bench.scheduler.num_preemptions == 0:
+            bench.run(plan)
+    return bench, first, second, plan
+
+
+def test_recompute_drops_the_blocks_of_the_last_to_come():
+    bench, first, second, plan = two_that_collide()
+    assert plan.sequences == [first] and plan.swap_out == []
+    assert bench.scheduler.running == [first] and bench.scheduler.waiting == [second]
+    assert second.table is None and second.num_computed == 0 and second.num_preemptions == 1
+    assert len(second.token_ids) > 6  # but no token is lost
+    bench.run(plan)
+    bench.drain()
+    assert bench.finished == [0, 1]
+
+
+def test_swap_moves_the_computed_blocks_to_the_host():
+    bench, first, second, plan = two_that_collide(preemption="swap", swap_blocks=3)
+    computed = second.num_computed
+    used = -(-computed // 4)
+    assert computed >= 6 and second.table is None
+    assert len(second.host_block_ids) == used == len(plan.swap_out)
+    assert [host for _, host in plan.swap_out] == second.host_block_ids
+    assert bench.scheduler.host_pool.num_free == 3 - used
+    assert bench.scheduler.num_swaps_out == 1
+    bench.run(plan)
+    while second.table is None:
+        plan = bench.plan()
+        if second.table is None:
+            bench.run(plan)
+    # Back again: the same number of blocks, and only what is new has to be computed.
+    assert [device for _, device in plan.swap_in] == second.table.block_ids[:used]
+    assert second.host_block_ids is None and second.num_computed == computed
+    assert plan.num_tokens[plan.sequences.index(second)] == len(second.token_ids) - computed
+    assert bench.scheduler.num_swaps_in == 1 and bench.scheduler.host_pool.num_free == 3
+    bench.run(plan)
+    bench.drain()
+
+
+def test_a_full_host_means_recompute():
+    bench, _, second, plan = two_that_collide(preemption="swap", swap_blocks=1)
+    assert plan.swap_out == [] and second.host_block_ids is None and second.num_computed == 0
+    assert bench.scheduler.num_swaps_out == 0 and bench.scheduler.num_preemptions == 1
+    bench.run(plan)
+    bench.drain()
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts():
+    """The newcomer would be the next victim."""
+    bench = Bench(num_blocks=5)
+    bench.add(7, max_tokens=9)
+    bench.add(6, max_tokens=10)
+    bench.step()
+    bench.add(1, max_tokens=1)
+    while bench.scheduler.num_preemptions == 0:
+        names = [name for name, _ in bench.step()]
+    assert names == [0]
+    bench.drain()
+
+
+def test_a_prefill_can_be_the_victim():
+    bench = Bench(num_blocks=8, max_batch_tokens=4, max_num_seqs=2)
+    bench.add(4, max_tokens=20)
+    bench.step()
+    victim = bench.add(16, max_tokens=4)
+    bench.step()
+    assert victim.num_computed == 3 and len(victim.table.block_ids) == 4  # all reserved at once
+    held = [bench.pool.allocate() for _ in range(bench.pool.num_free)]  # somebody else's
+    while not victim.num_preemptions:
+        assert victim.num_computed < 16
+        names = [name for name, _ in bench.step()]
+    assert names == [0] and victim.table is None and victim.num_computed == 0
+    for block in held:
+        bench.pool.release(block)
+    bench.drain()
+    assert bench.finished == [0, 1]
+
+
+# ── Policies ──────────────────────────────────────────────────────────────────
+
+
+def shortest_first(sequence):
+    return len(sequence.request.prompt_ids), sequence.order
+
+
+def test_a_policy_decides_who_is_admitted():
+    bench = Bench(max_num_seqs=1, policy=shortest_first)
+    for length in (9, 3, 6, 3):
+        bench.add(length, max_tokens=2)
+    bench.drain()
+    assert bench.finished == [1, 3, 2, 0]
+
+
+def test_a_policy_decides_who_is_preempted():
+    bench = Bench(num_blocks=6, policy=lambda sequence: -sequence.request.request_id)
+    bench.add(8, max_tokens=8)
+    bench.add(8, max_tokens=8)
+    while bench.scheduler.num_preemptions == 0:
+        names = [name for name, _ in bench.step()]
+    assert names == [1]  # the latest is first, so the earliest had to go
+    bench.drain()
+    assert bench.finished == [1, 0]
+
+
+# ── The flat batch ────────────────────────────────────────────────────────────
+
+
+def make_sequence(block_ids, token_ids, num_computed, block_size=4):
+    sequence = Request(0, list(token_ids), SamplingParams()).sequences[0]
+    sequence.table = BlockTable(BlockPool(16), block_size)
+    sequence.table.block_ids = block_ids
+    sequence.num_computed = num_computed
+    return sequence
+
+
+def test_the_batch_of_the_docstring():
+    sequences = [
+        make_sequence([2, 7], [0, 0, 0, 0, 0, 41], 5),
+        make_sequence([0], [0, 0, 7], 2),
+        make_sequence([5, 3], [0, 0, 0, 0, 9, 12, 5, 3], 4),
+    ]
+    batch = BatchBuilder(4, 3, 4, torch.device("cpu")).build(sequences, [1, 1, 4], [29, 2, 12])
+    assert batch.token_ids.tolist() == [41, 7, 9, 12, 5, 3]
+    assert batch.positions.tolist() == [5, 2, 4, 5, 6, 7]
+    assert batch.slot_mapping.tolist() == [29, 2, 12, 13, 14, 15]
+    assert batch.query_start.tolist() == batch.query_start_host.tolist() == [0, 1, 2, 6]
+    assert batch.context_lens.tolist() == batch.context_lens_host.tolist() == [6, 3, 8]
+    assert batch.block_tables.tolist() == [[2, 7], [0, 0], [5, 3]]
+    assert batch.num_decodes == 2
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_block_tables_are_never_out_of_date(data):
+    """The builder keeps rows from step to step; sequences come, go, move and grow meanwhile."""
+    builder = BatchBuilder(5, 8, 1, torch.device("cpu"))
+    everyone = [make_sequence([i], [0] * 9, 0, block_size=1) for i in range(5)]
+    for _ in range(data.draw(st.integers(1, 8))):
+        sequences = data.draw(st.lists(st.sampled_from(everyone), min_size=1, unique=True))
+        for sequence in sequences:
+            if data.draw(st.booleans()):  # a step that needed a block
+                sequence.table.block_ids.append(data.draw(st.integers(0, 15)))
+                sequence.table.block_ids = sequence.table.block_ids[-8:]
+                sequence.table_version += 1
+            sequence.num_computed = len(sequence.table.block_ids) - 1
+        slots = [sequence.table.block_ids[-1] for sequence in sequences]
+        batch = builder.build(sequences, [1] * len(sequences), slots)
+        for row, sequence in zip(batch.block_tables.tolist(), sequences, strict=True):
+            assert row[: len(sequence.table.block_ids)] == sequence.table.block_ids
+
+
+# ── In the engine ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("lone_steps", range(3, 9))
+def test_an_urgent_request_that_forks_moves_others_to_another_row(llama, lone_steps):
+    """Three short requests and a long one; the long one stays alone; then an urgent one with
+    three samples takes the rows before it."""
+    urgent = set()
+
+    def policy(sequence):
+        return sequence.request.request_id not in urgent, sequence.order
+
+    engine = careful_engine(llama.lm, small(prefix_cache=False), policy=policy)
+    short = llama.prompts(5, 5, 5, seed=7)
+    (prompt,) = llama.prompts(6, seed=8)
+    for one in short:
+        engine.add_request(one, SamplingParams(max_tokens=2))
+    long_id = engine.add_request(prompt, SamplingParams(max_tokens=20))
+    outputs = {}
+    for _ in range(lone_steps):
+        step(engine, outputs)
+    urgent.add(engine.add_request(short[0], SamplingParams(max_tokens=10, n=3)))
+    drain(engine, outputs)
+    assert outputs[long_id].token_ids == greedy_tokens(llama.lm, prompt, 20)
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize(
+    "stage", ["waiting", "mid-prefill", "prefilled", "decoding", "preempted", "forked"]
+)
+def test_abort_at_every_stage(llama, stage, preemption):
+    """The aborted request leaves no block behind, and its neighbour gets its tokens."""
+    engine = Engine(
+        llama.lm, small(num_blocks=9, max_batch_tokens=8, preemption=preemption)
+    )
+    neighbour, prompt = llama.prompts(6, 13, seed=3)
+    kept = engine.add_request(neighbour, SamplingParams(max_tokens=18))
+    params = SamplingParams(max_tokens=16, n=3 if stage == "forked" else 1)
+    doomed = engine.add_request(prompt, params)
+    (sequence,) = [s for s in engine.scheduler if s.request.request_id == doomed]
+    reached = {
+        "waiting": lambda: sequence.table is None,
+        "mid-prefill": lambda: 0 < sequence.num_computed < 13,
+        "prefilled": lambda: sequence.num_output == 1,
+        "decoding": lambda: sequence.num_output == 3,
+        "preempted": lambda: sequence.num_preemptions > 0 and sequence.table is None,
+        "forked": lambda: len(sequence.request.sequences) == 3,
+    }[stage]
+    outputs = {}
+    while not reached():
+        step(engine, outputs)
+    if stage == "preempted":
+        assert (sequence.host_block_ids is not None) == (preemption == "swap")
+    engine.abort(doomed)
+    engine.check()
+    assert all(s.request.request_id == kept for s in engine.scheduler)
+    drain(engine, outputs)
+    assert outputs[kept].token_ids == greedy_tokens(llama.lm, neighbour, 18)
+    assert outputs[kept].finish_reason == "length"
+    assert_empty(engine)
+
+
+def test_abort_twice_is_an_error(llama):
+    engine = Engine(llama.lm, small())
+    request_id = engine.add_request([1, 2, 3])
+    engine.abort(request_id)
+    with pytest.raises(ValueError, match=f"request_id: {request_id}"):
+        engine.abort(request_id)
+    assert not engine.has_unfinished and engine.step() == []
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_samples_count_as_seats_before_they_fork(llama, n):
+    """A batch never has more sequences than max_num_seqs, forks included."""
+    engine = Engine(llama.lm, small(max_num_seqs=4, max_batch_tokens=16))
+    rng = random.Random(n)
+    prompts = [[rng.randrange(1, 300) for _ in range(rng.randrange(2, 20))] for _ in range(6)]
+    widths = []
+    for prompt in prompts:
+        engine.add_request(prompt, SamplingParams(max_tokens=5, n=n))
+    outputs = {}
+    while engine.has_unfinished:
+        step(engine, outputs)
+        widths.append(engine.stats().running)
+    assert max(widths) == 4 // n * n
+    for prompt, output in zip(prompts, outputs.values(), strict=True):
+        want = greedy_tokens(llama.lm, prompt, 5)
+        assert [sample.token_ids for sample in output.samples] == [want] * n
+
+
+def test_one_token_a_step_is_enough(llama):
+    """The smallest budget there is: everything is a chunk of one."""
+    engine = Engine(llama.lm, small(max_batch_tokens=1, max_num_seqs=1))
+    prompts = llama.prompts(5, 9, 2, seed=11)
+    outputs = generate(engine, prompts, SamplingParams(max_tokens=6))
+    assert [o.token_ids for o in outputs] == [greedy_tokens(llama.lm, p, 6) for p in prompts]
+    assert engine.stats().steps == sum(map(len, prompts)) + 3 * 5
+
+
+def test_stats_count_what_happened(llama):
+    engine = Engine(llama.lm, small(prefix_cache=False))
+    generate(engine, llama.prompts(10, 7, seed=2), SamplingParams(max_tokens=4))
+    stats = engine.stats()
+    assert (stats.steps, stats.generated_tokens) == (4, 8)
+    assert stats.computed_tokens == 10 + 7 + 2 * 3  # the last token of each is never computed
+    assert (stats.blocks_free, stats.blocks_used, stats.blocks_cached) == (128, 0, 0)
+    assert (stats.looked_up_tokens, stats.hit_tokens, stats.hit_rate) == (17, 0, 0.0)
+    assert stats.model_seconds > 0 and stats.host_seconds > 0

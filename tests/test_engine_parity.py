@@ -1,0 +1,745 @@
+"""The engine against `transformers`: tokens, logits, beams, dtypes; then sampling, stops, streams."""
+
+import dataclasses
+import json
+import math
+import random
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from helpers import (
+    ARCHITECTURES,
+    LLAMA3,
+    RecordingSampler,
+    ScriptedSampler,
+    assert_empty,
+    careful_engine,
+    drain,
+    generate,
+    greedy_tokens,
+    make_model,
+    small,
+    step,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minikv
+from minikv import Engine, LanguageModel, SamplingParams
+from minikv.loader import read_weights
+from minikv.model import Transformer
+from minikv.outputs import REPLACEMENT
+from minikv.sampling import probabilities
+
+BLOCK_SIZES = [1, 4, 16, 64]
+
+
+def mixed_prompts(pair):
+    """Different lengths, some with common beginnings, two the same, two just at block borders."""
+    long, other, short = pair.prompts(33, 17, 1, seed=5)
+    return [long, short, long[:16] + other[:3], other, long[:16], long[:7], other]
+
+
+def as_reference(pair, prompts, num_tokens):
+    return [pair.greedy(prompt, num_tokens) for prompt in prompts]
+
+
+# ── The models themselves ─────────────────────────────────────────────────────
+
+
+def test_logits_of_every_architecture(pair):
+    (tokens,) = pair.prompts(150, seed=1)
+    with torch.inference_mode():
+        expected = pair.hf(torch.tensor([tokens])).logits[0]
+    torch.testing.assert_close(pair.lm.logits(tokens), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("llama3-rope", {"rope_scaling": None}),
+        ("llama-linear-rope", {"rope_scaling": None}),
+        ("llama-bias", {"attention_bias": False}),
+        ("llama-bias", {"output_bias": False}),
+        ("llama-bias", {"mlp_bias": False}),
+        ("mistral", {"windows": (None, None)}),
+        ("mistral", {"windows": (9, 9)}),
+        ("qwen2", {"attention_bias": False}),
+        ("qwen2-window", {"windows": (None, None)}),
+        ("qwen2-window", {"windows": (6, 6)}),
+        ("qwen3", {"qk_norm": False}),
+        ("llama", {"rope_theta": 20_000.0}),
+        ("llama", {"rms_norm_eps": 0.1}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_each_feature_matters(checkpoint, name, change):
+    """The comparison above can fail: without the feature the logits are others."""
+    pair = checkpoint(name)
+    (tokens,) = pair.prompts(60, seed=1)
+    config = dataclasses.replace(pair.lm.config, **change)
+    state = read_weights(pair.folder)
+    without = LanguageModel(name, Transformer(config, state, *here(pair)), None)
+    assert (without.logits(tokens) - pair.lm.logits(tokens)).abs().max() > 0.05
+
+
+def here(pair):
+    return pair.lm.device, pair.lm.dtype
+
+
+# ── Greedy tokens ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
+    prompts = mixed_prompts(pair)
+    expected = as_reference(pair, prompts, 12)
+    config = small(
+        block_size=block_size, num_blocks=640 // block_size, prefix_cache=prefix_cache
+    )
+    engine = careful_engine(pair.lm, config)
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    batch = generate(engine, prompts, params)
+    assert [output.token_ids for output in batch] == expected
+    # One after another, on an engine that has seen them all: full hits, partial hits, misses.
+    for prompt, tokens in zip(prompts[:4], expected, strict=False):
+        assert engine.generate([prompt], params)[0].token_ids == tokens
+    if prefix_cache and block_size <= 16:
+        assert engine.stats().hit_tokens >= 16
+    if not prefix_cache:
+        assert engine.stats().hit_tokens == engine.stats().blocks_cached == 0
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_greedy_under_many_preemptions(checkpoint, block_size, preemption, prefix_cache):
+    """A pool that holds hardly more than the largest request; every architecture that
+    differs in attention."""
+    preemptions = swaps_in = 0
+    for name in ("llama", "mistral", "qwen3"):
+        pair = checkpoint(name)
+        prompts = pair.prompts(3, 9, 14, 6, 11, 4, seed=9)
+        num_blocks = max(48 // block_size, 3)
+        config = small(
+            block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache,
+            preemption=preemption,
+        )  # fmt: skip
+        engine = careful_engine(pair.lm, config)
+        max_tokens = 24 if block_size < 64 else 60  # 64 tokens fit one block
+        outputs = generate(engine, prompts, SamplingParams(max_tokens=max_tokens))
+        expected = as_reference(pair, prompts, max_tokens)
+        assert [output.token_ids for output in outputs] == expected
+        preemptions += engine.stats().preemptions
+        swaps_in += engine.stats().swaps_in
+        assert engine.stats().swaps_in == engine.stats().swaps_out
+        assert_empty(engine)
+    assert preemptions >= (9 if block_size < 16 else 3)
+    assert (swaps_in >= 3) == (preemption == "swap")
+
+
+def test_greedy_under_preemption_with_the_bundled_model(tinypy):
+    prompts = tinypy.prompts(12, 20, 7, seed=3)
+    for preemption in ("recompute", "swap"):
+        engine = careful_engine(tinypy.lm, small(num_blocks=12, preemption=preemption))
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        outputs = generate(engine, prompts, params)
+        assert [o.token_ids for o in outputs] == as_reference(tinypy, prompts, 20)
+        assert engine.stats().preemptions >= 2
+        assert (engine.stats().swaps_in > 0) == (preemption == "swap")
+
+
+@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 31, 64])
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_chunked_prefill(checkpoint, name, budget):
+    """However a prompt is cut, beside whatever decodes, with and without hits."""
+    pair = checkpoint(name)
+    prompts = mixed_prompts(pair)
+    engine = careful_engine(pair.lm, small(max_batch_tokens=budget))
+    outputs = {}
+    ids = []
+    for prompt in prompts:  # later ones meet running ones
+        ids.append(engine.add_request(prompt, SamplingParams(max_tokens=12)))
+        step(engine, outputs)
+        step(engine, outputs)
+    drain(engine, outputs)
+    assert [outputs[i].token_ids for i in ids] == as_reference(pair, prompts, 12)
+
+
+def test_end_tokens(checkpoint):
+    """Generation stops where `transformers` stops, and goes on with ignore_eos."""
+    pair = checkpoint("qwen2")
+    (prompt,) = pair.prompts(8, seed=6)
+    whole = pair.greedy(prompt, 20)
+    for eos in ([whole[4]], [whole[9], whole[6]]):
+        ids = torch.tensor([prompt])
+        out = pair.hf.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False,
+            eos_token_id=eos, pad_token_id=0,
+        )  # fmt: skip
+        expected = out[0, len(prompt) :].tolist()
+        assert len(expected) < 20 and expected[-1] in eos
+        lm = pair.with_eos(*eos)
+        stopped, ignored = generate(
+            Engine(lm, small()),
+            [prompt, prompt],
+            [SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, ignore_eos=True)],
+        )
+        assert (stopped.token_ids, stopped.finish_reason) == (expected, "stop")
+        assert (ignored.token_ids, ignored.finish_reason) == (whole, "length")
+
+
+# ── Logits on a hit ───────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_logits_on_a_hit_equal_logits_on_a_miss(pair, block_size):
+    (prompt,) = pair.prompts(35, seed=8)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    recorded, hits = [], []
+    for warm in ([], [prompt[:20]], [prompt], [prompt[:32], prompt[:20] + prompt[:9]]):
+        sampler = RecordingSampler()
+        engine = careful_engine(pair.lm, small(block_size=block_size), sampler=sampler)
+        for one in warm:
+            engine.generate([one], params)
+        before = engine.stats().hit_tokens
+        tokens = engine.generate([prompt], params)[0].token_ids
+        hits.append(engine.stats().hit_tokens - before)
+        recorded.append(torch.cat(sampler.calls[-4:]))
+    whole = 34 // block_size * block_size
+    assert hits == [0, 20 // block_size * block_size, whole, min(whole, 32)]
+    expected = pair.lm.logits(prompt + tokens)[34:-1]
+    for logits in recorded:
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+
+
+# ── Beam search ───────────────────────────────────────────────────────────────
+
+
+def reference_beams(pair, prompt, width, max_tokens, length_penalty, eos):
+    """(tokens up to the end token, score) of each returned beam of `transformers`."""
+    ids = torch.tensor([prompt])
+    out = pair.hf.generate(
+        ids, attention_mask=torch.ones_like(ids), num_beams=width, num_return_sequences=width,
+        max_new_tokens=max_tokens, do_sample=False, length_penalty=length_penalty,
+        early_stopping=False, eos_token_id=list(eos) or None, pad_token_id=0,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    beams = []
+    for row, score in zip(out.sequences.tolist(), out.sequences_scores.tolist(), strict=True):
+        tokens = row[len(prompt) :]
+        ends = [i for i, token in enumerate(tokens) if token in eos]
+        beams.append((tokens[: ends[0] + 1] if ends else tokens, score))
+    return beams
+
+
+def assert_beams(found, expected):
+    assert [beam.token_ids for beam in found] == [tokens for tokens, _ in expected]
+    scores = torch.tensor([beam.score for beam in found])
+    torch.testing.assert_close(
+        scores, torch.tensor([score for _, score in expected]), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("num_eos", [0, 1, 4, 30])
+@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
+def test_beams(checkpoint, length_penalty, num_eos):
+    for name, width in (("llama", 4), ("mistral", 3), ("qwen3", 2)):
+        pair = checkpoint(name)
+        (prompt,) = pair.prompts(9, seed=width)
+        free = reference_beams(pair, prompt, width, 12, 1.0, ())
+        likely = [token for tokens, _ in free for token in tokens[3:]]
+        eos = tuple(dict.fromkeys([*likely, *range(pair.vocab_size)]))[:num_eos]
+        expected = reference_beams(pair, prompt, width, 12, length_penalty, eos)
+        if num_eos and length_penalty <= 0:  # else long ones win
+            assert any(len(tokens) < 12 for tokens, _ in expected)
+        engine = careful_engine(pair.with_eos(*eos), small())
+        found = engine.beam_search(prompt, width, 12, length_penalty)
+        assert_beams(found, expected)
+        assert_empty(engine)
+
+
+def test_beams_of_the_bundled_model(tinypy):
+    prompt = tinypy.lm.encode("def fib(n):\n    if")
+    engine = careful_engine(tinypy.lm, small(block_size=16))
+    found = engine.beam_search("def fib(n):\n    if", beam_width=4, max_tokens=16)
+    expected = reference_beams(tinypy, prompt, 4, 16, 1.0, tinypy.lm.config.eos_ids)
+    assert_beams(found, expected)
+    assert [beam.text for beam in found] == [tinypy.lm.decode(tokens) for tokens, _ in expected]
+
+
+@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+def test_beams_beside_running_requests(llama, block_size):
+    """Neither disturbs the other, and a prompt longer than the budget is cut."""
+    engine = careful_engine(llama.lm, small(block_size=block_size, max_batch_tokens=8))
+    prompt, other = llama.prompts(21, 10, seed=2)
+    request_id = engine.add_request(other, SamplingParams(max_tokens=15))
+    outputs = {}
+    for _ in range(4):
+        step(engine, outputs)
+    found = engine.beam_search(prompt, 4, 10)
+    engine.check()
+    drain(engine, outputs)
+    assert_beams(found, reference_beams(llama, prompt, 4, 10, 1.0, ()))
+    assert outputs[request_id].token_ids == llama.greedy(other, 15)
+    assert_empty(engine)
+
+
+def test_one_beam_is_greedy(llama):
+    (prompt,) = llama.prompts(6, seed=3)
+    (beam,) = Engine(llama.lm, small()).beam_search(prompt, beam_width=1, max_tokens=10)
+    tokens = llama.greedy(prompt, 10)
+    assert beam.token_ids == tokens
+    log_probs = llama.lm.logits(prompt + tokens).log_softmax(-1)[5:-1]
+    total = float(log_probs[torch.arange(10), torch.tensor(tokens)].sum())
+    assert math.isclose(beam.score, total / 10, rel_tol=1e-4)
+
+
+def test_beams_share_blocks(llama):
+    """Four beams of a long prompt need the prompt's blocks once."""
+    (prompt,) = llama.prompts(40, seed=4)
+    engine = careful_engine(llama.lm, small(num_blocks=10 + 4 * 2, prefix_cache=False))
+    assert len(engine.beam_search(prompt, 4, 8)) == 4
+    with pytest.raises(minikv.OutOfBlocks, match="22 blocks are needed, 18 are free"):
+        engine.beam_search(prompt, 4, 12)
+    assert engine.pool.num_free == 18
+
+
+# ── Loading ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(pair, dtype):
+    """Rounding errors like those of `transformers` in the same dtype, and the same tokens
+    as its own naive attention would pick, up to near ties."""
+    from transformers import AutoModelForCausalLM
+
+    (tokens,) = pair.prompts(40, seed=2)
+    lm = minikv.load(pair.folder, dtype=dtype)
+    hf = AutoModelForCausalLM.from_pretrained(pair.folder, dtype=dtype).eval()
+    assert lm.dtype == dtype and lm.logits(tokens).dtype == torch.float32
+    exact = pair.lm.logits(tokens)
+    with torch.inference_mode():
+        theirs = (hf(torch.tensor([tokens])).logits[0].float() - exact).abs()
+    ours = (lm.logits(tokens) - exact).abs()
+    assert ours.mean() <= 1.5 * theirs.mean() and ours.max() <= 2 * theirs.max()
+    assert ours.mean() > 0  # it really computed in this dtype
+    # The engine in this dtype: every token is, to rounding, the likeliest of its own naive pass.
+    engine = careful_engine(lm, small())
+    (output,) = generate(engine, [tokens], SamplingParams(max_tokens=12, ignore_eos=True))
+    logits = lm.logits(tokens + output.token_ids)[39:-1]
+    behind = logits.max(-1).values - logits[torch.arange(12), torch.tensor(output.token_ids)]
+    assert behind.max() <= 2 * theirs.max()
+    assert engine.store.blocks.dtype == dtype
+
+
+def test_shards_give_the_same_model(llama, tmp_path):
+    llama.hf.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert not (tmp_path / "model.safetensors").exists()
+    lm = minikv.load(str(tmp_path))
+    (tokens,) = llama.prompts(10)
+    torch.testing.assert_close(lm.logits(tokens), llama.lm.logits(tokens), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["llama3-rope", "llama-linear-rope", "qwen2-window", "mistral"])
+def test_configs_of_earlier_transformers(checkpoint, name, tmp_path):
+    """RoPE's numbers used to stand beside each other, and layer types not at all."""
+    pair = checkpoint(name)
+    shutil.copytree(pair.folder, tmp_path, dirs_exist_ok=True)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    rope = raw.pop("rope_parameters")
+    raw["rope_theta"] = rope.pop("rope_theta")
+    if rope["rope_type"] != "default":
+        raw["rope_scaling"] = {"type" if key == "rope_type" else key: v for key, v in rope.items()}
+    raw.pop("layer_types", None)
+    raw.pop("head_dim", None)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    config = minikv.load(tmp_path).config
+    torch.testing.assert_close(
+        config.inverse_frequencies(), pair.lm.config.inverse_frequencies(), rtol=0, atol=0
+    )
+    assert dataclasses.replace(config, rope_scaling=pair.lm.config.rope_scaling) == pair.lm.config
+
+
+def test_a_generation_config_names_the_end_tokens(llama, tmp_path):
+    shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    assert minikv.load(tmp_path).config.eos_ids == (5, 9)
+    (tmp_path / "generation_config.json").unlink()
+    raw = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": 7}))
+    assert minikv.load(tmp_path).config.eos_ids == (7,)
+
+
+def test_long_contexts_of_scaled_rope(checkpoint):
+    """Positions far beyond the original context, where the scaling matters most."""
+    pair = checkpoint("llama3-rope")
+    (prompt,) = pair.prompts(300, seed=4)
+    assert LLAMA3["original_max_position_embeddings"] < 300
+    engine = careful_engine(pair.lm, small(block_size=16))
+    (output,) = generate(engine, [prompt], SamplingParams(max_tokens=10))
+    assert output.token_ids == pair.greedy(prompt, 10)
+
+
+def test_every_architecture_is_tested():
+    assert {f"{family}ForCausalLM" for family, _ in ARCHITECTURES.values()} == set(
+        minikv.config.ARCHITECTURES
+    )
+
+
+# ── Sampling ──────────────────────────────────────────────────────────────────
+
+P = [0.125, 0.5, 0.25, 0.125]  # of tokens 0 … 3
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, {0: 1 / 8, 1: 1 / 2, 2: 1 / 4, 3: 1 / 8}),
+        ({"top_k": 2}, {1: 2 / 3, 2: 1 / 3}),
+        ({"top_k": 1}, {1: 1.0}),
+        ({"top_k": 9}, {0: 1 / 8, 1: 1 / 2, 2: 1 / 4, 3: 1 / 8}),
+        ({"top_p": 0.4}, {1: 1.0}),
+        ({"top_p": 0.6}, {1: 2 / 3, 2: 1 / 3}),  # the token that crosses 0.6 is kept
+        ({"top_p": 1e-9}, {1: 1.0}),
+        ({"top_k": 2, "top_p": 0.6}, {1: 1.0}),  # top-p over what top-k left: 2/3 is enough
+        ({"temperature": 0.5}, {0: 1 / 22, 1: 16 / 22, 2: 4 / 22, 3: 1 / 22}),  # squares
+        ({"temperature": 0.5, "top_p": 0.8}, {1: 16 / 20, 2: 4 / 20}),
+        ({"temperature": 1e-300}, {1: 1.0}),
+        ({"temperature": 5e-324}, {1: 1.0}),
+    ],
+    ids=str,
+)
+def test_the_distribution_by_hand(params, expected):
+    params = SamplingParams(**{"temperature": 1.0} | params)
+    p, token_ids = probabilities(torch.tensor(P).log() + 3, params)
+    found = {token: x for token, x in zip(token_ids.tolist(), p.tolist(), strict=True) if x > 0}
+    assert p.tolist() == sorted(p.tolist(), reverse=True)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@settings(max_examples=50)
+@given(
+    temperature=st.floats(0.3, 3), top_k=st.integers(0, 60), top_p=st.floats(0.05, 0.999),
+    seed=st.integers(0, 999),
+)  # fmt: skip
+def test_the_distribution_against_transformers(temperature, top_k, top_p, seed):
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = torch.randn(50, generator=torch.Generator().manual_seed(seed)) * 3
+    warped = TemperatureLogitsWarper(temperature)(None, logits[None].double())
+    if top_k:
+        warped = TopKLogitsWarper(top_k)(None, warped)
+    warped = TopPLogitsWarper(top_p)(None, warped)
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    p, token_ids = probabilities(logits, params)
+    found = torch.zeros(50, dtype=torch.float64)
+    found[token_ids] = p
+    torch.testing.assert_close(found, warped.softmax(-1)[0], rtol=1e-6, atol=1e-9)
+
+
+def chi_square(counts, expected, total):
+    return sum((counts[t] - total * p) ** 2 / (total * p) for t, p in expected.items())
+
+
+def test_a_draw_is_looked_up_in_the_cumulative_distribution():
+    """Ordered by probability: token 1 to 0.5, token 2 to 0.75, then 0 and 3."""
+    sampler, logits = minikv.Sampler(), torch.tensor([P]).log()
+    params = [SamplingParams(temperature=1.0)]
+    found = [sampler(logits, params, [d])[0] for d in (0.0, 0.4999, 0.5001, 0.7499)]
+    assert found == [1, 1, 2, 2]
+    assert {sampler(logits, params, [d])[0] for d in (0.8, 0.999999999)} == {0, 3}
+    assert sampler(logits, params, [None]) == [1]
+
+
+def test_samples_follow_the_distribution(llama):
+    """1,600 first tokens, over seeds and over samples of one seed, and as many second
+    tokens: chi-square of 5 degrees of freedom stays under its 99.9 % point, 20.5."""
+    (prompt,) = llama.prompts(12, seed=1)
+    params = dict(max_tokens=2, temperature=1.5, top_k=6, n=32)
+    engine = Engine(llama.lm, small(num_blocks=512, max_num_seqs=32))
+    firsts, seconds = Counter(), Counter()
+    for seed in range(50):
+        (output,) = engine.generate([prompt], SamplingParams(**params, seed=seed))
+        pairs = [sample.token_ids for sample in output.samples]
+        firsts.update(first for first, _ in pairs)
+        seconds.update(tuple(pair) for pair in pairs)
+    rule = SamplingParams(temperature=1.5, top_k=6)
+    p, ids = probabilities(llama.lm.logits(prompt)[-1], rule)
+    expected = dict(zip(ids.tolist(), p.tolist(), strict=True))
+    assert set(firsts) <= set(expected)
+    assert chi_square(firsts, expected, 1600) < 20.5
+    # The second draw is independent of the first: look at those that follow the likeliest.
+    first = ids[0].item()
+    p, ids = probabilities(llama.lm.logits([*prompt, first])[-1], rule)
+    expected = dict(zip(((first, token) for token in ids.tolist()), p.tolist(), strict=True))
+    assert chi_square(seconds, expected, firsts[first]) < 20.5
+
+
+def sampled_requests(pair):
+    rng = random.Random(4)
+    prompts = pair.prompts(5, 12, 20, 12, 3, 8, seed=21)
+    prompts[3] = prompts[1]  # the same prompt with another seed
+    return [
+        (prompt, SamplingParams(max_tokens=rng.randrange(6, 16), temperature=t, top_p=0.95, seed=i))
+        for i, (prompt, t) in enumerate(zip(prompts, [0.7, 1.0, 1.3, 1.0, 0.0, 2.0], strict=True))
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"num_blocks": 10}, {"num_blocks": 10, "preemption": "swap"}, {"max_batch_tokens": 5}],
+    ids=str,
+)
+def test_the_same_request_gives_the_same_tokens_in_any_company(llama, config):
+    requests = sampled_requests(llama)
+    alone = [Engine(llama.lm).generate(p, params)[0].token_ids for p, params in requests]
+    assert alone[1] != alone[3]
+    for order_seed in range(3):
+        order = random.Random(order_seed).sample(range(6), 6)
+        engine = careful_engine(llama.lm, small(**config))
+        ids, outputs = {}, {}
+        for i in order:
+            ids[i] = engine.add_request(*requests[i])
+            if order_seed:
+                step(engine, outputs)
+        drain(engine, outputs)
+        assert [outputs[ids[i]].token_ids for i in range(6)] == alone
+        assert ("num_blocks" in config) == (engine.stats().preemptions > 0)
+
+
+def test_without_a_seed_every_run_is_another(llama):
+    engine = Engine(llama.lm, small())
+    params = SamplingParams(max_tokens=20, temperature=2.0)
+    runs = {tuple(engine.generate([[1, 2, 3]], params)[0].token_ids) for _ in range(3)}
+    assert len(runs) == 3
+
+
+# ── Parallel sampling ─────────────────────────────────────────────────────────
+
+
+def test_samples_share_the_prompts_blocks(llama):
+    (prompt,) = llama.prompts(18, seed=6)  # four full blocks and a half
+    engine = careful_engine(llama.lm, small(prefix_cache=False))
+    engine.add_request(prompt, SamplingParams(max_tokens=8, n=4, temperature=1.0, seed=0))
+    outputs = step(engine)
+    sequences = list(engine.scheduler)
+    assert len(sequences) == len(outputs[0].samples) == 4
+    assert len({tuple(s.table.block_ids) for s in sequences}) == 1
+    assert engine.stats().blocks_used == 5
+    assert [engine.pool.ref_count(b) for b in sequences[0].table.block_ids] == [4] * 5
+    step(engine)  # each writes its own token into the half-full block: three copies
+    assert engine.stats().blocks_used == 4 + 4
+    assert [engine.pool.ref_count(s.table.block_ids[4]) for s in sequences] == [1] * 4
+    drain(engine)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("config", [{}, {"num_blocks": 14}, {"prefix_cache": False}], ids=str)
+@pytest.mark.parametrize("n", [2, 5])
+def test_sample_0_is_the_run_with_one_sample(llama, n, config):
+    prompts = llama.prompts(10, 13, seed=7)
+    params = dict(max_tokens=14, temperature=1.0, seed=11)
+    single = [Engine(llama.lm).generate(p, SamplingParams(**params))[0].token_ids for p in prompts]
+    engine = careful_engine(llama.lm, small(**config))
+    outputs = generate(engine, prompts, SamplingParams(**params, n=n))
+    assert [output.token_ids for output in outputs] == single
+    for output in outputs:
+        assert [sample.finish_reason for sample in output.samples] == ["length"] * n
+        assert len({tuple(sample.token_ids) for sample in output.samples}) == n
+    if "num_blocks" in config:
+        assert engine.stats().preemptions > 0
+
+
+def test_samples_end_one_by_one(llama):
+    """A request goes on until its last sample is finished."""
+    (prompt,) = llama.prompts(6, seed=9)
+    params = SamplingParams(max_tokens=12, temperature=1.5, seed=1, n=4)
+    tokens = [s.token_ids for s in Engine(llama.lm).generate(prompt, params)[0].samples]
+    end = tokens[0][2]
+    cut = [t[: t.index(end) + 1] if end in t else t for t in tokens]
+    assert len(cut[0]) == 3 and any(len(one) == 12 for one in cut)
+    engine = careful_engine(llama.lm, small())
+    engine.add_request(prompt, dataclasses.replace(params, stop=(end,)))
+    reasons = []
+    while engine.has_unfinished:
+        output = step(engine)[0]
+        reasons.append(output.finish_reason)
+    assert [sample.token_ids for sample in output.samples] == cut
+    assert reasons == [None] * 11 + ["stop"]
+    assert [s.finish_reason for s in output.samples] == [
+        "stop" if one[-1] == end else "length" for one in cut
+    ]
+
+
+# ── Stops, text and streams ───────────────────────────────────────────────────
+
+
+def scripted(tinypy, token_ids, params):
+    """What the engine makes of exactly these tokens: the outputs of all steps, and a stream."""
+    params = dataclasses.replace(params, max_tokens=len(token_ids))
+    engine = Engine(tinypy.lm, small(), sampler=ScriptedSampler(token_ids))
+    engine.add_request([1, 2, 3], params)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    engine = Engine(tinypy.lm, small(), sampler=ScriptedSampler(token_ids))
+    deltas = list(engine.stream([1, 2, 3], params))
+    assert not engine.has_unfinished
+    return outputs, deltas
+
+
+def test_a_stop_string_across_token_borders(tinypy):
+    text = "alpha beta gamma delta"
+    ids = tinypy.lm.encode(text)
+    assert all(tinypy.lm.decode([token]) != "ta gam" for token in ids)
+    outputs, deltas = scripted(tinypy, ids, SamplingParams(stop=("ta gam",)))
+    assert outputs[-1].text == "alpha be" and outputs[-1].finish_reason == "stop"
+    assert "ta gam" in tinypy.lm.decode(outputs[-1].token_ids)
+    assert "ta gam" not in tinypy.lm.decode(outputs[-1].token_ids[:-1])
+    assert "".join(delta.text for delta in deltas) == "alpha be"
+
+
+@settings(max_examples=80)
+@given(
+    text=st.text("ab \né中🙂", min_size=1, max_size=25),
+    stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
+)
+def test_stops_and_streams_of_any_text(tinypy, text, stops):
+    """Against the plain rule: stop at the first token that completes a stop string, show
+    what comes before it. No step ever shows text that is not in the end."""
+    ids = tinypy.lm.encode(text)
+    expected, count, reason = text, len(ids), "length"
+    for k in range(1, len(ids) + 1):
+        so_far = tinypy.lm.decode(ids[:k])
+        found = [so_far.find(stop) for stop in stops if stop in so_far]
+        if found:
+            expected, count, reason = so_far[: min(found)], k, "stop"
+            break
+    outputs, deltas = scripted(tinypy, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
+    final = outputs[-1]
+    assert (final.text, final.token_ids, final.finish_reason) == (expected, ids[:count], reason)
+    assert all(expected.startswith(output.text) for output in outputs)
+    assert [output.finish_reason for output in outputs[:-1]] == [None] * (count - 1)
+    assert [output.token_ids for output in outputs] == [ids[:k] for k in range(1, count + 1)]
+    assert "".join(delta.text for delta in deltas) == expected
+    assert [token for delta in deltas for token in delta.token_ids] == ids[:count]
+    assert [delta.finish_reason for delta in deltas] == [None] * (count - 1) + [reason]
+
+
+def test_characters_of_several_tokens_are_shown_whole(tinypy):
+    text = "né 中文 🙂 ok"
+    ids = tinypy.lm.encode(text)
+    pieces = [tinypy.lm.decode(ids[:k]) for k in range(1, len(ids))]
+    assert any(piece.endswith(REPLACEMENT) for piece in pieces)  # some token is half a character
+    outputs, deltas = scripted(tinypy, ids, SamplingParams())
+    assert outputs[-1].text == text == "".join(delta.text for delta in deltas)
+    assert not any(REPLACEMENT in output.text for output in outputs)
+
+
+def test_an_end_inside_a_character(tinypy):
+    """max_tokens may cut one: the text says so at the end, and the stream joins to it."""
+    ids = tinypy.lm.encode("a🙂")[:-1]
+    outputs, deltas = scripted(tinypy, ids, SamplingParams())
+    assert outputs[-1].text.rstrip(REPLACEMENT) == "a" != outputs[-1].text
+    assert "".join(delta.text for delta in deltas) == outputs[-1].text
+
+
+def test_a_stop_string_around_special_tokens(tinypy):
+    """They decode to nothing, so the text before and after them is adjacent."""
+    (eos,) = tinypy.lm.config.eos_ids
+    ids = [*tinypy.lm.encode("xa"), *[eos] * 12, *tinypy.lm.encode("bc"), *tinypy.lm.encode("de")]
+    outputs, _ = scripted(tinypy, ids, SamplingParams(stop=("ab",), ignore_eos=True))
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("x", "stop")
+    assert tinypy.lm.decode(outputs[-1].token_ids).startswith("xab")
+    assert "de" not in tinypy.lm.decode(outputs[-1].token_ids)
+
+
+def test_stop_ids(tinypy):
+    ids = tinypy.lm.encode("one two three four five")
+    for position in (0, 2, len(ids) - 1):
+        first = ids.index(ids[position])
+        outputs, _ = scripted(tinypy, ids, SamplingParams(stop=("nothing", ids[position])))
+        assert outputs[-1].token_ids == ids[: first + 1]
+        assert outputs[-1].finish_reason == "stop"
+
+
+def test_end_token_and_ignore_eos(tinypy):
+    (eos,) = tinypy.lm.config.eos_ids
+    ids = [*tinypy.lm.encode("one"), eos, *tinypy.lm.encode(" two")]
+    outputs, _ = scripted(tinypy, ids, SamplingParams())
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one", "stop")
+    outputs, _ = scripted(tinypy, ids, SamplingParams(ignore_eos=True))
+    assert (outputs[-1].text, outputs[-1].finish_reason) == ("one two", "length")
+    outputs, _ = scripted(tinypy, ids, SamplingParams(ignore_eos=True, stop=(eos,)))
+    assert outputs[-1].finish_reason == "stop"
+
+
+def test_text_prompts(tinypy):
+    """Text, its token ids, and a list of both give the same."""
+    text = "def fib(n):"
+    ids = tinypy.lm.encode(text)
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    engine = Engine(tinypy.lm)
+    outputs = [engine.generate(one, params)[0] for one in (text, [text], ids, [ids])]
+    outputs += engine.generate([text, ids], params)
+    assert [output.token_ids for output in outputs] == [tinypy.greedy(ids, 8)] * 6
+    assert outputs[0].prompt_ids == ids
+    assert outputs[0].text == tinypy.lm.decode(outputs[0].token_ids)
+
+
+def test_leaving_a_stream_aborts_its_request(tinypy):
+    engine = Engine(tinypy.lm, small())
+    for delta in engine.stream("import os", SamplingParams(max_tokens=50, ignore_eos=True)):
+        assert len(delta.token_ids) == 1
+        if engine.stats().steps == 3:
+            break
+    del delta
+    import gc
+
+    gc.collect()
+    assert not engine.has_unfinished
+    assert_empty(engine)
+
+
+def test_two_streams_and_a_batch_together(tinypy):
+    engine = Engine(tinypy.lm, small())
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    prompts = tinypy.prompts(4, 9, seed=1)
+    first = engine.stream(prompts[0], params)
+    tokens = [token for _ in range(5) for token in next(first).token_ids]
+    second = engine.stream(prompts[1], params)
+    other = [token for delta in second for token in delta.token_ids]  # moves the first one too
+    tokens += [token for delta in first for token in delta.token_ids]
+    assert other == tinypy.greedy(prompts[1], 12)
+    assert tokens == tinypy.greedy(prompts[0], 12)
+
+
+def test_outputs_do_not_change_afterwards(llama):
+    engine = Engine(llama.lm, small())
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=5))
+    outputs = []
+    while engine.has_unfinished:
+        outputs += engine.step()
+    tokens = greedy_tokens(llama.lm, [1, 2, 3], 5)
+    assert [output.token_ids for output in outputs] == [tokens[:k] for k in range(1, 6)]
+    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
+
+
+def test_weights_can_be_updated(llama):
+    other = make_model("llama", seed=77)
+    engine = Engine(llama.lm, small())
+    (prompt,) = llama.prompts(20, seed=5)
+    before = engine.generate(prompt, SamplingParams(max_tokens=8))[0].token_ids
+    engine.update_weights(dict(other.state_dict()))
+    ids = torch.tensor([prompt])
+    expected = other.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=0
+    )[0, 20:].tolist()
+    assert engine.generate(prompt, SamplingParams(max_tokens=8))[0].token_ids == expected != before
+    assert Engine(llama.lm).generate(prompt, SamplingParams(max_tokens=8))[0].token_ids == before

@@ -1,0 +1,299 @@
+"""Long random traces through a real engine: every invariant after every operation, the
+oracle's tokens for every request, and in the cache exactly what a plain dictionary says."""
+
+import functools
+
+import pytest
+from helpers import (
+    assert_kv,
+    cached_prefixes,
+    careful_engine,
+    greedy_tokens,
+    make_model,
+    naive_kv,
+    small,
+    with_weights,
+)
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minikv import Engine, OutOfBlocks, SamplingParams
+from minikv.loader import read_weights
+
+MAX_STEPS = 600  # more than any trace needs to drain
+
+
+@functools.cache
+def alone(lm, prompt, params):
+    """What a request gives with an engine to itself."""
+    output = Engine(lm, small(prefix_cache=False)).generate([list(prompt)], params)[0]
+    return [(sample.token_ids, sample.finish_reason) for sample in output.samples]
+
+
+@functools.cache
+def beams_alone(lm, prompt, width, max_tokens):
+    return Engine(lm, small()).beam_search(list(prompt), width, max_tokens)
+
+
+class Added:
+    """A request as the machine knows it."""
+
+    def __init__(self, request, prompt, params, lm):
+        self.request, self.prompt, self.params = request, prompt, params
+        self.lm = lm  # None once the weights changed under it: its tokens are of two models
+        self.output = None
+
+    def expected(self):
+        params = self.params
+        if params.temperature > 0:
+            return alone(self.lm, self.prompt, params)
+        tokens, reason = greedy_tokens(self.lm, list(self.prompt), params.max_tokens), "length"
+        for i, token in enumerate(tokens):
+            if token in params.stop:
+                tokens, reason = tokens[: i + 1], "stop"
+                break
+        return [(tokens, reason)] * params.n
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """The model of the cache is a set: (salt, prefix of whole blocks). Nothing is in it but
+    what running and finished sequences computed since the last `clear`; nothing that was in
+    it goes but by eviction; what a running sequence has computed is in it."""
+
+    def __init__(self, lms, states):
+        super().__init__()
+        self.lms, self.states = lms, states
+
+    @initialize(
+        block_size=st.integers(1, 5),
+        num_blocks=st.integers(4, 24),
+        seats=st.integers(1, 5),
+        budget=st.integers(1, 24),
+        threshold=st.sampled_from([0, 0, 1, 6]),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+        swap_blocks=st.sampled_from([0, 1, 3, 8]),
+    )
+    def begin(self, block_size, num_blocks, seats, budget, threshold, prefix_cache, swap_blocks):
+        self.weights = 0
+        self.config = small(
+            block_size=block_size, num_blocks=num_blocks, max_num_seqs=seats,
+            max_batch_tokens=max(seats, budget), min_prefix_tokens=threshold,
+            prefix_cache=prefix_cache, preemption="swap" if swap_blocks else "recompute",
+            swap_blocks=swap_blocks,
+        )  # fmt: skip
+        self.engine = careful_engine(self.lms[0], self.config)
+        self.added: dict[int, Added] = {}
+        self.known = set()  # what should be cached
+        self.evicted = 0
+        self.loose = set()  # sequences that ran when the cache was cleared under them
+        if prefix_cache:
+            evict = self.engine.cache.evict
+
+            def counted(num_blocks):
+                freed = evict(num_blocks)
+                self.evicted += freed
+                return freed
+
+            self.engine.cache.evict = counted
+
+    @property
+    def lm(self):
+        return self.lms[self.weights]
+
+    @property
+    def unfinished(self):
+        return [added for added in self.added.values() if added.output is None]
+
+    # ── What may happen ───────────────────────────────────────────────────────
+
+    tokens = st.lists(st.integers(1, 3), min_size=1, max_size=14).map(tuple)
+    widths = st.sampled_from([1, 1, 2, 3])
+
+    @rule(
+        prompt=tokens,
+        max_tokens=st.integers(1, 9),
+        n=widths,
+        temperature=st.sampled_from([0.0, 0.0, 1.0]),
+        seed=st.integers(0, 2),
+        stop=st.sampled_from([(), (), tuple(range(0, 300, 9))]),
+        salt=st.sampled_from([None, None, "salt"]),
+        follow=st.booleans(),
+    )
+    def add(self, prompt, max_tokens, n, temperature, seed, stop, salt, follow):
+        """`follow`: the next turn of an earlier request, so that its output is looked up too."""
+        done = [a for a in self.added.values() if a.output is not None]
+        if follow and done:
+            prompt = done[-1].prompt + tuple(done[-1].output.token_ids) + prompt[:3]
+        params = SamplingParams(
+            max_tokens=max_tokens, n=n, temperature=temperature, seed=seed, stop=stop,
+            cache_salt=salt,
+        )  # fmt: skip
+        total = len(prompt) + max_tokens
+        config = self.config
+        if -(-total // config.block_size) > config.num_blocks or n > config.max_num_seqs:
+            with pytest.raises(ValueError):
+                self.engine.add_request(list(prompt), params)
+            return
+        request_id = self.engine.add_request(list(prompt), params)
+        (request,) = (s.request for s in self.engine.scheduler if s.order == (request_id, 0))
+        self.added[request_id] = Added(request, prompt, params, self.lm)
+
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(steps=st.integers(1, 4))
+    def step(self, steps):
+        for _ in range(steps):
+            for output in self.engine.step():
+                if output.finish_reason is not None:
+                    self.finish(output)
+            self.engine.check()
+
+    def finish(self, output):
+        added = self.added[output.request_id]
+        added.output = output
+        if added.lm is not None:
+            found = [(sample.token_ids, sample.finish_reason) for sample in output.samples]
+            assert found == added.expected()
+
+    @precondition(lambda self: self.unfinished)
+    @rule(which=st.integers(0, 99))
+    def abort(self, which):
+        added = self.unfinished[which % len(self.unfinished)]
+        self.engine.abort(added.request.request_id)
+        del self.added[added.request.request_id]
+        self.remember(added)
+
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(countdown=st.integers(0, 1))
+    def interrupt(self, countdown):
+        """A step that fails in the middle is as if it had not been."""
+        self.engine.attention.interrupt(OSError("the cable was pulled"), countdown)
+        with pytest.raises(OSError):
+            self.engine.step()
+
+    @rule(prompt=tokens, width=widths, max_tokens=st.integers(1, 5))
+    def beam_search(self, prompt, width, max_tokens):
+        try:
+            found = self.engine.beam_search(list(prompt), width, max_tokens)
+        except OutOfBlocks:
+            return
+        except ValueError:
+            size = -(-(len(prompt) + max_tokens) // self.config.block_size)
+            assert size > self.config.num_blocks or width > self.config.max_num_seqs
+            return
+        expected = beams_alone(self.lm, prompt, width, max_tokens)
+        assert [beam.token_ids for beam in found] == [beam.token_ids for beam in expected]
+
+    @precondition(lambda self: self.config.prefix_cache)
+    @rule(num_blocks=st.integers(0, 6))
+    def evict(self, num_blocks):
+        evictable = self.engine.cache.num_evictable_blocks
+        assert self.engine.cache.evict(num_blocks) == min(num_blocks, evictable)
+
+    @precondition(lambda self: self.config.prefix_cache)
+    @rule()
+    def clear(self):
+        self.engine.cache.clear()
+        self.forget()
+        self.loose = {s for s in self.engine.scheduler if s.table is not None}
+
+    @rule()
+    def update_weights(self):
+        self.weights = 1 - self.weights
+        self.engine.update_weights(self.states[self.weights])
+        self.forget()
+        self.loose = set()
+        for added in self.unfinished:
+            if any(sequence.num_output for sequence in added.request.sequences):
+                added.lm = None
+            else:
+                added.lm = self.lm
+
+    # ── What must hold ────────────────────────────────────────────────────────
+
+    def forget(self):
+        self.known = set()
+        self.past = []
+
+    past: list = ()
+
+    def remember(self, added):
+        """An aborted request's blocks may stay."""
+        self.past = [*self.past, added]
+
+    def prefixes(self, sequence, num_tokens):
+        size, tokens = self.config.block_size, tuple(sequence.token_ids)
+        salt = sequence.request.params.cache_salt
+        return {(salt, tokens[:end]) for end in range(size, num_tokens + 1, size)}
+
+    @invariant()
+    def nothing_is_broken(self):
+        if not hasattr(self, "engine"):
+            return
+        self.engine.check()
+        stats = self.engine.stats()
+        assert stats.blocks_free + stats.blocks_used == stats.blocks_total
+        assert stats.running <= self.config.max_num_seqs
+        assert stats.hit_tokens <= stats.looked_up_tokens
+
+    @invariant()
+    def the_cache_holds_what_it_should(self):
+        if not hasattr(self, "engine") or self.engine.cache is None:
+            return
+        found = set(cached_prefixes(self.engine.cache))
+        allowed, required = set(self.known), set()
+        for added in [*self.added.values(), *self.past]:
+            for sequence in added.request.sequences:
+                allowed |= self.prefixes(sequence, len(sequence.token_ids) - 1)
+                if sequence.table is None:
+                    self.loose.discard(sequence)
+                elif sequence not in self.loose:
+                    required |= self.prefixes(sequence, sequence.num_computed)
+        assert found <= allowed
+        assert required <= found
+        if not self.evicted:
+            assert self.known <= found
+        self.known, self.evicted = found, 0
+
+    def teardown(self):
+        if not hasattr(self, "engine"):
+            return
+        engine = self.engine
+        for _ in range(MAX_STEPS):
+            if not engine.has_unfinished:
+                break
+            self.step(1)
+        assert not engine.has_unfinished, engine.stats()
+        assert not self.unfinished
+        if engine.cache is not None:
+            # What is cached are the keys and values of those tokens, under these weights.
+            prefixes = cached_prefixes(engine.cache)
+            inner = {(salt, tokens[:end]) for salt, tokens in prefixes for end in range(len(tokens))}
+            for salt, tokens in prefixes.keys() - inner:
+                size = self.config.block_size
+                ends = range(size, len(tokens) + 1, size)
+                blocks = [prefixes[salt, tokens[:end]][0] for end in ends]
+                assert_kv(engine.store, blocks, naive_kv(self.lm, tokens))
+            assert all(locks == 0 for _, locks in prefixes.values())
+            engine.cache.evict(len(prefixes))
+        assert engine.pool.num_free == engine.pool.num_blocks
+        engine.check()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+def test_random_traces(checkpoint, name):
+    pair = checkpoint(name)
+    other = {k: v.detach() for k, v in make_model(name, seed=99).state_dict().items()}
+    states = [read_weights(pair.folder), other]
+    lms = [pair.lm, with_weights(pair.lm, other)]
+    run_state_machine_as_test(
+        lambda: EngineMachine(lms, states),
+        settings=settings(max_examples=40, stateful_step_count=30),
+    )
