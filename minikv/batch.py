@@ -49,7 +49,9 @@ class BatchBuilder:
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
         """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
-        num_decodes = next((i for i, n in enumerate(num_tokens) if n > 1), len(num_tokens))
+        num_decodes = len(num_tokens)
+        if max(num_tokens) > 1:
+            num_decodes = next(i for i, n in enumerate(num_tokens) if n > 1)
         starts = [sequence.num_computed for sequence in sequences]
         decodes = sequences[:num_decodes]
         token_ids = [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
@@ -64,10 +66,11 @@ class BatchBuilder:
         context_lens = query_start[1:] + starts
         query_start.cumsum(out=query_start)
         width = -(-int(context_lens.max()) // self.block_size)
+        flat = self._tensor([token_ids, positions, slot_mapping])  # (3, T): one transfer
         return Batch(
-            token_ids=self._tensor(token_ids),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slot_mapping),
+            token_ids=flat[0],
+            positions=flat[1],
+            slot_mapping=flat[2],
             block_tables=self._tensor(self._rows(sequences)[:, :width]),
             context_lens=self._tensor(context_lens),
             query_start=self._tensor(query_start),

@@ -317,14 +317,13 @@ class Engine:
 
     def _append(self, ready: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its token, let go of those that are finished."""
-        moved: dict[Request, None] = {}  # in order
+        moved = dict.fromkeys(sequence.request for sequence in ready)  # once each, in order
         for sequence, token_id in zip(ready, token_ids, strict=True):
             tokens, request = sequence.token_ids, sequence.request
             sequence.num_computed = len(tokens)
             if sequence.next_slot is None:  # its last block is full
                 self._share_full_blocks(sequence)
             tokens.append(token_id)
-            moved[request] = None
             if token_id in request.stop_ids or (
                 request.longest_stop > 0 and self._hits_stop_string(sequence)
             ):

@@ -68,8 +68,8 @@ class RequestOutput:
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
-        num_prompt = len(request.prompt_ids)
-        self._counts = [len(sequence.token_ids) - num_prompt for sequence in request.sequences]
+        # Sequences only ever grow, so their lengths now are enough.
+        self._counts = [len(sequence.token_ids) for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:
@@ -82,8 +82,11 @@ class RequestOutput:
     @property
     def samples(self) -> list[SampleOutput]:
         """One for each of `n`."""
-        pairs = zip(self._request.sequences, self._counts, strict=False)
-        return [SampleOutput(sequence, count, self._decode) for sequence, count in pairs]
+        num_prompt = len(self._request.prompt_ids)
+        return [
+            SampleOutput(sequence, count - num_prompt, self._decode)
+            for sequence, count in zip(self._request.sequences, self._counts, strict=False)
+        ]
 
     @property
     def token_ids(self) -> list[int]:

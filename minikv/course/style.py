@@ -12,7 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette, in an order in which neighbours also differ in grey.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
+PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9")
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
 

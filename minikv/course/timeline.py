@@ -141,14 +141,13 @@ class Timeline:
             step = self.steps[index]
             output = step.outputs.get(request_id)
             prefilling = self._without_token(index)
-            alone = prefilling == [request_id]
             num_computed = None
+            if prefilling == [request_id]:  # then what is beyond the others' one token each is its
+                num_computed = step.num_computed - len(step.outputs.keys() - {request_id})
             if num_tokens > 0:
                 kind = "decode" if output is not None else "waiting"
             else:
-                kind = "prefill" if output is not None or alone else "waiting"
-                if alone:  # what the step computed beyond the others' one token each
-                    num_computed = step.num_computed - len(step.outputs.keys() - {request_id})
+                kind = "prefill" if output is not None or num_computed else "waiting"
             new_ids, new_text = [], ""
             if output is not None:
                 new_ids, new_text = output.token_ids[num_tokens:], self._text(output)[len(text) :]
