@@ -14,6 +14,14 @@ import torch
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
+ROPE_KEYS = {  # what each kind of rope scaling needs to be told
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    ),
+}  # fmt: skip
+
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read: says what is missing or not supported."""
@@ -133,7 +141,7 @@ def read_config(folder: Path) -> ModelConfig:
     Raises CheckpointError for a missing or damaged file, an architecture that is
     not one of ARCHITECTURES, or a feature that the engine does not run.
     """
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     names = raw.get("architectures") or ["none"]
     if names[0] not in ARCHITECTURES:
         raise CheckpointError(
@@ -165,18 +173,21 @@ def read_config(folder: Path) -> ModelConfig:
     theta = rope.get("rope_theta", raw.get("rope_theta", 10_000.0))
     scaling = rope or raw.get("rope_scaling") or {}
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
+    if rope_type not in ROPE_KEYS:
         raise CheckpointError(
             f"{folder}: rope scaling {rope_type!r} is not supported; "
-            "supported: default, linear, llama3"
+            f"supported: {', '.join(ROPE_KEYS)}"
         )
+    missing = [name for name in ROPE_KEYS[rope_type] if name not in scaling]
+    if missing:
+        raise CheckpointError(f"{folder}: rope scaling {rope_type!r} lacks {', '.join(missing)}")
     qwen2, qwen3 = architecture.startswith("Qwen2"), architecture.startswith("Qwen3")
     layers = raw["num_hidden_layers"]
     heads = raw["num_attention_heads"]
     eos = raw.get("eos_token_id")
     generation = folder / "generation_config.json"
     if generation.exists():
-        eos = _read_json(generation).get("eos_token_id", eos)
+        eos = read_json(generation).get("eos_token_id", eos)
     return ModelConfig(
         architecture=architecture,
         vocab_size=raw["vocab_size"],
@@ -214,12 +225,16 @@ def _windows(raw: dict, architecture: str, layers: int) -> tuple[int | None, ...
     return tuple(size if kind == "sliding_attention" else None for kind in types)
 
 
-def _read_json(path: Path) -> dict:
+def read_json(path: Path) -> dict:
+    """The object in a checkpoint's json file; CheckpointError with the file's name otherwise."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(
             f"{path.parent}: no {path.name} there; is it a checkpoint folder?"
         ) from None
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not valid json ({error})") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: not a json object")
+    return content

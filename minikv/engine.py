@@ -8,8 +8,9 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
@@ -74,9 +75,14 @@ class Engine:
         sampler: Callable | None = None,
         attention: type[TorchAttention] = TorchAttention,
     ):
+        if not isinstance(lm, LanguageModel):
+            raise ValueError(f"lm: must be a model from minikv.load, was {lm!r}")
+        config = EngineConfig() if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise ValueError(f"config: must be EngineConfig, was {config!r}")
         self.lm = lm
         self.transformer = lm.transformer
-        self.config = config = config or EngineConfig()
+        self.config = config
         self.pool = block_pool(config.num_blocks)
         self.cache = prefix_cache(self.pool, config.block_size) if config.prefix_cache else None
         self.block_table = block_table
@@ -112,9 +118,7 @@ class Engine:
         Raises ValueError for an empty prompt, an unknown token id, and for a request
         that could never run: longer than the context or the pool, or n over max_num_seqs.
         """
-        params = params or SamplingParams()
-        if not isinstance(params, SamplingParams):
-            raise ValueError(f"params: must be SamplingParams, was {params!r}")
+        params = _check_params(params)
         prompt_ids = self._check_prompt(prompt)
         self._check_fits(len(prompt_ids), params.max_tokens)
         if self.lm.tokenizer is None and any(isinstance(item, str) for item in params.stop):
@@ -133,7 +137,7 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
-        request = self._requests.get(request_id)
+        request = self._requests.get(request_id) if isinstance(request_id, int) else None
         if request is None:
             raise ValueError(f"request_id: {request_id!r} is not an unfinished request")
         for sequence in request.sequences:
@@ -150,12 +154,17 @@ class Engine:
         `params`: one for all, or one a prompt. If this is interrupted, its requests
         are aborted and the engine can be used on.
         """
+        if not isinstance(prompts, Seq):
+            raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
-        if len(params) != len(prompts):
-            raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
+        if not isinstance(params, Seq) or len(params) != len(prompts):
+            raise ValueError(
+                f"params: must be SamplingParams, or one for each of {len(prompts)} prompts, "
+                f"was {params!r}"
+            )
         ids: list[int] = []
         outputs: dict[int, RequestOutput] = {}
         try:
@@ -172,7 +181,8 @@ class Engine:
 
         Leaving the loop early aborts the request.
         """
-        if params is not None and params.n > 1:
+        params = _check_params(params)
+        if params.n > 1:
             raise ValueError(f"n: a stream has one sample, was {params.n}; use generate")
         request_id = self.add_request(prompt, params)
         return self._stream(self._requests[request_id])
@@ -284,7 +294,6 @@ class Engine:
             sequence.token_ids[: num_full * block_size],
             table.block_ids[:num_full],
             sequence.request.params.cache_salt,
-            below=sequence.node,
         )
         for index in range(sequence.num_inserted, num_full):
             if table.block_ids[index] != result.block_ids[index]:
@@ -366,8 +375,10 @@ class Engine:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
         require_int("beam_width", beam_width, 1)
         require_int("max_tokens", max_tokens, 1)
-        if isinstance(length_penalty, bool) or not isinstance(length_penalty, int | float):
-            raise ValueError(f"length_penalty: must be a number, was {length_penalty!r}")
+        if isinstance(length_penalty, bool) or not (
+            isinstance(length_penalty, int | float) and math.isfinite(length_penalty)
+        ):
+            raise ValueError(f"length_penalty: must be a finite number, was {length_penalty!r}")
         prompt_ids = self._check_prompt(prompt)
         self._check_fits(len(prompt_ids), max_tokens)
         if beam_width > self.config.max_num_seqs:
@@ -384,6 +395,8 @@ class Engine:
         again: old K/V never meets new weights. `lm` itself keeps its weights, so that other
         engines can share it. Raises CheckpointError, changing nothing, for a bad state_dict.
         """
+        if not isinstance(state_dict, Mapping):
+            raise ValueError(f"state_dict: must map names to tensors, was {state_dict!r}")
         old = self.transformer
         self.transformer = Transformer(old.config, state_dict, old.device, old.dtype)
         self.scheduler.recompute_all()
@@ -475,6 +488,8 @@ class Engine:
             )
 
     def _why_stuck(self) -> str:
+        if not self.scheduler.waiting:
+            return "no request can run: the scheduler gave none of the running sequences a token"
         first = self.scheduler.waiting[0]
         needed = -(-len(first.token_ids) // self.config.block_size)
         evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
@@ -483,3 +498,10 @@ class Engine:
             f"{needed} blocks; {self.pool.num_free} are free and {evictable} can be evicted of "
             f"{self.pool.num_blocks}. Release what is held outside the engine, or abort the request"
         )
+
+
+def _check_params(params: SamplingParams | None) -> SamplingParams:
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"params: must be SamplingParams, was {params!r}")
+    return params

@@ -4,7 +4,6 @@ The folder has the layout of a `transformers` checkpoint: config.json, one
 safetensors file or several with an index, tokenizer.json.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from minikv.config import CheckpointError, read_config
+from minikv.config import CheckpointError, read_config, read_json
 from minikv.model import Transformer
 
 BUNDLED = {"tinypy": Path(__file__).parent / "models" / "tinypy"}
@@ -84,16 +83,25 @@ def load(
         )
     try:
         device = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise ValueError(f"device: {device!r} is not a device; use 'cpu' or 'cuda'") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
     folder = _find(str(name_or_path))
     config = read_config(folder)
     transformer = Transformer(config, read_weights(folder), device, dtype)
-    tokenizer_file = folder / "tokenizer.json"
-    tokenizer = Tokenizer.from_file(str(tokenizer_file)) if tokenizer_file.exists() else None
-    return LanguageModel(str(name_or_path), transformer, tokenizer)
+    return LanguageModel(str(name_or_path), transformer, read_tokenizer(folder))
+
+
+def read_tokenizer(folder: Path) -> Tokenizer | None:
+    """tokenizer.json, or None where there is none."""
+    file = folder / "tokenizer.json"
+    if not file.exists():
+        return None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more precise
+        raise CheckpointError(f"{file}: damaged ({error}); fetch it again") from None
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -102,8 +110,10 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     if single.exists():
         files = [single]
     elif index.exists():
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        files = [folder / name for name in sorted(set(shards))]
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise CheckpointError(f"{index}: has no weight_map; fetch it again")
+        files = [folder / str(name) for name in sorted(set(shards.values()))]
     else:
         raise CheckpointError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
     state = {}

@@ -101,11 +101,11 @@ class Transformer:
         def take(name: str, *shape: int) -> torch.Tensor:
             if name not in state:
                 raise CheckpointError(f"weights: {name} is missing")
-            if tuple(state[name].shape) != shape:
-                raise CheckpointError(
-                    f"weights: {name} is {tuple(state[name].shape)}, config.json says {shape}"
-                )
-            return state[name].to(device, dtype)
+            tensor = state[name]
+            if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != shape:
+                found = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else tensor
+                raise CheckpointError(f"weights: {name} is {found}, config.json says {shape}")
+            return tensor.to(device, dtype)
 
         def norm(name: str, size: int) -> RMSNorm:
             return RMSNorm(take(name, size), c.rms_norm_eps)

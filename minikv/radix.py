@@ -92,45 +92,34 @@ class RadixCache:
         return MatchResult(node, block_ids, depth * self.block_size)
 
     def insert(
-        self,
-        token_ids: Sequence[int],
-        block_ids: Sequence[int],
-        salt: Hashable = None,
-        below: Node | None = None,
+        self, token_ids: Sequence[int], block_ids: Sequence[int], salt: Hashable = None
     ) -> InsertResult:
         """Cache whole blocks of a prefix; a rest of less than a block is left out.
 
         Where the tree already has a prefix, its own block stays and the caller's is
         not taken: the result names the tree's blocks, and the caller must hold those
         before it releases its own. New blocks gain a holder, the tree.
-        `below` may name a node that is known to spell a beginning of `token_ids`, with these
-        very blocks: then only what follows it is looked at.
         Raises ValueError when there are fewer blocks than whole blocks of tokens.
         """
-        whole = len(token_ids) // self.block_size
-        if len(block_ids) < whole:
-            raise ValueError(f"block_ids: {whole} blocks of tokens, but {len(block_ids)} blocks")
-        if whole == 0:
+        keys = self._keys(token_ids)
+        if len(block_ids) < len(keys):
+            raise ValueError(
+                f"block_ids: {len(keys)} blocks of tokens, but {len(block_ids)} blocks"
+            )
+        if not keys:
             return InsertResult(Root(salt), [], 0)
         root = self._roots.get(salt)
         if root is None:
             root = self._roots[salt] = Root(salt)
-        start, known = below, 0
-        while below is not None and below.parent is not None:
-            known += len(below.block_ids)
-            below = below.parent
-        if below is not root:  # not said, or cleared away since
-            start, known = root, 0
-        keys = self._keys(token_ids, known)
-        node, depth, tree_blocks = self._walk(start, keys)
-        new_blocks = list(block_ids[known + depth : whole])
+        node, depth, tree_blocks = self._walk(root, keys)
+        new_blocks = list(block_ids[depth : len(keys)])
         if new_blocks:
             for block_id in new_blocks:
                 self.pool.acquire(block_id)
             node = self._append(node, keys[depth:], new_blocks)
             self.num_cached_blocks += len(new_blocks)
         self._touch(node)
-        return InsertResult(node, [*block_ids[:known], *tree_blocks, *new_blocks], known + depth)
+        return InsertResult(node, tree_blocks + new_blocks, depth)
 
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
@@ -155,6 +144,8 @@ class RadixCache:
     def evict(self, num_blocks: int) -> int:
         """Let go of up to `num_blocks` blocks, least recently used leaves first, each
         from its end. Returns how many; less than asked when the rest is locked."""
+        if num_blocks < 0:
+            raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
         freed = 0
         while freed < num_blocks and self._unlocked:
             leaf = next(iter(self._unlocked))
@@ -207,11 +198,10 @@ class RadixCache:
         for salt, root in self._roots.items():
             _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
 
-    def _keys(self, token_ids: Sequence[int], first: int = 0) -> list[Key]:
-        """The whole blocks of tokens, from the block `first` on."""
+    def _keys(self, token_ids: Sequence[int]) -> list[Key]:
         size = self.block_size
         whole = len(token_ids) // size * size
-        return [tuple(token_ids[i : i + size]) for i in range(first * size, whole, size)]
+        return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
 
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
         """Follow `keys` down; split where they leave a node halfway.

@@ -53,7 +53,7 @@ class SamplingParams:
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p: must be above 0 and at most 1, was {self.top_p!r}")
-        if isinstance(self.stop, str) or not isinstance(self.stop, Iterable):
+        if isinstance(self.stop, str | bytes) or not isinstance(self.stop, Iterable):
             raise ValueError(
                 f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
             )

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import functools
+import itertools
 import random
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from minikv import Engine, EngineConfig, SamplingParams
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
+LINEAR = ROPE | {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
@@ -22,7 +24,7 @@ LLAMA3 = {
 ARCHITECTURES = {
     "llama": ("Llama", {}),
     "llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
-    "llama-linear-rope": ("Llama", {"rope_parameters": ROPE | {"rope_type": "linear", "factor": 4}}),
+    "llama-linear-rope": ("Llama", {"rope_parameters": LINEAR}),
     "llama-bias": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "mistral": ("Mistral", {"sliding_window": 8, "tie_word_embeddings": True}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
@@ -225,15 +227,13 @@ class CarefulAttention(minikv.TorchAttention):
         shared = [slot // size for slot in slots if self.pool.ref_count(slot // size) != 1]
         assert not shared, f"writes land in blocks {shared} that have not exactly one holder"
         borders = batch.query_start.tolist()
-        for row, (start, end) in enumerate(zip(borders, borders[1:], strict=False)):
+        for row, (start, end) in enumerate(itertools.pairwise(borders)):
             context = int(batch.context_lens[row])
             positions = list(range(context - (end - start), context))
             assert batch.positions[start:end].tolist() == positions
             table = batch.block_tables[row].tolist()
             assert slots[start:end] == [table[p // size] * size + p % size for p in positions]
         return super().bind(batch)
-
-
 
 
 class InterruptedAttention(CarefulAttention):

@@ -1,5 +1,7 @@
 """Chapter 02: the concatenating and the preallocated cache give the oracle's logits."""
 
+import itertools
+
 import pytest
 import torch
 from helpers import greedy_tokens, naive_kv
@@ -14,7 +16,7 @@ caches = pytest.mark.parametrize("make", CACHES.values(), ids=CACHES)
 
 def cut(tokens, borders):
     edges = [0, *sorted(borders), len(tokens)]
-    return [tokens[a:b] for a, b in zip(edges, edges[1:], strict=False) if a < b]
+    return [tokens[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
 def logits_in_chunks(lm, cache, chunks):

@@ -1,6 +1,7 @@
 """Chapter 04: the block pool, the block table, and attention over blocks."""
 
 import dataclasses
+import itertools
 import random
 from collections import Counter
 
@@ -87,7 +88,7 @@ def test_counts_against_a_dictionary(num_blocks, operations):
             block = live[number % len(live)]
             (pool.acquire if operation == "+" else pool.release)(block)
             counts[block] += 1 if operation == "+" else -1
-        assert [pool.ref_count(b) for b in range(num_blocks)] == [counts[b] for b in range(num_blocks)]
+        assert all(pool.ref_count(block) == counts[block] for block in range(num_blocks))
         assert pool.num_free == num_blocks - sum(count > 0 for count in counts.values())
 
 
@@ -225,9 +226,7 @@ def test_copies_read_everything_before_they_write(llama):
     kv_heads=st.sampled_from([1, 2, 3]),
     seed=st.integers(0, 99),
 )
-def test_blockwise_attention_equals_naive_attention(
-    block_size, context_len, group, kv_heads, seed
-):
+def test_blockwise_attention_equals_naive_attention(block_size, context_len, group, kv_heads, seed):
     """In any order of blocks; what lies in other blocks and in unfilled slots is not read."""
     generator = torch.Generator().manual_seed(seed)
     needed = -(-context_len // block_size)
@@ -268,11 +267,11 @@ def make_batch(shapes, block_size, tables):
     width = max(len(table) for table in tables)
     lens = np.array([c for c, _ in shapes])
     starts = np.cumsum([0] + [n for _, n in shapes])
-    flat = torch.tensor(sum(positions, []))
+    flat = torch.tensor([*itertools.chain(*positions)])
     return Batch(
         token_ids=torch.zeros_like(flat),
         positions=flat,
-        slot_mapping=torch.tensor(sum(slots, [])),
+        slot_mapping=torch.tensor([*itertools.chain(*slots)]),
         block_tables=torch.tensor([[*t, *[0] * (width - len(t))] for t in tables]),
         context_lens=torch.from_numpy(lens),
         query_start=torch.from_numpy(starts),
@@ -322,7 +321,7 @@ def test_the_backend_equals_naive_attention(two_windows, decodes, chunks, block_
 
 
 def test_bytes_per_token(checkpoint):
-    """2 (K and V) × layers × KV heads × head dim × bytes of the dtype; and that much is allocated."""
+    """2 (K and V) × layers × KV heads × head dim × bytes of the dtype, and so much is allocated."""
     config = checkpoint("qwen3").lm.config
     assert config.kv_bytes_per_token(torch.float32) == 2 * 2 * 2 * 32 * 4
     assert config.kv_bytes_per_token(torch.bfloat16) == 2 * 2 * 2 * 32 * 2

@@ -1,4 +1,4 @@
-"""Chapter 06: continuous batching. The scheduler alone, driven without a model, then in the engine."""
+"""Chapter 06: continuous batching. First the scheduler without a model, then in the engine."""
 
 import random
 
@@ -323,7 +323,7 @@ def test_recompute_drops_the_blocks_of_the_last_to_come():
 
 
 def test_swap_moves_the_computed_blocks_to_the_host():
-    bench, first, second, plan = two_that_collide(preemption="swap", swap_blocks=3)
+    bench, _, second, plan = two_that_collide(preemption="swap", swap_blocks=3)
     computed = second.num_computed
     used = -(-computed // 4)
     assert computed >= 6 and second.table is None
@@ -489,9 +489,7 @@ def test_an_urgent_request_that_forks_moves_others_to_another_row(llama, lone_st
 )
 def test_abort_at_every_stage(llama, stage, preemption):
     """The aborted request leaves no block behind, and its neighbour gets its tokens."""
-    engine = Engine(
-        llama.lm, small(num_blocks=9, max_batch_tokens=8, preemption=preemption)
-    )
+    engine = Engine(llama.lm, small(num_blocks=9, max_batch_tokens=8, preemption=preemption))
     neighbour, prompt = llama.prompts(6, 13, seed=3)
     kept = engine.add_request(neighbour, SamplingParams(max_tokens=18))
     params = SamplingParams(max_tokens=16, n=3 if stage == "forked" else 1)

@@ -316,7 +316,8 @@ def test_bug_08_salts(llama):
 
     tenants = [(prompt, "a"), (prompt, "b"), (prompt, None), (prompt, "a"), (prompt, "b")]
     assert hits(RadixCache, *tenants, (prompt, None)) == [0, 0, 0, 12, 12, 12]
-    assert hits(RadixCache, (prompt, None), (tail, head), (tail, None), (tail, head)) == [0, 0, 0, 8]
+    requests = [(prompt, None), (tail, head), (tail, None), (tail, head)]
+    assert hits(RadixCache, *requests) == [0, 0, 0, 8]
     assert hits(RadixCache, (tail, head), (prompt, None), (prompt, ())) == [0, 0, 0]
     with pytest.raises(AssertionError):
         assert hits(SaltsAsTokens, (prompt, None), (tail, head)) == [0, 0]
@@ -451,9 +452,7 @@ def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
         prompts = llama.prompts(10, 13, 6, seed=12)
         prompts[2] = prompts[0][:8] + prompts[2]
         for i, prompt in enumerate(prompts):
-            engine.add_request(
-                prompt, SamplingParams(max_tokens=16, n=3, temperature=1.0, seed=i)
-            )
+            engine.add_request(prompt, SamplingParams(max_tokens=16, n=3, temperature=1.0, seed=i))
         copies = evicted = 0
         move, evict = engine._move_blocks, engine.cache.evict
 

@@ -1,4 +1,4 @@
-"""The engine against `transformers`: tokens, logits, beams, dtypes; then sampling, stops, streams."""
+"""The engine against `transformers`: tokens, logits, beams; then sampling, stops, streams."""
 
 import dataclasses
 import json
@@ -97,9 +97,7 @@ def here(pair):
 def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     prompts = mixed_prompts(pair)
     expected = as_reference(pair, prompts, 12)
-    config = small(
-        block_size=block_size, num_blocks=640 // block_size, prefix_cache=prefix_cache
-    )
+    config = small(block_size=block_size, num_blocks=640 // block_size, prefix_cache=prefix_cache)
     engine = careful_engine(pair.lm, config)
     params = SamplingParams(max_tokens=12, ignore_eos=True)
     batch = generate(engine, prompts, params)

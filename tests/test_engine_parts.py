@@ -257,7 +257,7 @@ def test_other_parts_give_the_same_tokens(llama, parts, preemption):
     long, other, third = llama.prompts(15, 9, 6, seed=17)
     prompts = [long, other, long[:12] + third, third, long, other[:8]]
     engine = Engine(llama.lm, small(num_blocks=16, preemption=preemption), **parts)
-    for round_ in range(2):
+    for _ in range(2):
         params = [SamplingParams(max_tokens=14, n=1 + i % 2) for i in range(len(prompts))]
         for prompt, output in zip(prompts, generate(engine, prompts, params), strict=True):
             want = greedy_tokens(llama.lm, prompt, 14)

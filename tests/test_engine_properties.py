@@ -275,7 +275,9 @@ class EngineMachine(RuleBasedStateMachine):
         if engine.cache is not None:
             # What is cached are the keys and values of those tokens, under these weights.
             prefixes = cached_prefixes(engine.cache)
-            inner = {(salt, tokens[:end]) for salt, tokens in prefixes for end in range(len(tokens))}
+            inner = {
+                (salt, tokens[:end]) for salt, tokens in prefixes for end in range(len(tokens))
+            }
             for salt, tokens in prefixes.keys() - inner:
                 size = self.config.block_size
                 ends = range(size, len(tokens) + 1, size)

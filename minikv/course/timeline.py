@@ -351,24 +351,28 @@ class Player(widgets.VBox):
         self.play = widgets.Play(min=0, max=last, value=1, interval=400)
         self.slider = widgets.IntSlider(min=0, max=last, value=1, description="step")
         self.caption = widgets.HTML()
-        self.picture = widgets.Image(format="png", layout=widgets.Layout(max_width="100%"))
-        self.text = widgets.HTML(layout=widgets.Layout(width="100%"))
+        self.picture = widgets.Image(
+            format="png", layout=widgets.Layout(width="700px", max_width="100%")
+        )
+        self.text = widgets.HTML(layout=widgets.Layout(flex="1 1 300px"))
         self._frames: dict[int, bytes] = {}  # drawn once each
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(lambda change: self._show(change["new"]), names="value")
         self._show(self.slider.value)
         controls = widgets.HBox([self.play, self.slider, self.caption])
-        super().__init__([controls, self.picture, self.text])
+        wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
+        super().__init__([controls, widgets.HBox([self.picture, self.text], layout=wrap)])
 
     def _show(self, upto: int) -> None:
         if upto not in self._frames:
             self._frames[upto] = style.png(self.timeline.figure(upto), dpi=120)
         self.picture.value = self._frames[upto]
         self.caption.value = self._words(upto)
-        self.text.value = (
-            "<div style='display:flex;flex-direction:column-reverse;max-height:15em;overflow:auto;"
-            "border:1px solid;padding:.5em'><pre style='margin:0;white-space:pre-wrap;"
-            f"line-height:1.4;color:inherit'>{self.timeline.text_so_far(upto)}</pre></div>"
+        self.text.value = (  # column-reverse: a long text is shown from its end
+            "<div style='display:flex;flex-direction:column-reverse;max-height:190px;overflow:auto;"
+            "box-sizing:border-box;border:1px solid;padding:6px'><pre style='flex:none;margin:0;"
+            "white-space:pre-wrap;font-size:12px;line-height:1.4;color:inherit'>"
+            f"{self.timeline.text_so_far(upto)}</pre></div>"
         )
 
     def _words(self, upto: int) -> str:
