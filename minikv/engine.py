@@ -160,11 +160,10 @@ class Engine:
             prompts = [prompts]
         if params is None or isinstance(params, SamplingParams):
             params = [params] * len(prompts)
-        if not isinstance(params, Seq) or len(params) != len(prompts):
-            raise ValueError(
-                f"params: must be SamplingParams, or one for each of {len(prompts)} prompts, "
-                f"was {params!r}"
-            )
+        if not isinstance(params, Seq):
+            raise ValueError(f"params: must be SamplingParams or a list of them, was {params!r}")
+        if len(params) != len(prompts):
+            raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
         ids: list[int] = []
         outputs: dict[int, RequestOutput] = {}
         try:
