@@ -1,5 +1,6 @@
 """Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
 
+import kernels  # noqa: F401, I001  before transformers, which imports triton: settles the interpreter
 import pytest
 from helpers import ARCHITECTURES, Pair, make_model
 from hypothesis import HealthCheck, settings

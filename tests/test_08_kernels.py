@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels.mode import INTERPRETED
 from kernels.cache_write import write_cache, write_cache_reference
+from kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
