@@ -64,9 +64,10 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., D) -> (..., D)."""
-        wide = x.float()
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return (wide * self.weight / torch.hypot(length, self.floor)).to(x.dtype)
+        if x.dtype != torch.float32:
+            return self(x.float()).to(x.dtype)
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return x * self.weight / torch.hypot(length, self.floor)
 
 
 @dataclass(slots=True)
@@ -162,13 +163,13 @@ class Transformer:
         for i, layer in enumerate(self.layers):
             qkv = layer.qkv(layer.norm_1(x))
             qkv = qkv.view(len(x), -1, c.head_dim)  # (T, H + 2 K, D)
-            qk = qkv[:, : c.num_heads + c.num_kv_heads]  # (T, H + K, D)
+            # (T, H + K, D) and (T, K, D)
+            qk, v = qkv.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], 1)
             if layer.q_norm is not None:
                 q, k = qk.tensor_split([c.num_heads], dim=1)
                 qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
             qk = rotate(qk, cos, sin)
             q, k = qk.tensor_split([c.num_heads], dim=1)  # (T, H, D), (T, K, D)
-            v = qkv[:, c.num_heads + c.num_kv_heads :]  # (T, K, D)
             x = x + layer.out(attend(i, q, k, v).flatten(1))
             gate_up = layer.gate_up(layer.norm_2(x))
             gate, up = gate_up.chunk(2, -1)  # (T, intermediate) each
@@ -190,6 +191,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     x (T, heads, D); cos, sin (T, 1, D), the first half of sin negated. Adding the
     angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
-    half = x.shape[-1] // 2
-    swapped = torch.cat([x[..., half:], x[..., :half]], -1)
+    swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels change places
     return torch.addcmul(x * cos, swapped, sin)

@@ -172,6 +172,10 @@ class Group:
         kv_heads = blocks.shape[3]
         gathered = blocks.index_select(0, self.block_ids)
         k, v = gathered.view(self.num_rows, -1, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+        if self.num_queries == 1:  # in order already, and every call counts in a decode
+            q = q.reshape(self.num_rows, kv_heads, -1, head_dim)  # (R, K, G, D)
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])
+            return out.reshape(-1, num_heads, head_dim)
         q = q.reshape(self.num_rows, self.num_queries, kv_heads, -1, head_dim)  # (R, Q, K, G, D)
         q = q.transpose(1, 2).flatten(2, 3)  # (R, K, Q * G, D)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])

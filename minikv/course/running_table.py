@@ -105,24 +105,24 @@ class RunningTable:
 
     def _repr_html_(self) -> str:
         head, *body = self.rows()
-        right = " style='text-align:right'"
 
         def line(row: tuple[str, ...], tag: str) -> str:
-            cells = [
-                f"<{tag}{right if i else ''}>{escape(cell)}</{tag}>" for i, cell in enumerate(row)
-            ]
-            return f"<tr>{''.join(cells)}</tr>"
+            sides = ["left"] + ["right"] * (len(row) - 1)
+            return "".join(
+                f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>"
+                for side, cell in zip(sides, row, strict=True)
+            )
 
-        lines = "".join(line(row, "td") for row in body)
+        lines = "".join(f"<tr>{line(row, 'td')}</tr>" for row in body)
         return (
-            f"<table><thead>{line(head, 'th')}</thead><tbody>{lines}</tbody></table>"
+            f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
             f"<p>{escape(self.caption)}</p>"
         )
 
 
 def machine(lm: LanguageModel | None = None) -> str:
     """What a measurement depends on: processor, threads, versions and number format."""
-    parts = [_processor(), f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"]
+    parts = [_processor(), f"{torch.get_num_threads()} of {os.cpu_count()} cores"]
     if lm is not None:
         if lm.device.type == "cuda":
             parts.insert(0, torch.cuda.get_device_name(lm.device))
