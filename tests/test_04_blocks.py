@@ -183,8 +183,9 @@ def test_replace_holds_the_new_block_and_lets_go_of_the_old():
     table.replace(1, new)
     assert table.block_ids[1] == new
     assert (pool.ref_count(old), pool.ref_count(new)) == (0, 2)
-    table.replace(1, new)  # with itself: nothing changes
-    assert pool.ref_count(new) == 2
+    table.replace(1, new)  # with itself: nothing changes,
+    table.replace(0, table.block_ids[0])  # even if nobody else holds it
+    assert [pool.ref_count(block) for block in table.block_ids] == [1, 2]
 
 
 # ── Where K and V lie ─────────────────────────────────────────────────────────

@@ -578,28 +578,42 @@ def test_samples_end_one_by_one(llama):
 # ── Stops, text and streams ───────────────────────────────────────────────────
 
 
-def scripted(tinypy, token_ids, params):
+@pytest.fixture(scope="module")
+def talker(tinypy, tmp_path_factory):
+    """The bundled model's tokenizer and end token on a small random model. What it says is
+    handed in token by token, so the weights do not matter."""
+    folder = tmp_path_factory.mktemp("talker")
+    config = tinypy.lm.config
+    make_model("llama", vocab_size=config.vocab_size, num_hidden_layers=1).save_pretrained(folder)
+    for name in ("tokenizer.json", "generation_config.json"):
+        shutil.copy(tinypy.folder / name, folder / name)
+    lm = minikv.load(folder)
+    assert lm.config.eos_ids == config.eos_ids != ()
+    return lm
+
+
+def scripted(talker, token_ids, params):
     """What the engine makes of exactly these tokens: the outputs of all steps, and a stream."""
     params = dataclasses.replace(params, max_tokens=len(token_ids))
-    engine = Engine(tinypy.lm, small(), sampler=ScriptedSampler(token_ids))
+    engine = Engine(talker, small(), sampler=ScriptedSampler(token_ids))
     engine.add_request([1, 2, 3], params)
     outputs = []
     while engine.has_unfinished:
         outputs += engine.step()
-    engine = Engine(tinypy.lm, small(), sampler=ScriptedSampler(token_ids))
+    engine = Engine(talker, small(), sampler=ScriptedSampler(token_ids))
     deltas = list(engine.stream([1, 2, 3], params))
     assert not engine.has_unfinished
     return outputs, deltas
 
 
-def test_a_stop_string_across_token_borders(tinypy):
+def test_a_stop_string_across_token_borders(talker):
     text = "alpha beta gamma delta"
-    ids = tinypy.lm.encode(text)
-    assert all(tinypy.lm.decode([token]) != "ta gam" for token in ids)
-    outputs, deltas = scripted(tinypy, ids, SamplingParams(stop=("ta gam",)))
+    ids = talker.encode(text)
+    assert all(talker.decode([token]) != "ta gam" for token in ids)
+    outputs, deltas = scripted(talker, ids, SamplingParams(stop=("ta gam",)))
     assert outputs[-1].text == "alpha be" and outputs[-1].finish_reason == "stop"
-    assert "ta gam" in tinypy.lm.decode(outputs[-1].token_ids)
-    assert "ta gam" not in tinypy.lm.decode(outputs[-1].token_ids[:-1])
+    assert "ta gam" in talker.decode(outputs[-1].token_ids)
+    assert "ta gam" not in talker.decode(outputs[-1].token_ids[:-1])
     assert "".join(delta.text for delta in deltas) == "alpha be"
 
 
@@ -608,18 +622,18 @@ def test_a_stop_string_across_token_borders(tinypy):
     text=st.text("ab \né中🙂", min_size=1, max_size=25),
     stops=st.lists(st.text("ab é中🙂", min_size=1, max_size=4), max_size=3),
 )
-def test_stops_and_streams_of_any_text(tinypy, text, stops):
+def test_stops_and_streams_of_any_text(talker, text, stops):
     """Against the plain rule: stop at the first token that completes a stop string, show
     what comes before it. No step ever shows text that is not in the end."""
-    ids = tinypy.lm.encode(text)
+    ids = talker.encode(text)
     expected, count, reason = text, len(ids), "length"
     for k in range(1, len(ids) + 1):
-        so_far = tinypy.lm.decode(ids[:k])
+        so_far = talker.decode(ids[:k])
         found = [so_far.find(stop) for stop in stops if stop in so_far]
         if found:
             expected, count, reason = so_far[: min(found)], k, "stop"
             break
-    outputs, deltas = scripted(tinypy, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
+    outputs, deltas = scripted(talker, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
     final = outputs[-1]
     assert (final.text, final.token_ids, final.finish_reason) == (expected, ids[:count], reason)
     assert all(expected.startswith(output.text) for output in outputs)
@@ -630,51 +644,51 @@ def test_stops_and_streams_of_any_text(tinypy, text, stops):
     assert [delta.finish_reason for delta in deltas] == [None] * (count - 1) + [reason]
 
 
-def test_characters_of_several_tokens_are_shown_whole(tinypy):
+def test_characters_of_several_tokens_are_shown_whole(talker):
     text = "né 中文 🙂 ok"
-    ids = tinypy.lm.encode(text)
-    pieces = [tinypy.lm.decode(ids[:k]) for k in range(1, len(ids))]
+    ids = talker.encode(text)
+    pieces = [talker.decode(ids[:k]) for k in range(1, len(ids))]
     assert any(piece.endswith(REPLACEMENT) for piece in pieces)  # some token is half a character
-    outputs, deltas = scripted(tinypy, ids, SamplingParams())
+    outputs, deltas = scripted(talker, ids, SamplingParams())
     assert outputs[-1].text == text == "".join(delta.text for delta in deltas)
     assert not any(REPLACEMENT in output.text for output in outputs)
 
 
-def test_an_end_inside_a_character(tinypy):
+def test_an_end_inside_a_character(talker):
     """max_tokens may cut one: the text says so at the end, and the stream joins to it."""
-    ids = tinypy.lm.encode("a🙂")[:-1]
-    outputs, deltas = scripted(tinypy, ids, SamplingParams())
+    ids = talker.encode("a🙂")[:-1]
+    outputs, deltas = scripted(talker, ids, SamplingParams())
     assert outputs[-1].text.rstrip(REPLACEMENT) == "a" != outputs[-1].text
     assert "".join(delta.text for delta in deltas) == outputs[-1].text
 
 
-def test_a_stop_string_around_special_tokens(tinypy):
+def test_a_stop_string_around_special_tokens(talker):
     """They decode to nothing, so the text before and after them is adjacent."""
-    (eos,) = tinypy.lm.config.eos_ids
-    ids = [*tinypy.lm.encode("xa"), *[eos] * 12, *tinypy.lm.encode("bc"), *tinypy.lm.encode("de")]
-    outputs, _ = scripted(tinypy, ids, SamplingParams(stop=("ab",), ignore_eos=True))
+    (eos,) = talker.config.eos_ids
+    ids = [*talker.encode("xa"), *[eos] * 12, *talker.encode("bc"), *talker.encode("de")]
+    outputs, _ = scripted(talker, ids, SamplingParams(stop=("ab",), ignore_eos=True))
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("x", "stop")
-    assert tinypy.lm.decode(outputs[-1].token_ids).startswith("xab")
-    assert "de" not in tinypy.lm.decode(outputs[-1].token_ids)
+    assert talker.decode(outputs[-1].token_ids).startswith("xab")
+    assert "de" not in talker.decode(outputs[-1].token_ids)
 
 
-def test_stop_ids(tinypy):
-    ids = tinypy.lm.encode("one two three four five")
+def test_stop_ids(talker):
+    ids = talker.encode("one two three four five")
     for position in (0, 2, len(ids) - 1):
         first = ids.index(ids[position])
-        outputs, _ = scripted(tinypy, ids, SamplingParams(stop=("nothing", ids[position])))
+        outputs, _ = scripted(talker, ids, SamplingParams(stop=("nothing", ids[position])))
         assert outputs[-1].token_ids == ids[: first + 1]
         assert outputs[-1].finish_reason == "stop"
 
 
-def test_end_token_and_ignore_eos(tinypy):
-    (eos,) = tinypy.lm.config.eos_ids
-    ids = [*tinypy.lm.encode("one"), eos, *tinypy.lm.encode(" two")]
-    outputs, _ = scripted(tinypy, ids, SamplingParams())
+def test_end_token_and_ignore_eos(talker):
+    (eos,) = talker.config.eos_ids
+    ids = [*talker.encode("one"), eos, *talker.encode(" two")]
+    outputs, _ = scripted(talker, ids, SamplingParams())
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("one", "stop")
-    outputs, _ = scripted(tinypy, ids, SamplingParams(ignore_eos=True))
+    outputs, _ = scripted(talker, ids, SamplingParams(ignore_eos=True))
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("one two", "length")
-    outputs, _ = scripted(tinypy, ids, SamplingParams(ignore_eos=True, stop=(eos,)))
+    outputs, _ = scripted(talker, ids, SamplingParams(ignore_eos=True, stop=(eos,)))
     assert outputs[-1].finish_reason == "stop"
 
 

@@ -112,10 +112,8 @@ def _cell(value: Any) -> str:
 
 
 @contextmanager
-def no_gc(collect: bool = True) -> Iterator[None]:
-    """The garbage collector off; by default what is due is collected before."""
-    if collect:
-        gc.collect()
+def no_gc() -> Iterator[None]:
+    """The garbage collector off: it would run in one contender's time for another's garbage."""
     gc.disable()
     try:
         yield
@@ -123,9 +121,9 @@ def no_gc(collect: bool = True) -> Iterator[None]:
         gc.enable()
 
 
-def timed(work: Callable[[], Any], collect: bool = True) -> tuple[float, Any]:
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """(seconds, what `work` returned), with the garbage collector off."""
-    with no_gc(collect):
+    with no_gc():
         started = perf_counter()
         result = work()
         return perf_counter() - started, result

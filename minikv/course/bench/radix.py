@@ -57,15 +57,11 @@ def add_probes(table: Table, args: argparse.Namespace) -> None:
     sizes = sorted(args.nodes)
     with bar(sum(sizes) // COMB, "radix: growing trees") as progress:
         trees = [Tree(nodes, progress) for nodes in sizes]
-    gc.freeze()  # or the collection before each timing would walk every tree
-    try:
-        # Matching makes prompts recent, evicting takes the others: one phase after the other.
-        for probe in (Tree.match, Tree.evict_and_insert):
-            for _ in range(args.repeats + 1):
-                for tree in trees:
-                    probe(tree)
-    finally:
-        gc.unfreeze()
+    # Matching makes prompts recent, evicting takes the others: one phase after the other.
+    for probe in (Tree.match, Tree.evict_and_insert):
+        for _ in range(args.repeats + 1):
+            for tree in trees:
+                probe(tree)
     first, last = trees[0], trees[-1]
     for what, (unit, bound, judged) in PROBED.items():
         for tree in trees:
@@ -103,7 +99,7 @@ class Tree:
     def insert(self, token_ids: list[int]) -> float:
         """As an engine does: blocks for all, and those that the tree has already go back."""
         block_ids = [self.pool.allocate() for _ in range(len(token_ids) // BLOCK)]
-        seconds, _ = timed(lambda: self.cache.insert(token_ids, block_ids), collect=False)
+        seconds, _ = timed(lambda: self.cache.insert(token_ids, block_ids))
         for block_id in block_ids:
             self.pool.release(block_id)
         return seconds
