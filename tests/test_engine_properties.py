@@ -2,6 +2,7 @@
 oracle's tokens for every request, and in the cache exactly what a plain dictionary says."""
 
 import functools
+from collections import Counter
 
 import pytest
 from helpers import (
@@ -68,21 +69,23 @@ class EngineMachine(RuleBasedStateMachine):
     what running and finished sequences computed since the last `clear`; nothing that was in
     it goes but by eviction; what a running sequence has computed is in it."""
 
-    def __init__(self, lms, states):
+    def __init__(self, lms, states, seen):
         super().__init__()
         self.lms, self.states = lms, states
+        self.seen = seen  # how often things happened, over all traces
 
     @initialize(
         block_size=st.integers(1, 5),
-        num_blocks=st.integers(4, 24),
-        seats=st.integers(1, 5),
+        capacity=st.sampled_from([24, 32, 48]),  # tokens
+        seats=st.integers(2, 6),
         budget=st.integers(1, 24),
         threshold=st.sampled_from([0, 0, 1, 6]),
         prefix_cache=st.sampled_from([True, True, True, False]),
-        swap_blocks=st.sampled_from([0, 1, 3, 8]),
+        swap_blocks=st.sampled_from([0, 2, 8, 24]),
     )
-    def begin(self, block_size, num_blocks, seats, budget, threshold, prefix_cache, swap_blocks):
+    def begin(self, block_size, capacity, seats, budget, threshold, prefix_cache, swap_blocks):
         self.weights = 0
+        num_blocks = -(-capacity // block_size)
         self.config = small(
             block_size=block_size, num_blocks=num_blocks, max_num_seqs=seats,
             max_batch_tokens=max(seats, budget), min_prefix_tokens=threshold,
@@ -92,6 +95,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine = careful_engine(self.lms[0], self.config)
         self.added: dict[int, Added] = {}
         self.known = set()  # what should be cached
+        self.writers: list[Added] = []  # whose blocks may be in the cache
         self.evicted = 0
         self.loose = set()  # sequences that ran when the cache was cleared under them
         if prefix_cache:
@@ -100,6 +104,7 @@ class EngineMachine(RuleBasedStateMachine):
             def counted(num_blocks):
                 freed = evict(num_blocks)
                 self.evicted += freed
+                self.seen["evicted blocks"] += freed
                 return freed
 
             self.engine.cache.evict = counted
@@ -118,36 +123,40 @@ class EngineMachine(RuleBasedStateMachine):
     widths = st.sampled_from([1, 1, 2, 3])
 
     @rule(
-        prompt=tokens,
-        max_tokens=st.integers(1, 9),
+        prompts=st.lists(tokens, min_size=1, max_size=3),
+        max_tokens=st.integers(1, 18),
         n=widths,
         temperature=st.sampled_from([0.0, 0.0, 1.0]),
         seed=st.integers(0, 2),
-        stop=st.sampled_from([(), (), tuple(range(0, 300, 9))]),
-        salt=st.sampled_from([None, None, "salt"]),
+        stop=st.sampled_from([(), (), (), tuple(range(0, 300, 9))]),
+        salt=st.sampled_from([None, None, None, "salt"]),
         follow=st.booleans(),
     )
-    def add(self, prompt, max_tokens, n, temperature, seed, stop, salt, follow):
-        """`follow`: the next turn of an earlier request, so that its output is looked up too."""
+    def add(self, prompts, max_tokens, n, temperature, seed, stop, salt, follow):
+        """Some requests at once. `follow`: they are the next turn of a finished one, so that
+        its output is looked up too."""
         done = [a for a in self.added.values() if a.output is not None]
         if follow and done:
-            prompt = done[-1].prompt + tuple(done[-1].output.token_ids) + prompt[:3]
+            turn = done[-1].prompt + tuple(done[-1].output.token_ids)
+            prompts = [turn + prompt[:3] for prompt in prompts]
         params = SamplingParams(
             max_tokens=max_tokens, n=n, temperature=temperature, seed=seed, stop=stop,
             cache_salt=salt,
         )  # fmt: skip
-        total = len(prompt) + max_tokens
         config = self.config
-        if -(-total // config.block_size) > config.num_blocks or n > config.max_num_seqs:
-            with pytest.raises(ValueError):
-                self.engine.add_request(list(prompt), params)
-            return
-        request_id = self.engine.add_request(list(prompt), params)
-        (request,) = (s.request for s in self.engine.scheduler if s.order == (request_id, 0))
-        self.added[request_id] = Added(request, prompt, params, self.lm)
+        for prompt in prompts:
+            needed = -(-(len(prompt) + max_tokens) // config.block_size)
+            if needed > config.num_blocks or n > config.max_num_seqs:
+                with pytest.raises(ValueError):
+                    self.engine.add_request(list(prompt), params)
+                continue
+            request_id = self.engine.add_request(list(prompt), params)
+            (request,) = (s.request for s in self.engine.scheduler if s.order == (request_id, 0))
+            self.added[request_id] = Added(request, prompt, params, self.lm)
+            self.writers.append(self.added[request_id])
 
     @precondition(lambda self: self.engine.has_unfinished)
-    @rule(steps=st.integers(1, 4))
+    @rule(steps=st.integers(1, 3))
     def step(self, steps):
         for _ in range(steps):
             for output in self.engine.step():
@@ -155,9 +164,16 @@ class EngineMachine(RuleBasedStateMachine):
                     self.finish(output)
             self.engine.check()
 
+    @precondition(lambda self: self.engine.has_unfinished)
+    @rule(steps=st.integers(4, 12))
+    def many_steps(self, steps):
+        self.step(steps)
+
     def finish(self, output):
         added = self.added[output.request_id]
         added.output = output
+        self.seen["finished requests"] += 1
+        self.seen["samples beside the first"] += len(output.samples) - 1
         if added.lm is not None:
             found = [(sample.token_ids, sample.finish_reason) for sample in output.samples]
             assert found == added.expected()
@@ -168,7 +184,7 @@ class EngineMachine(RuleBasedStateMachine):
         added = self.unfinished[which % len(self.unfinished)]
         self.engine.abort(added.request.request_id)
         del self.added[added.request.request_id]
-        self.remember(added)
+        self.seen["aborts"] += 1
 
     @precondition(lambda self: self.engine.has_unfinished)
     @rule(countdown=st.integers(0, 1))
@@ -188,6 +204,7 @@ class EngineMachine(RuleBasedStateMachine):
             size = -(-(len(prompt) + max_tokens) // self.config.block_size)
             assert size > self.config.num_blocks or width > self.config.max_num_seqs
             return
+        self.seen["beam searches"] += 1
         expected = beams_alone(self.lm, prompt, width, max_tokens)
         assert [beam.token_ids for beam in found] == [beam.token_ids for beam in expected]
 
@@ -219,14 +236,8 @@ class EngineMachine(RuleBasedStateMachine):
     # ── What must hold ────────────────────────────────────────────────────────
 
     def forget(self):
-        self.known = set()
-        self.past = []
-
-    past: list = ()
-
-    def remember(self, added):
-        """An aborted request's blocks may stay."""
-        self.past = [*self.past, added]
+        """The cache was cleared: only who is still there can fill it."""
+        self.known, self.writers = set(), self.unfinished
 
     def prefixes(self, sequence, num_tokens):
         size, tokens = self.config.block_size, tuple(sequence.token_ids)
@@ -249,7 +260,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         found = set(cached_prefixes(self.engine.cache))
         allowed, required = set(self.known), set()
-        for added in [*self.added.values(), *self.past]:
+        for added in self.writers:
             for sequence in added.request.sequences:
                 allowed |= self.prefixes(sequence, len(sequence.token_ids) - 1)
                 if sequence.table is None:
@@ -287,6 +298,12 @@ class EngineMachine(RuleBasedStateMachine):
             engine.cache.evict(len(prefixes))
         assert engine.pool.num_free == engine.pool.num_blocks
         engine.check()
+        stats = engine.stats()
+        self.seen["traces"] += 1
+        self.seen["hit tokens"] += stats.hit_tokens
+        self.seen["preemptions"] += stats.preemptions
+        self.seen["swaps in"] += stats.swaps_in
+        self.seen["steps"] += stats.steps
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2-window"])
@@ -295,7 +312,10 @@ def test_random_traces(checkpoint, name):
     other = {k: v.detach() for k, v in make_model(name, seed=99).state_dict().items()}
     states = [read_weights(pair.folder), other]
     lms = [pair.lm, with_weights(pair.lm, other)]
+    seen = Counter()
     run_state_machine_as_test(
-        lambda: EngineMachine(lms, states),
-        settings=settings(max_examples=40, stateful_step_count=30),
+        lambda: EngineMachine(lms, states, seen),
+        settings=settings(max_examples=100, stateful_step_count=40),
     )
+    rare = {what: count for what, count in seen.items() if count < 20}
+    assert len(seen) == 10 and not rare, seen
