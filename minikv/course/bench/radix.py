@@ -11,6 +11,7 @@ import argparse
 import gc
 import random
 import tracemalloc
+from statistics import median
 from time import perf_counter
 
 import minikv
@@ -20,6 +21,7 @@ from minikv.course.bench.harness import Goal, Spread, Table, bar, no_gc, positiv
 BLOCK = 16  # tokens
 DEPTH = 62  # blocks of a prompt, 992 tokens
 COMB = 2 * DEPTH  # nodes of a comb: a prompt, and a branch of one block at each
+TURNS = 5  # in a repeat of the on-off comparison
 PROBES = 8  # prompts matched in a repeat; half as many combs are evicted and inserted
 
 PROBED = {  # what: (unit, goal in µs, whether its growth has a goal)
@@ -48,7 +50,7 @@ def run(args: argparse.Namespace) -> Table:
     table.notes.append(
         f"switched on: {args.requests} requests of {args.tokens} + {args.tokens} tokens through "
         "tinypy, two engines in turns step by step, their pools full of old requests' blocks; "
-        f"{4 * args.repeats} repeats"
+        f"each step the median of {TURNS} turns"
     )
     return table
 
@@ -162,18 +164,27 @@ def switched_on(args: argparse.Namespace) -> Spread:
     )
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     percent = []
-    for turn in range(4 * args.repeats + 1):
-        for prompt in peers.random_prompts(lm, [args.tokens] * args.requests, seed=turn):
-            off.add_request(prompt, params)
-            on.add_request(prompt, params)
-        seconds = {off: 0.0, on: 0.0}
-        with no_gc():
-            while off.has_unfinished:
-                for engine in (off, on) if off.stats().steps % 2 else (on, off):
-                    started = perf_counter()
-                    engine.step()
-                    seconds[engine] += perf_counter() - started
-        percent.append(100 * (seconds[on] / seconds[off] - 1))
+    for repeat in range(args.repeats + 1):
+        # Seconds of each step in each turn: the medians over turns leave out what hit one
+        # step alone, and keep what a step does in every turn, such as sharing its blocks.
+        seconds: dict[minikv.Engine, list[list[float]]] = {off: [], on: []}
+        for turn in range(TURNS):
+            seed = repeat * TURNS + turn
+            for prompt in peers.random_prompts(lm, [args.tokens] * args.requests, seed):
+                off.add_request(prompt, params)
+                on.add_request(prompt, params)
+            for times in seconds.values():
+                times.append([])
+            with no_gc():
+                while off.has_unfinished:
+                    for engine in (off, on) if (off.stats().steps + turn) % 2 else (on, off):
+                        started = perf_counter()
+                        engine.step()
+                        seconds[engine][turn].append(perf_counter() - started)
+        cost_off, cost_on = (
+            sum(median(steps) for steps in zip(*times, strict=True)) for times in seconds.values()
+        )
+        percent.append(100 * (cost_on / cost_off - 1))
     if on.stats().hit_tokens or on.stats().steps != off.stats().steps:
         raise RuntimeError("switched on: the workload was to have no hits, and equally many steps")
     return Spread(percent[1:])
