@@ -310,19 +310,42 @@ def test_neighbouring_colours_differ_in_grey():
 
 
 def test_the_running_table_measures_every_rung(lm):
-    table = RunningTable(lm, PROMPT, max_tokens=4, repeats=2)
+    last = max(chapter for chapter, _ in running_table.RUNGS.values())
+    table = RunningTable(lm, PROMPT, max_tokens=4, repeats=2, upto=last)
     assert list(table.runs) == list(running_table.RUNGS)
     assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
-    engine = table.runs["the engine (04 to 07)"][0]
-    assert engine.kv_bytes_per_token == lm.config.kv_bytes_per_token(lm.dtype)
-    assert 0 <= engine.wasted < 1
+    kept = [run.kv_bytes_per_token for runs in table.runs.values() for run in runs]
+    assert set(kept) == {0, lm.config.kv_bytes_per_token(lm.dtype)}
     for text in (repr(table), table._repr_html_()):
         assert all(rung in text for rung in running_table.RUNGS) and "torch" in text
 
 
+def test_the_running_table_counts_what_is_reserved(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=4, repeats=1, upto="03")
+    prompt, wasted = (
+        len(lm.encode(PROMPT)),
+        {name: runs[0].wasted for name, runs in table.runs.items()},
+    )
+    held = sum(range(prompt, prompt + 4))
+    assert wasted == {
+        "01 naive attention": None,
+        "02 cache that grows by copying": 0,
+        "02 cache for the whole context": 1 - held / (4 * lm.config.max_context),
+        "03 cache for the longest answer": 1 - held / (4 * (prompt + 4)),
+    }
+
+
+def test_the_running_table_shows_the_rungs_so_far(lm):
+    ends = [next(iter(running_table.RUNGS)), next(reversed(running_table.RUNGS))]
+    assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1).runs) == ends
+    assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01").runs) == ends[:1]
+
+
 def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
-    broken = dict(running_table.RUNGS, broken=lambda *_: Run([0], 1.0, 0, None))
-    monkeypatch.setattr(running_table, "RUNGS", broken)
+    def run(*_):
+        return Run([0], 1.0, 0, None)
+
+    monkeypatch.setattr(running_table, "RUNGS", dict(running_table.RUNGS, broken=("99", run)))
     with pytest.raises(AssertionError, match="broken"):
         RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
 

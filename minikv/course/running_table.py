@@ -16,6 +16,7 @@ import torch
 
 from minikv.config import EngineConfig
 from minikv.engine import Engine
+from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.loader import LanguageModel
 from minikv.sampling import SamplingParams
 
@@ -37,6 +38,43 @@ def run_naive(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
     return Run(token_ids, perf_counter() - started, 0, None)
 
 
+def run_cache(
+    lm: LanguageModel, prompt_ids: list[int], max_tokens: int, cache, capacity: int | None
+) -> Run:
+    """Chapters 02 and 03: one sequence's own cache. `capacity`: token slots that it reserves;
+    None for one that grows."""
+    started = perf_counter()
+    token_ids, new = [], prompt_ids
+    held = reserved = 0
+    for _ in range(max_tokens):
+        new = [int(lm.logits(new, cache)[-1].argmax())]
+        token_ids += new
+        held += cache.num_tokens
+        reserved += cache.num_tokens if capacity is None else capacity
+    seconds = perf_counter() - started
+    return Run(token_ids, seconds, lm.config.kv_bytes_per_token(lm.dtype), 1 - held / reserved)
+
+
+def run_concat(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 02: every step copies all that is kept."""
+    return run_cache(lm, prompt_ids, max_tokens, ConcatCache(lm.config), None)
+
+
+def run_preallocated(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 02: written in place, into room for the model's whole context."""
+    return _run_reserved(lm, prompt_ids, max_tokens, lm.config.max_context)
+
+
+def run_limited(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 03: the same with room for the longest answer that was asked for."""
+    return _run_reserved(lm, prompt_ids, max_tokens, len(prompt_ids) + max_tokens)
+
+
+def _run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capacity: int) -> Run:
+    cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
+    return run_cache(lm, prompt_ids, max_tokens, cache, capacity)
+
+
 def run_engine(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
     """The whole engine, with an empty prefix cache. What is reserved are the blocks in use."""
     engine = Engine(lm, EngineConfig(prefix_cache=False))
@@ -53,26 +91,41 @@ def run_engine(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run
     return Run(output.token_ids, seconds, lm.config.kv_bytes_per_token(lm.dtype), wasted)
 
 
-RUNGS: dict[str, Callable[[LanguageModel, list[int], int], Run]] = {
-    "naive attention (01)": run_naive,
-    "the engine (04 to 07)": run_engine,
+RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
+    # name: (the chapter that adds it, how it runs)
+    "01 naive attention": ("01", run_naive),
+    "02 cache that grows by copying": ("02", run_concat),
+    "02 cache for the whole context": ("02", run_preallocated),
+    "03 cache for the longest answer": ("03", run_limited),
+    "04 paged blocks, in the engine": ("04", run_engine),
 }
 
 
 class RunningTable:
     """Tokens a second, bytes a token and memory wasted, for each rung, measured as it is made.
 
-    Raises AssertionError if two rungs give different tokens.
+    `upto`: the chapter whose rung is the last; without it, the first and the last rung there
+    are. Raises AssertionError if two rungs give different tokens.
     """
 
-    def __init__(self, lm: LanguageModel, prompt: str, max_tokens: int, repeats: int = 5):
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prompt: str,
+        max_tokens: int,
+        repeats: int = 5,
+        upto: str | None = None,
+    ):
         prompt_ids = lm.encode(prompt)
         self.caption = (
             f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy; "
             f"median of {repeats} runs (slowest to fastest). {lm.name}, {machine(lm)}."
         )
+        names = [name for name, (chapter, _) in RUNGS.items() if upto and chapter <= upto]
+        names = names or [next(iter(RUNGS)), next(reversed(RUNGS))]
         self.runs: dict[str, list[Run]] = {}
-        for rung, run in RUNGS.items():
+        for rung in names:
+            run = RUNGS[rung][1]
             run(lm, prompt_ids, 2)  # not counted: the first run of anything is slower
             self.runs[rung] = [run(lm, prompt_ids, max_tokens) for _ in range(repeats)]
         expected = next(iter(self.runs.values()))[0].token_ids

@@ -1,0 +1,1 @@
+"""What each exercise's solution must do: one module of checks a chapter."""

@@ -1,0 +1,108 @@
+"""The reader's number first, then the measured one beside it.
+
+predict("blocks for 8 samples", ...)      # put your number in place of the dots
+measured("blocks for 8 samples", 13)      # in a later cell
+predictions()                             # all of them, at the end of the chapter
+"""
+
+import math
+from dataclasses import dataclass
+from html import escape
+from types import EllipsisType
+
+Number = int | float
+
+
+@dataclass
+class Prediction:
+    """What a reader expects, and what came out."""
+
+    what: str
+    guess: Number | None = None
+    value: Number | None = None
+
+    def verdict(self) -> str:
+        """How far off, in words: in per cent, or as a factor."""
+        if self.guess is None or self.value is None:
+            return ""
+        if self.guess == self.value:
+            return "exactly"
+        if self.guess > 0 and self.value > 0:
+            factor = max(self.guess / self.value, self.value / self.guess)
+            side = "too many" if self.guess > self.value else "too few"
+            near = f"{100 * (factor - 1):.0f} %" if factor < 2 else f"{factor:.1f} ×"
+            return f"{near} {side}" if isinstance(self.value, int) else f"{near} off"
+        return f"off by {_number(abs(self.guess - self.value))}"
+
+    def __repr__(self) -> str:
+        guess = "no prediction" if self.guess is None else f"you said {_number(self.guess)}"
+        if self.value is None:
+            if self.guess is None:
+                return f"{self.what}: no prediction yet. Put a number in place of the dots."
+            return f"{self.what}: {guess}. Run on."
+        text = f"{self.what}: {_number(self.value)}, {guess}"
+        return f"{text} ({self.verdict()})" if self.verdict() else text
+
+
+_made: dict[str, Prediction] = {}  # of this notebook; running a cell again makes it anew
+
+
+def predict(what: str, guess: Number | EllipsisType | None = None) -> Prediction:
+    """Keep `guess`, a number, as the reader's prediction of `what`; `...` stands for none."""
+    if guess is ... or guess is None:
+        guess = None
+    elif isinstance(guess, bool) or not isinstance(guess, Number) or math.isnan(guess):
+        raise ValueError(f"guess: must be a number, or ... for none, was {guess!r}")
+    _made[what] = Prediction(what, guess)
+    return _made[what]
+
+
+def measured(what: str, value: Number) -> Prediction:
+    """Put what came out beside the prediction of `what`."""
+    if what not in _made:
+        names = ", ".join(map(repr, _made)) or "none"
+        raise ValueError(f"what: no predict({what!r}, …) was run; those that were: {names}")
+    value = value.item() if hasattr(value, "item") else value
+    _made[what] = Prediction(what, _made[what].guess, value)
+    return _made[what]
+
+
+class Predictions:
+    """All predictions of a notebook with what came out."""
+
+    def __init__(self, made: list[Prediction]):
+        self.made = made
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        return [
+            (p.what, "–" if p.guess is None else _number(p.guess),
+             "–" if p.value is None else _number(p.value), p.verdict())
+            for p in self.made
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        rows = [("prediction", "yours", "came out", ""), *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+    def _repr_html_(self) -> str:
+        head = "".join(
+            f"<th style='text-align:left'>{name}</th>"
+            for name in ("prediction", "yours", "came out", "")
+        )
+        body = "".join(
+            "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in row) + "</tr>"
+            for row in self.rows()
+        )
+        return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def predictions() -> Predictions:
+    """Every prediction made in this notebook, in order."""
+    return Predictions(list(_made.values()))
+
+
+def _number(value: Number) -> str:
+    if isinstance(value, int) or value == int(value):
+        return f"{int(value):,}"
+    return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"

@@ -1,0 +1,345 @@
+"""Runs one exercise's checks on a reader's code.
+
+`examine` does it in this process. `run` does it in a process of its own, with limits on
+time, memory and output, so that an endless loop, a crash or a flood of print ends in a
+sentence. The child writes what it finds, line by line, into a file that survives it.
+"""
+
+import faulthandler
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import perf_counter
+
+from minikv.course import workbook
+from minikv.course.exercise import Exercise, chapter_of, chapters, find
+from minikv.course.report import Line, Report
+
+TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
+START_LIMIT = 120.0  # seconds for Python to begin and to import torch
+MEMORY_LIMIT = 4 << 30  # bytes that the child may take
+KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
+
+
+# ── In this process ───────────────────────────────────────────────────────────
+
+
+def examine(
+    exercise: Exercise,
+    text: str,
+    own: Iterable[str] = (),
+    tell: Callable[[dict], None] = lambda message: None,
+) -> Report:
+    """Try `text`, a reader's exercise file, on every check of `exercise`.
+
+    `own` are exercises whose parts are the reader's too, instead of the reference's.
+    `tell` hears of each check as it begins and ends.
+    """
+    from minikv.course.checking import CHECKS, MODEL_RUNS, tinypy
+
+    chapter = chapter_of(exercise.id)
+    for number in chapters():  # all, before any of the reference is exchanged
+        importlib.import_module(f"minikv.course.checks.ch{number}")
+    checks = CHECKS[exercise.id]
+    done = workbook.progress_of(exercise, text)
+    report = Report(exercise.id, "failed", len(checks))
+    report.place = _place(exercise, done)
+    own = set(own)
+    if own:
+        _borrow_earlier(own, chapter.number)
+    started = perf_counter()
+    try:
+        mine = workbook.load(chapter, text, keep={exercise.id, *own})
+    except BaseException as error:
+        tell({"start": "import"})
+        report.lines.append(_raised("the file can be imported", error, None, None))
+        report.trace = _trace(error)
+        return report
+    for check in checks:
+        tell({"start": check.name})
+        try:
+            check.run(mine)
+            line = Line(check.name, True)
+        except BaseException as error:
+            line = _raised(check.name, error, check.cause, check.look)
+            report.trace = report.trace or _trace(error)
+        report.lines.append(line)
+        tell({"line": vars(line)})
+    if not done.started:  # a broken variant as it was found: the symptom, and nothing more
+        report.status = "not started"
+        for line in report.lines:
+            line.cause = line.look = None
+    elif all(line.ok for line in report.lines) and not done.unwritten:
+        report.status = "passed"
+        if exercise.id in MODEL_RUNS:
+            tell({"start": "tinypy on your part"})
+            try:
+                report.model = MODEL_RUNS[exercise.id](mine, tinypy())
+            except BaseException as error:
+                report.status = "failed"
+                line = _raised("tinypy runs on it, with the oracle's tokens", error, None, None)
+                report.lines.append(line)
+                report.total += 1
+                report.trace = _trace(error)
+    report.seconds = perf_counter() - started
+    return report
+
+
+def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
+    """Run tinypy on the reader's parts, once a chapter: (chapter, same tokens?, sentence)."""
+    from minikv.course.checking import MODEL_RUNS, tinypy
+
+    results = []
+    for number, chapter in chapters().items():
+        importlib.import_module(f"minikv.course.checks.ch{number}")
+        ids = [e.id for e in chapter.exercises if e.id in passed and e.id in MODEL_RUNS]
+        if not ids:
+            continue
+        try:
+            mine = workbook.load(chapter, workbook.read(chapter), keep=set(ids))
+            sentence = "; ".join(dict.fromkeys(MODEL_RUNS[id_](mine, tinypy()) for id_ in ids))
+            results.append((number, True, f"{', '.join(ids)}: {sentence}"))
+        except BaseException as error:
+            what = _raised("", error, None, None).what
+            results.append((number, False, f"{', '.join(ids)}: {what}"))
+    return results
+
+
+def _borrow_earlier(own: set[str], number: str) -> None:
+    for earlier, chapter in chapters().items():
+        kept = {id_ for id_ in own if id_.startswith(f"{earlier}.")}
+        if earlier < number and kept:
+            module = workbook.load(chapter, workbook.read(chapter), keep=kept)
+            workbook.borrow(chapter, module, kept)
+
+
+def _place(exercise: Exercise, done: workbook.Progress) -> str | None:
+    """Which parts are not there yet, and where they belong."""
+    name = workbook.display_name(chapter_of(exercise.id))
+    if done.missing:
+        return (
+            f"{name} has no {', '.join(done.missing)} any more; "
+            f'reset("{exercise.id}") brings it back'
+        )
+    if not done.unwritten:
+        return None
+    if exercise.kind == "debug":
+        [(path, line), *_] = done.unwritten.items()
+        return f"{name}, line {line}: {path} is as it was found. What you see:"
+    still = "still raises" if done.written else "raises"
+    return "\n".join(
+        f'{name}, line {line}: {path} {still} NotImplementedError("Exercise {exercise.id}: …")'
+        for path, line in done.unwritten.items()
+    )
+
+
+def _raised(name: str, error: BaseException, cause: str | None, look: str | None) -> Line:
+    from minikv.course.checking import Wrong
+
+    if isinstance(error, Wrong):
+        return Line(name, False, error.what, error.cause or cause, error.look or look)
+    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
+        return Line(name, False, f"not written yet: {error}", None, None)
+    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_readers(f.filename)]
+    if own:
+        what += f"\n{_short(own[-1].filename)}, line {own[-1].lineno}: {own[-1].line}"
+    if isinstance(error, RecursionError):
+        cause = "the function calls itself without end"
+    elif isinstance(error, MemoryError):
+        cause = "more memory was asked for than a check may take"
+    return Line(name, False, what, cause, look or "the line that is named here")
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _is_readers(file: str) -> bool:
+    return Path(file).parent == workbook.folder()
+
+
+def _short(file: str) -> str:
+    return f"{workbook.folder().name}/{Path(file).name}"
+
+
+# ── In a process of its own ───────────────────────────────────────────────────
+
+
+def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
+    """Check the reader's file as it is now. Never raises for what is in that file."""
+    chapter = chapter_of(exercise.id)
+    report = Report(exercise.id, "failed", 0)
+    try:
+        text = workbook.read(chapter)
+        done = workbook.progress_of(exercise, text)
+    except workbook.WorkbookError as error:
+        report.place = str(error)
+        return report
+    report.place = _place(exercise, done)
+    if not done.started and exercise.kind != "debug":
+        report.status = "not started"
+        return report
+    messages, ended, printed = _in_child([exercise.id, ",".join(own)])
+    for message in messages:
+        if "report" in message:
+            lines = [Line(**line) for line in message["report"].pop("lines")]
+            report = Report(**message["report"], lines=lines)
+    if ended is not None:
+        report.lines = [Line(**message["line"]) for message in messages if "line" in message]
+        report.total = next((m["total"] for m in messages if "total" in m), 0)
+        running = next((m["start"] for m in reversed(messages) if "start" in m), "the start")
+        report.lines.append(Line(running, False, ended[0], ended[1], ended[2]))
+    report.printed = printed
+    return report
+
+
+def parts(passed: set[str]) -> list[tuple[str, bool, str]]:
+    """`run_parts` in a process of its own."""
+    messages, ended, _ = _in_child(["parts", ",".join(sorted(passed))], limit=3 * TIME_LIMIT)
+    found = [tuple(message["part"]) for message in messages if "part" in message]
+    return found if ended is None else [*found, ("", False, f"{ended[0]}: {ended[1]}")]
+
+
+def time_limit() -> float:
+    """Seconds; $MINIKV_TIME_LIMIT if the machine is a slow one."""
+    return float(os.environ.get("MINIKV_TIME_LIMIT", TIME_LIMIT))
+
+
+def _in_child(
+    arguments: list[str], limit: float | None = None
+) -> tuple[list[dict], tuple[str, str, str] | None, str]:
+    """(what it reported, how it ended if badly: what, cause, where to look; what it printed)."""
+    limit = time_limit() if limit is None else limit
+    with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
+        messages, hung = Path(scratch, "messages"), Path(scratch, "hung")
+        command = [sys.executable, "-m", "minikv.course.trial", *arguments, str(limit), scratch]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(_root()), os.environ.get("PYTHONPATH", "")]),
+            "OMP_NUM_THREADS": "1",  # small tensors: threads would only wait for each other
+            "PYTHONUNBUFFERED": "1",
+        }
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env=environment,
+        )  # fmt: skip
+        kept = bytearray()
+        dropped = [0]
+
+        def listen() -> None:  # reads all, keeps the beginning: a flood must not fill the pipe
+            while data := os.read(child.stdout.fileno(), 1 << 16):
+                room = KEPT_OUTPUT - len(kept)
+                kept.extend(data[: max(0, room)])
+                dropped[0] += len(data[max(0, room) :])
+
+        listener = threading.Thread(target=listen, daemon=True)
+        listener.start()
+        try:
+            status = child.wait(START_LIMIT + limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            child.kill()
+            child.wait()
+            listener.join(1)
+            if not listener.is_alive():
+                child.stdout.close()
+        found = []
+        if messages.exists():
+            lines = messages.read_text(encoding="utf-8").splitlines()
+            found = [json.loads(line) for line in lines if line.endswith("}")]
+        stack = hung.read_text(encoding="utf-8") if hung.exists() else ""
+        printed = kept.decode("utf-8", "replace")
+        if dropped[0]:
+            printed += f"\n… and {dropped[0]:,} more bytes"
+        if any("end" in message for message in found):
+            return found, None, printed
+        return found, _ending(status, stack, limit), printed
+
+
+def _root() -> Path:
+    return Path(workbook.minikv.__file__).parents[1]
+
+
+def _ending(status: int | None, stack: str, limit: float) -> tuple[str, str, str]:
+    """How a child ended that did not come to its end: what, likely cause, where to look."""
+    where = ""
+    for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
+        if _is_readers(file):
+            code = Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
+            where = f"{_short(file)}, line {line}, in {function}: {code}"
+            break
+    if stack or status is None:
+        return (
+            f"stopped: not finished after {limit:g} s" + (f"\n{where}" if where else ""),
+            "a loop that never ends, or one that does far too much",
+            "what would have to change for this loop to stop?",
+        )
+    if status < 0:
+        name = signal.Signals(-status).name
+        cause = "memory ran out" if name == "SIGKILL" else "a crash below Python"
+        return f"the process was ended by {name}", cause, "the line that your code was in"
+    return (
+        f"the process ended itself with status {status}",
+        "the code calls os._exit",
+        "a function returns or raises; it does not end the program",
+    )
+
+
+def _child(arguments: list[str]) -> None:
+    """What the child does: `run` and `parts` above start it."""
+    what, ids, limit, scratch = arguments
+    with (
+        Path(scratch, "messages").open("a", encoding="utf-8", buffering=1) as file,
+        Path(scratch, "hung").open("w") as hung,
+    ):
+
+        def tell(message: dict) -> None:
+            file.write(json.dumps(message) + "\n")
+
+        import torch
+
+        import minikv.course.checking as checking
+
+        torch.set_num_threads(1)
+        own = {id_ for id_ in ids.split(",") if id_}
+        checking.tinypy()
+        _limit_memory()
+        faulthandler.dump_traceback_later(float(limit), exit=True, file=hung)
+        if what == "parts":
+            for part in run_parts(own):
+                tell({"part": part})
+        else:
+            exercise = find(what)
+            importlib.import_module(f"minikv.course.checks.ch{what[:2]}")
+            tell({"total": len(checking.CHECKS[what])})
+            text = workbook.read(chapter_of(what))
+            tell({"report": examine(exercise, text, own, tell).to_json()})
+        tell({"end": True})
+        faulthandler.cancel_dump_traceback_later()
+    os._exit(0)  # whatever threads the reader's code has left behind
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+
+        used = 0
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
+    except (ImportError, OSError, ValueError):
+        pass  # not on this system: the time limit is left
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1:])

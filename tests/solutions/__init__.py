@@ -1,0 +1,1 @@
+"""Right and wrong solutions of the exercises, one module a chapter."""

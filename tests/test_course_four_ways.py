@@ -1,0 +1,71 @@
+"""Every check, four ways: the skeleton is refused, the reference passes, a right solution
+that is written otherwise passes, and each plausible mistake is caught and named."""
+
+import re
+
+import pytest
+from four_ways import EXERCISES, all_mistakes, different, right, solutions, wrong
+
+from minikv.course.exercise import chapter_of, chapters
+from minikv.course.skeletons import skeleton
+from minikv.course.trial import examine
+
+MISTAKES = all_mistakes()
+
+
+def exercise_id(exercise):
+    return exercise.id
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_the_skeleton_is_not_a_solution(exercise):
+    report = examine(exercise, skeleton(chapter_of(exercise.id)))
+    assert report.status == "not started"
+    assert any(not line.ok for line in report.lines), "no check fails on the skeleton"
+    failures = [line for line in report.lines if not line.ok]
+    if exercise.kind == "debug":  # the symptom, and not its cause
+        assert not any(line.cause or line.look for line in failures)
+    else:
+        assert any(f"Exercise {exercise.id}" in line.what for line in failures)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_the_reference_passes(exercise):
+    report = examine(exercise, right(exercise))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_a_solution_written_otherwise_passes(exercise):
+    text = different(exercise)
+    assert text != right(exercise)
+    report = examine(exercise, text)
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize(
+    ("exercise", "mistake"), MISTAKES, ids=[f"{e.id}: {m.name}" for e, m in MISTAKES]
+)
+def test_a_mistake_is_caught_and_named(exercise, mistake):
+    report = examine(exercise, wrong(exercise, mistake))
+    assert not report.passed
+    assert mistake.says in flat(report.text()), report.text()
+    for line in report.lines:  # a failure always says what differs and where to look
+        assert line.ok or (line.what and line.look), line
+
+
+def flat(text):
+    return re.sub(r"\s+", " ", text)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_there_are_enough_mistakes_and_each_has_a_message_of_its_own(exercise):
+    says = [mistake.says for mistake in solutions(exercise).WRONG[exercise.id]]
+    assert len(says) >= 4
+    assert len(set(says)) == len(says)
+
+
+def test_every_chapter_has_four_to_six_exercises_of_several_kinds():
+    for chapter in chapters().values():
+        assert 4 <= len(chapter.exercises) <= 6
+        assert {"build", "debug"} <= {exercise.kind for exercise in chapter.exercises}
