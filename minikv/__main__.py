@@ -15,6 +15,7 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "watch": ("terminal:watch", "check again whenever the file is saved"),
     "parts": ("terminal:parts", "run tinypy on your own parts"),
     "update": ("update", "a newer version of the course, keeping what you have written"),
+    "grade": ("grade", "check the exercises of a whole class"),
     "generate": ("generate", "continue a prompt, printing it as it comes"),
     "doctor": ("doctor", "check this environment by computing with it"),
     "bench": ("bench", "measure the engine, against transformers where that makes sense"),

@@ -1,6 +1,7 @@
 """A reader's exercise files: where they are, what in them is written, and what it does when run."""
 
 import ast
+import linecache
 import os
 import sys
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
     tree = parse(chapter, text)
     found = definitions(tree)
     sys.modules[name] = module  # dataclasses look their module up there
+    lines = text.splitlines(keepends=True)  # for the lines that an error names
+    linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
     exec(compile(tree, module.__file__, "exec"), module.__dict__)
     kept_classes = {
         path.rpartition(".")[0]
