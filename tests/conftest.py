@@ -2,10 +2,14 @@
 
 import kernels  # noqa: F401, I001  before transformers, which imports triton: settles the interpreter
 import pytest
+import torch
 from helpers import ARCHITECTURES, Pair, make_model
 from hypothesis import HealthCheck, settings
 
 import minikv
+
+# Every tensor here is small: threads would only wait for each other, and on a busy machine long.
+torch.set_num_threads(1)
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
 settings.register_profile(
