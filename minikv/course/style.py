@@ -18,7 +18,7 @@ WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
 
 LADDER = (
     ("start here", "prefill and decode, seen on a real model"),
-    ("naive attention", "compute everything again at every step: slow, and never wrong"),
+    ("naive attention", "compute everything again, at every step"),
     ("kv cache", "keep the keys and values"),
     ("kv memory", "what a token costs, and what reservation wastes"),
     ("paged blocks", "blocks of a fixed size, and a table that finds them"),

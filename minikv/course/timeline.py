@@ -15,11 +15,11 @@ from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
-import ipywidgets as widgets
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from minikv.course import style
+from minikv.course.player import Player
 from minikv.engine import Engine, Prompt
 from minikv.outputs import RequestOutput
 from minikv.sampling import SamplingParams
@@ -317,9 +317,28 @@ class Timeline:
 
     # ── The player ────────────────────────────────────────────────────────────
 
-    def widget(self) -> "Player":
-        """Play, pause and a slider over the steps: the picture so far beside the text so far."""
-        return Player(self)
+    def widget(self) -> Player:
+        """Play, pause and a slider over the steps: the picture so far beside the text so far.
+
+        `slider.value` is the number of steps shown.
+        """
+        last = len(self.steps)
+        return Player("the timeline", last, self.figure, self._words, self._text_box, start=1)
+
+    def _words(self, upto: int) -> str:
+        if upto == 0:
+            return "added, nothing computed yet"
+        step = self.steps[upto - 1]
+        tokens = "1 token" if step.num_computed == 1 else f"{step.num_computed} tokens"
+        return f"of {len(self.steps)}: {tokens} computed in {1000 * (step.end - step.start):.1f} ms"
+
+    def _text_box(self, upto: int) -> str:
+        return (  # column-reverse: a long text is shown from its end
+            "<div style='display:flex;flex-direction:column-reverse;max-height:190px;overflow:auto;"
+            "box-sizing:border-box;border:1px solid;padding:6px'><pre style='flex:none;margin:0;"
+            "white-space:pre-wrap;font-size:12px;line-height:1.4;color:inherit'>"
+            f"{self.text_so_far(upto)}</pre></div>"
+        )
 
     def text_so_far(self, upto: int) -> str:
         """Every request's prompt and what it had after `upto` steps, as HTML, the newest boxed."""
@@ -340,53 +359,6 @@ class Timeline:
                 f"<span style='outline:2px solid'>{escape(newest)}</span></b>"
             )
         return "\n\n".join(parts)
-
-
-class Player(widgets.VBox):
-    """A timeline that plays. `slider.value` is the number of steps shown."""
-
-    def __init__(self, timeline: Timeline):
-        self.timeline = timeline
-        last = len(timeline.steps)
-        self.play = widgets.Play(min=0, max=last, value=1, interval=400)
-        self.slider = widgets.IntSlider(min=0, max=last, value=1, description="step")
-        self.caption = widgets.HTML()
-        self.picture = widgets.Image(
-            format="png", layout=widgets.Layout(width="700px", max_width="100%")
-        )
-        self.text = widgets.HTML(layout=widgets.Layout(flex="1 1 300px"))
-        self._frames: dict[int, bytes] = {}  # drawn once each
-        widgets.jslink((self.play, "value"), (self.slider, "value"))
-        self.slider.observe(lambda change: self._show(change["new"]), names="value")
-        self._show(self.slider.value)
-        controls = widgets.HBox([self.play, self.slider, self.caption])
-        wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        super().__init__([controls, widgets.HBox([self.picture, self.text], layout=wrap)])
-
-    def _show(self, upto: int) -> None:
-        if upto not in self._frames:
-            self._frames[upto] = style.png(self.timeline.figure(upto), dpi=120)
-        self.picture.value = self._frames[upto]
-        self.caption.value = self._words(upto)
-        self.text.value = (  # column-reverse: a long text is shown from its end
-            "<div style='display:flex;flex-direction:column-reverse;max-height:190px;overflow:auto;"
-            "box-sizing:border-box;border:1px solid;padding:6px'><pre style='flex:none;margin:0;"
-            "white-space:pre-wrap;font-size:12px;line-height:1.4;color:inherit'>"
-            f"{self.timeline.text_so_far(upto)}</pre></div>"
-        )
-
-    def _words(self, upto: int) -> str:
-        if upto == 0:
-            return "added, nothing computed yet"
-        step = self.timeline.steps[upto - 1]
-        tokens = "1 token" if step.num_computed == 1 else f"{step.num_computed} tokens"
-        return (
-            f"of {len(self.timeline.steps)}: {tokens} computed "
-            f"in {1000 * (step.end - step.start):.1f} ms"
-        )
-
-    def __repr__(self) -> str:  # what a page without widgets shows
-        return "A player for the timeline: run this cell to use it."
 
 
 def visible(text: str, longest: int = 9) -> str:

@@ -95,22 +95,23 @@ def examine(
 
 
 def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
-    """Run tinypy on the reader's parts, once a chapter: (chapter, same tokens?, sentence)."""
+    """Run tinypy on the reader's parts: (chapter, same tokens as the oracle?, a sentence) each."""
     from minikv.course.checking import MODEL_RUNS, tinypy
 
     results = []
     for number, chapter in chapters().items():
         importlib.import_module(f"minikv.course.checks.ch{number}")
-        ids = [e.id for e in chapter.exercises if e.id in passed and e.id in MODEL_RUNS]
-        if not ids:
-            continue
-        try:
-            mine = workbook.load(chapter, workbook.read(chapter), keep=set(ids))
-            sentence = "; ".join(dict.fromkeys(MODEL_RUNS[id_](mine, tinypy()) for id_ in ids))
-            results.append((number, True, f"{', '.join(ids)}: {sentence}"))
-        except BaseException as error:
-            what = _raised("", error, None, None).what
-            results.append((number, False, f"{', '.join(ids)}: {what}"))
+        runs: dict[Callable, list[str]] = {}  # what runs them: exercises
+        for exercise in chapter.exercises:
+            if exercise.id in passed and exercise.id in MODEL_RUNS:
+                runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
+        for run, ids in runs.items():
+            try:
+                mine = workbook.load(chapter, workbook.read(chapter), keep=set(ids))
+                results.append((number, True, f"{', '.join(ids)}: {run(mine, tinypy())}"))
+            except BaseException as error:
+                what = _raised("", error, None, None).what
+                results.append((number, False, f"{', '.join(ids)}: {what}"))
     return results
 
 

@@ -7,29 +7,24 @@ prompt to the last token that is stored, slots are counted as held and as used.
 Lengths come from a seeded generator of chat-like requests: log-normal prompts (median 735
 tokens) and outputs (median 150), the moments of the Azure trace of conversations from 2023.
 `--trace FILE` reads a trace itself: a csv with the columns ContextTokens and
-GeneratedTokens, as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset.
+GeneratedTokens, as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset,
+or a jsonl file as those of github.com/kvcache-ai/Mooncake.
 """
 
 import argparse
-import csv
-import random
 from pathlib import Path
-from typing import NamedTuple
 
 import minikv
 from minikv.course.bench.harness import Goal, Spread, Table, bar, positive, timed
+from minikv.course.workload import Length, chat_like, read_trace
 
-COLUMNS = ("ContextTokens", "GeneratedTokens")
 CONTEXT = 2048  # tokens, a usual model's maximum when paging was invented
 
 
-class Length(NamedTuple):
-    prompt: int  # tokens
-    output: int
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="lengths from this csv file")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="lengths from this csv or jsonl file"
+    )
     parser.add_argument("--requests", type=positive, default=2000, help="how many to generate")
     parser.add_argument(
         "--block-sizes", type=positive, nargs="+", default=(1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -40,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Table:
-    lengths = read_trace(args.trace) if args.trace else chat_like(args.requests)
+    lengths = trace_lengths(args.trace) if args.trace else chat_like(args.requests)
     table = Table("paging: slots held and never used, and the price of a block", args.repeats)
     source = args.trace.name if args.trace else "generated, seed 0"
     prompts, outputs = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
@@ -76,43 +71,11 @@ def run(args: argparse.Namespace) -> Table:
     return table
 
 
-def chat_like(num_requests: int, seed: int = 0) -> list[Length]:
-    draw = random.Random(seed)
-    return [
-        Length(
-            min(14_000, 1 + round(draw.lognormvariate(6.6, 1.0))),
-            min(1_000, 1 + round(draw.lognormvariate(5.0, 0.85))),
-        )
-        for _ in range(num_requests)
-    ]
-
-
-def read_trace(path: Path) -> list[Length]:
-    """Lengths from a csv file. Raises ValueError that says what is wrong with it, and where."""
-    lengths = []
+def trace_lengths(path: Path) -> list[Length]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = csv.DictReader(file)
-            missing = [name for name in COLUMNS if name not in (rows.fieldnames or ())]
-            if missing:
-                raise ValueError(f"--trace: {path} has no column {' and no column '.join(missing)}")
-            for row in rows:
-                length = Length(*(_count(row[name]) for name in COLUMNS))
-                if min(length) < 1:
-                    raise ValueError(
-                        f"--trace: {path}, line {rows.line_num}: {' and '.join(COLUMNS)} must be "
-                        f"whole numbers of at least 1, were {[row[name] for name in COLUMNS]}"
-                    )
-                lengths.append(length)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"--trace: {path} cannot be read as csv: {error}") from None
-    if not lengths:
-        raise ValueError(f"--trace: {path} has a header and no requests")
-    return lengths
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() else 0
+        return [request.length for request in read_trace(path)]
+    except ValueError as error:
+        raise ValueError(f"--trace: {error}") from None
 
 
 def paged_waste(lengths: list[Length], block_size: int, progress=None) -> float:

@@ -1,0 +1,81 @@
+"""Chapter 01: attention for one query in plain Python, heads packed by group, and the arithmetic
+of computing everything again."""
+
+import math
+
+import torch
+
+from minikv.attention import causal_mask
+
+
+def attend_one_query(
+    query: list[float], keys: list[list[float]], values: list[list[float]]
+) -> list[float]:
+    """Attention for one query and one head, in plain Python: no tensors, no mask.
+
+    query: D numbers. keys: L lists of D numbers. values: L lists of any one width.
+    Returns the weighted mean of the values, a list of that width:
+
+        score[i]  = query · keys[i] / sqrt(D)
+        weight[i] = exp(score[i]) / (exp(score[0]) + … + exp(score[L - 1]))
+        result    = weight[0] values[0] + … + weight[L - 1] values[L - 1]
+
+    Scores may be as large as 10,000 or as low as -10,000, and math.exp(710) raises
+    OverflowError: the weights have to be computed so that it cannot.
+
+    Two equal keys get half the weight each:
+
+        attend_one_query([1.0, 2.0], [[3.0, 0.0], [3.0, 0.0]], [[10.0], [20.0]]) == [15.0]
+    """
+    scale = len(query) ** -0.5
+    scores = [scale * sum(q * k for q, k in zip(query, key, strict=True)) for key in keys]
+    top = max(scores)  # the largest exponent becomes 0, and the weights stay the same
+    weights = [math.exp(score - top) for score in scores]
+    total = sum(weights)
+    return [
+        sum(weight * x for weight, x in zip(weights, channel, strict=True)) / total
+        for channel in zip(*values, strict=True)
+    ]
+
+
+def grouped_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """Naive attention, but K and V are not repeated: the query heads of a group lie side by side.
+
+    q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T, all float32; the
+    queries stand at the last T of the L positions. Returns (T, num_heads, head_dim), equal to
+    `naive_attention(q, k, v, window)`. In the letters below K counts the KV heads and G the
+    query heads of each group, so num_heads = K * G.
+    """
+    mask = causal_mask(len(q), len(k), window)
+    q = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5  # (T, K, G, D)
+    scores = torch.einsum("tkgd,lkd->kgtl", q, k)  # (K, G, T, L)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    out = torch.einsum("kgtl,lkd->tkgd", weights, v)  # (T, K, G, D)
+    return out.flatten(1, 2)  # (T, K * G, D)
+
+
+def work_of_generation(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
+    """What naive generation computes, for a prompt of at least one token and at least one new one.
+
+    Every pass feeds all tokens so far and gives one new token. The last new token is never fed.
+
+    "rows"        token rows that go through the model, all passes together
+    "new rows"    how many of them no earlier pass had computed
+    "scores"      products q · k that one head of one layer computes, all passes together: each
+                  row with each row of its pass, masked or not
+    "new scores"  how many of them are needed by a generation that computes no row twice and
+                  nothing that is masked: each row, once, with itself and those before it
+
+    A prompt of 2 tokens and 3 new ones: the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
+    them new; 4 + 9 + 16 = 29 scores, of which 1 + 2 + 3 + 4 = 10 are needed.
+    """
+    passes = range(prompt_tokens, prompt_tokens + new_tokens)
+    longest = passes[-1]
+    return {
+        "rows": sum(passes),
+        "new rows": longest,
+        "scores": sum(length * length for length in passes),
+        "new scores": longest * (longest + 1) // 2,
+    }

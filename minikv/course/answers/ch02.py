@@ -1,0 +1,124 @@
+"""Chapter 02: the loop that a cache makes possible, what appending writes, PyTorch's own attention
+over a cache, and a prefix that many requests share."""
+
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from minikv.attention import causal_mask
+from minikv.kv_cache import ConcatCache, PreallocatedCache
+from minikv.loader import LanguageModel
+
+
+@torch.inference_mode()
+def generate_with_cache(
+    lm: LanguageModel,
+    cache: ConcatCache,
+    prompt_ids: list[int],
+    max_tokens: int,
+) -> list[int]:
+    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token a step.
+
+    `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
+    least one token, follows the tokens that are already in it: its first stands at position
+    cache.num_tokens. `max_tokens` is at least 1, and exactly so many new tokens are returned,
+    end token or not. The last of them is never fed: nobody asks what follows. For a prompt
+    p0 … p4, an empty cache and three new tokens a, b, c:
+
+        pass     token_ids         positions         gives
+        prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
+        decode   a                 5                 b
+        decode   b                 6                 c
+
+    One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
+    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has a row for each row it is given.
+    """
+    new_ids, fed = [], list(prompt_ids)
+    for _ in range(max_tokens):
+        token_ids = torch.tensor(fed, device=lm.device)  # (T,), T is 1 after the prompt
+        positions = cache.num_tokens + torch.arange(len(fed), device=lm.device)
+        hidden = lm.transformer.forward(token_ids, positions, cache.attend)
+        new_ids.append(int(lm.transformer.logits(hidden[-1:]).argmax()))
+        fed = new_ids[-1:]
+    return new_ids
+
+
+def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
+    """How often a token's K and V are written while a prompt is prefilled in one pass into an
+    empty cache and new tokens are generated, at least one of each. The last is never fed.
+
+    "concat"    by torch.cat. Its result is a new tensor, so that every call writes all tokens
+                of that tensor. The prompt is kept as the model made it: nothing is written.
+    "in place"  into preallocated storage: every token that is fed is written once.
+
+    A prompt of 5 tokens and 3 new ones: the two decode steps concatenate 5 + 1 and 6 + 1
+    tokens, 13 in all; in place 5 + 1 + 1 = 7 are written.
+    """
+    steps = new_tokens - 1  # of decode
+    return {
+        "concat": steps * prompt_tokens + steps * (steps + 1) // 2,
+        "in place": prompt_tokens + steps,
+    }
+
+
+def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`naive_attention` by PyTorch's own function, which takes a fused kernel where it has one.
+
+    q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
+    positions, and each sees the keys at its own position and before. H is a multiple of K.
+    Returns (T, H, D).
+    """
+    mask = causal_mask(len(q), len(k)).to(q.device)  # (T, L)
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1),  # (H, T, D)
+        k.transpose(0, 1),  # (K, L, D)
+        v.transpose(0, 1),
+        attn_mask=mask,
+        enable_gqa=True,
+    )
+    return out.transpose(0, 1)  # (T, H, D)
+
+
+class BytesWritten(TorchDispatchMode):
+    """Counts the bytes that torch.cat and assignments to slices write, while it is entered.
+
+    with BytesWritten() as written:
+        ...
+    written.total
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        result = operator(*args, **(kwargs or {}))
+        if operator in (torch.ops.aten.cat.default, torch.ops.aten.copy_.default):
+            self.total += result.nbytes
+        return result
+
+
+class SharedPrefix:
+    """The beginning of a prompt, computed once. Every request goes on from there.
+
+    What a prefix cache (chapter 07) does for every prefix it has seen, for a single one.
+    """
+
+    def __init__(self, lm: LanguageModel, prefix_ids: list[int], capacity: int):
+        """`capacity`: tokens of the prefix and of the longest request together."""
+        self.lm = lm
+        self.num_prefix = len(prefix_ids)
+        self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
+        lm.logits(prefix_ids, self.cache)
+
+    @torch.inference_mode()
+    def logits(self, request_ids: list[int]) -> torch.Tensor:
+        """Logits after every token of a request, (T, vocab_size), as if the model had read
+        prefix + request. Only the request goes through the model, and it sees nothing of the
+        requests before it. Raises ValueError when it does not fit.
+        """
+        self.cache.num_tokens = self.num_prefix  # whatever the request before has left behind
+        token_ids = torch.tensor(request_ids, device=self.lm.device)  # (T,)
+        positions = self.num_prefix + torch.arange(len(request_ids), device=self.lm.device)
+        hidden = self.lm.transformer.forward(token_ids, positions, self.cache.attend)
+        return self.lm.transformer.logits(hidden)
