@@ -82,9 +82,12 @@ test: lint
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
-	@$(BIN)/python -m pytest --durations=5 tests
+	@$(BIN)/python -m pytest --durations=5 --ignore=tests/browser tests
 	@echo "== Notebooks: every stored output is what the code prints"
 	@$(BIN)/python -m pytest --nbval --nbval-current-env --durations=5 notebooks
+	@echo "== JupyterLab in a browser"
+	@$(BIN)/python -m pytest -rs -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
+		tests/browser
 	@echo "== All passed"
 
 lint: setup

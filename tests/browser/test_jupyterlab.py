@@ -1,0 +1,195 @@
+"""Chapter 04 as a reader meets it: JupyterLab in a browser, the notebook, the viewer, the editor.
+
+What no other test sees: that the page's widgets move and can be read, in both themes.
+Skipped, with a line that says why, where Chromium or playwright is missing.
+`MINIKV_SCREENSHOTS` names a folder for the pictures; else they go where pytest keeps
+its temporary files. Every wait has a limit, and what was started is ended.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = "notebooks/04_paged_blocks.ipynb"
+WAIT = 30_000  # ms for one click, one picture
+RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+MISSING = [
+    name
+    for name, found in (("Chromium", CHROMIUM), ("playwright", find_spec("playwright")))
+    if found is None
+]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING),
+    reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
+)
+
+# The notebook's code cells are done when each has been run, or one has failed. The
+# answer is read from the page's own model, so that no cell need be in view.
+DONE = """() => {
+    const cells = jupyterapp.shell.currentWidget.content.widgets.filter(
+        cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());
+    const errors = cells.flatMap(cell => cell.model.outputs.toJSON())
+        .filter(output => output.output_type === 'error');
+    if (errors.length) return errors.map(error => `${error.ename}: ${error.evalue}`).join('; ');
+    return cells.every(cell => cell.model.executionCount) && 'all cells have run';
+}"""
+IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.kernelDisplayStatus === 'idle'"
+MOVED = """([image, before, caption, words]) =>
+    image.src !== before && image.complete && image.naturalWidth > 0
+    && caption.textContent !== words"""
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory):
+    """A copy of what a reader opens, so that nothing is written into the checkout."""
+    folder = tmp_path_factory.mktemp("course")
+    for name in ("notebooks", "exercises"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*", "__pyc*"))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(course, tmp_path_factory):
+    """A server of its own: its settings are JupyterLab's own, whatever its user's are."""
+    home = tmp_path_factory.mktemp("jupyter")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    token = secrets.token_hex(16)
+    own = {
+        name: str(home / name)
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    own |= {"JUPYTERLAB_SETTINGS_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home)}
+    own |= {"MINIKV_EXERCISES": str(course / "exercises"), "PYTHONPATH": str(ROOT)}
+    server = subprocess.Popen(
+        [
+            sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
+            "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0",
+            f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={course}",
+            "--LabApp.expose_app_in_browser=True", "--LabApp.news_url=None",
+            # Should pytest itself be killed, it does not stay for ever.
+            "--ServerApp.shutdown_no_activity_timeout=600",
+            "--MappingKernelManager.cull_idle_timeout=600",
+        ],
+        env=os.environ | own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        here = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 90
+        while not _answers(f"{here}/api?token={token}"):
+            assert server.poll() is None, "JupyterLab ended by itself"
+            assert time.monotonic() < deadline, "JupyterLab does not answer"
+            time.sleep(0.2)
+        yield f"{here}/lab/tree/{NOTEBOOK}?token={token}"
+    finally:
+        server.terminate()  # and it ends its kernels
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+
+
+def _answers(url):
+    try:
+        with urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def page(address, screenshots):
+    """The notebook, run from top to bottom."""
+    from playwright.sync_api import sync_playwright  # here, since it may be missing
+
+    root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Chromium's sandbox refuses
+    arguments = ["--no-sandbox"] if root else []
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT)
+        try:
+            page = browser.new_page(viewport={"width": 1500, "height": 1000})
+            page.set_default_timeout(WAIT)
+            try:
+                page.goto(address, timeout=3 * WAIT)
+                page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
+                page.wait_for_function(IDLE, timeout=3 * WAIT)
+                choose(page, "Edit", "Clear Outputs of All Cells")
+                choose(page, "Run", "Run All Cells")
+                done = page.wait_for_function(DONE, timeout=RUN).json_value()
+                assert done == "all cells have run"
+            except Exception:
+                page.screenshot(path=screenshots / "not_run.png")
+                raise
+            yield page
+        finally:
+            browser.close()
+
+
+@pytest.fixture(scope="module")
+def screenshots(tmp_path_factory):
+    named = os.environ.get("MINIKV_SCREENSHOTS")
+    folder = Path(named) if named else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def choose(page, menu, *path):
+    """Through the menus, as a reader does."""
+    page.locator("#jp-MainMenu").get_by_role("menuitem", name=menu, exact=True).click()
+    for name in path:
+        page.locator(f".lm-Menu-itemLabel:text-is('{name}')").click()
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_every_player_moves_its_picture(page, screenshots, theme):
+    choose(page, "Settings", "Theme", f"JupyterLab {theme}")
+    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
+    players = page.locator(".jp-OutputArea-output:has(.widget-play)")
+    players.first.wait_for()
+    for index in range(players.count()):
+        player = players.nth(index)
+        image, handle = player.locator("img.widget-image"), player.locator(".noUi-handle")
+        caption = player.locator(".widget-html").first
+        handle.scroll_into_view_if_needed()
+        for key in ("Home", "ArrowRight"):
+            shown = [
+                image.element_handle(), image.get_attribute("src"),
+                caption.element_handle(), caption.text_content(),
+            ]  # fmt: skip
+            place = handle.get_attribute("aria-valuenow")
+            handle.press(key)
+            if handle.get_attribute("aria-valuenow") != place:
+                page.wait_for_function(MOVED, arg=shown)
+            else:
+                assert key == "Home"  # it stood there already
+        page.screenshot(path=screenshots / f"player_{index}_{theme.lower()}.png")
+
+
+def test_an_unsolved_exercise_is_shown_as_not_started(page, screenshots):
+    cell = page.locator(".jp-CodeCell").filter(has_text='check("04.1")').first
+    result = cell.locator(".jp-OutputArea-output").first
+    result.scroll_into_view_if_needed()
+    assert "not started" in result.inner_text()
+    page.screenshot(path=screenshots / "check.png")
+
+
+def test_the_link_opens_the_exercises_in_the_editor(page, screenshots):
+    page.locator(".jp-RenderedMarkdown a", has_text="exercises/ch04_paged_blocks.py").first.click()
+    editor = page.locator(".jp-FileEditor .cm-content")
+    editor.wait_for()
+    assert "paged" in editor.inner_text().lower()
+    page.screenshot(path=screenshots / "editor.png")
