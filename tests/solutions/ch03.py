@@ -211,6 +211,18 @@ WRONG = {
             says="the file says null",
         ),
         Edit(
+            "demands the KV heads",
+            {
+                "shape_of": (
+                    (
+                        'text.get("num_key_value_heads") or heads',
+                        'text["num_key_value_heads"]',
+                    ),
+                )
+            },
+            says="a field is demanded that need not be there",
+        ),
+        Edit(
             "always shares the hidden size out",
             {"shape_of": (('text.get("head_dim") or text.get("v_head_dim") or ', ""),)},
             says="the hidden size is shared out, though the config states the head dim",
@@ -438,6 +450,11 @@ def shares_over_lives(lengths, reserve):
             "keeps empty holes",
             {"ContiguousMemory.allocate": ((" * (room > size)", ""),)},
             says="a hole of size 0 is kept",
+        ),
+        Edit(
+            "passes over an exact fit",
+            {"ContiguousMemory.allocate": (("if room >= size:", "if room > size:"),)},
+            says="a hole that is exactly as large as the piece is passed over",
         ),
         Edit(
             "compares with the sum",

@@ -83,6 +83,8 @@ def _(mine):
         [mine.kv_bytes_per_token(shape, 1) for shape in shapes],
         [192, 80, 2],
         "bytes of a token with MHA (6 of 6 heads), with MQA (1 of 6), and of the smallest model",
+        Suspect([192, 480, 2], "query heads are counted, though nobody keeps a query", KV_HEADS),
+        Suspect([96, 40, 1], "only K or only V is counted", "where does the 2 come from?"),
     )
 
 
@@ -90,7 +92,7 @@ def _(mine):
     "03.1", "the number format, fp16 if none is named", look="what becomes of `bytes_per_number`?"
 )
 def _(mine):
-    shape = Shape(3, 8, 2, 4)
+    shape = Shape(3, 2, 2, 4)
     found = [mine.kv_bytes_per_token(shape, size) for size in (1, 2, 4)]
     equal(
         [*found, mine.kv_bytes_per_token(shape)],
@@ -188,10 +190,18 @@ def _(mine):
 
 def same_shape(mine, name: str, config: dict, expected: Shape) -> None:
     """Raise Wrong, naming the field, unless the reader's `shape_of(config)` is `expected`."""
-    found = mine.shape_of(config)
+    try:
+        found = mine.shape_of(config)
+    except KeyError as error:
+        raise Wrong(
+            f"{name}: KeyError: {error}",
+            "a field is demanded that need not be there",
+            "what does the docstring say of a config without it?",
+        ) from error
     text = config.get("text_config", config)
     heads, hidden = text["num_attention_heads"], text["hidden_size"]
-    stated_heads, stated_dim = text.get("num_key_value_heads"), text.get("head_dim")
+    stated_heads = text.get("num_key_value_heads")
+    stated_dim = text.get("head_dim") or text.get("v_head_dim")
     for field, right in vars(expected).items():
         value = getattr(found, field, None)
         if value == right:
@@ -325,7 +335,9 @@ def figure(mine, key: str, *suspects: Suspect) -> None:
     expected = answers.judge_claims()[key][0]
     if near(found, expected, 1e-3):
         return
-    what = f"{key!r}: {shown(plain(found))}, expected about {expected:,.6g}"
+    what = f"{key!r}: {shown(plain(found))}"
+    if isinstance(found, int | float) and found > 0:  # how far off, and not what it should be
+        what += f", {found / expected:.3g} times what arithmetic gives"
     if not isinstance(found, int | float):
         raise Wrong(what, "a figure is a number", "the form in the docstring")
     for suspect in suspects:
@@ -467,7 +479,7 @@ def _(mine):
         if verdict != right[key]:
             raise Wrong(
                 f"{key!r}: {verdict!r} for {shown(plain(found))} bytes where "
-                f"{CLAIMS[key].said:,.0f} were claimed, expected {right[key]!r}",
+                f"{CLAIMS[key].said:,.0f} were claimed",
                 "the verdict does not follow from claim and figure: within 10 % is right"
                 if verdict in ("right", "wrong")
                 else "a verdict other than right and wrong",
@@ -511,7 +523,7 @@ def _(mine):
         verdict = judged(mine, key)[1]
         if verdict != right[key][1]:
             raise Wrong(
-                f"{key!r}: {verdict!r}, expected {right[key][1]!r}",
+                f"{key!r}: {verdict!r}",
                 "the verdict of a speed: impossible above the ceiling, possible below",
                 f"the ceiling, against the {CLAIMS['1B speed'].said:,} tokens/s of the claim",
             )
@@ -742,11 +754,10 @@ def process(mine, key: str, look: str, causes: dict[int, str]) -> None:
             "a key is missing or spelled otherwise",
             "the keys in the docstring",
         )
-    suspects = [Suspect(value, cause, look) for value, cause in causes.items()]
-    try:
-        equal(found[key], answers.five_processes()[key], repr(key), *suspects)
-    except Wrong as wrong:
-        raise Wrong(wrong.what, wrong.cause, look) from None
+    value = plain(found[key])
+    if value != answers.five_processes()[key]:  # the number itself is not given away
+        cause = causes.get(value) if isinstance(value, int | float) else "a number is asked for"
+        raise Wrong(f"{key!r}: {shown(value)} is not it", cause, look)
 
 
 @check("03.5", "what is free once B and D have left")
@@ -811,11 +822,23 @@ def holes_of(memory) -> list[tuple[int, int]]:
     return sorted((int(start), int(size)) for start, size in memory.holes)
 
 
+def take(memory, size: int) -> int:
+    """`allocate` where a hole is large enough; a NoHole is then a mistake with a name."""
+    try:
+        return memory.allocate(size)
+    except NoHole as error:
+        sizes = [room for _, room in holes_of(memory)]
+        if size in sizes:
+            cause = "a hole that is exactly as large as the piece is passed over"
+            raise Wrong(f"a piece of {size}, holes of {sizes}: NoHole", cause, FIRST) from error
+        raise Wrong(f"a piece of {size}, holes of {sizes}: NoHole") from error
+
+
 @check("03.6", "pieces lie side by side, and the rest stays a hole", look=SPLIT)
 def _(mine):
     memory = mine.ContiguousMemory(10)
     equal(
-        [memory.allocate(4), memory.allocate(3)],
+        [take(memory, 4), take(memory, 3)],
         [0, 4],
         "where pieces of 4 and 3 start, in a memory of 10",
         Suspect([0, 0], "the hole is not cut, so the same units are given out twice", SPLIT),
@@ -835,7 +858,7 @@ def _(mine):
 @check("03.6", "a hole that is used up is gone", look=SPLIT)
 def _(mine):
     memory = mine.ContiguousMemory(6)
-    memory.allocate(2), memory.allocate(4)
+    take(memory, 2), take(memory, 4)
     equal(
         (holes_of(memory), memory.num_free, memory.largest_hole),
         ([], 0, 0),
@@ -855,7 +878,7 @@ def _(mine):
 )
 def _(mine):
     memory = mine.ContiguousMemory(20)
-    starts = [memory.allocate(4) for _ in range(5)]
+    starts = [take(memory, 4) for _ in range(5)]
     memory.release(starts[1]), memory.release(starts[3])
     error = raises(
         NoHole,
@@ -876,7 +899,7 @@ def _(mine):
         ),
     )
     equal(
-        (holes_of(memory), memory.allocate(4)),
+        (holes_of(memory), take(memory, 4)),
         ([(4, 4), (12, 4)], 4),
         "holes after that, and where a piece of 4 then starts",
         Suspect(
@@ -890,7 +913,7 @@ def _(mine):
 @check("03.6", "the first hole that is large enough", look=FIRST)
 def _(mine):
     memory = mine.ContiguousMemory(30)
-    starts = [memory.allocate(size) for size in (3, 2, 9, 2, 6, 2)]
+    starts = [take(memory, size) for size in (3, 2, 9, 2, 6, 2)]
     for start in (starts[0], starts[4], starts[2]):  # not in the order of their addresses
         memory.release(start)
     equal(
@@ -900,7 +923,7 @@ def _(mine):
         Suspect([(24, 6)], "a piece that is given back does not become a hole", MERGE),
     )
     equal(
-        memory.allocate(5),
+        take(memory, 5),
         5,
         "where a piece of 5 starts; holes (start, size): (0, 3), (5, 9), (16, 6), (24, 6)",
         Suspect(
@@ -922,7 +945,7 @@ def _(mine):
         ("the middle one last", (0, 2, 1)),
     ):
         memory = mine.ContiguousMemory(14)
-        starts = [memory.allocate(size) for size in (2, 3, 4, 5)]
+        starts = [take(memory, size) for size in (2, 3, 4, 5)]
         for index in order:
             memory.release(starts[index])
         found[words] = holes_of(memory)
@@ -952,7 +975,7 @@ def _(mine):
 )
 def _(mine):
     memory = mine.ContiguousMemory(8)
-    start = memory.allocate(3)
+    start = take(memory, 3)
     raises(
         ValueError,
         lambda: memory.release(start + 1),
@@ -995,7 +1018,7 @@ def _(mine):
                     FIRST,
                 )
                 continue
-            equal(memory.allocate(size), expected, f"step {step}: where a piece of {size} starts")
+            equal(take(memory, size), expected, f"step {step}: where a piece of {size} starts")
             held.append(expected)
         equal(holes_of(memory), right.holes, f"step {step}: holes")
         equal(memory.num_free, right.num_free, f"step {step}: num_free")
