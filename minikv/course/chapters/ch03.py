@@ -135,14 +135,14 @@ The pair of 4 and 16 GB betrays itself without a config: with 64 query heads on 
 takes 8 times what GQA takes, and here it is 4 times. Groups of four, and 64 layers in place of
 80, give both figures exactly (as 2^30 bytes). Where two figures are published, try their ratio.
 
-GB is 10^9 bytes for who sells memory and often 2^30 for who allocates it: 7 % apart. That is
-within the 10 % allowed here, and part of every "about".
+GB is 10^9 bytes to those who sell memory and often 2^30 to those who allocate it: 7 % apart. That
+is within the 10 % allowed here, and part of every "about".
 
 The ceiling on speed is a roofline with one line. Decode reads every weight once a step, however
 many sequences share the step. One stream of a 1B model in bf16 cannot pass bandwidth over weights,
-about 400 tokens a second here. A batch shares the reading, and the ceiling rises with it until K
-and V, which nobody shares, weigh as much as the weights. So a throughput without its batch, its
-number format and its context length says nothing. Quantised weights raise the ceiling as well,
+about 400 tokens a second here. A batch shares the reading, and the ceiling rises with it, but less
+and less once K and V, which nobody shares, outweigh the weights. So a throughput without its batch,
+its number format and its context length says nothing. Quantised weights raise the ceiling as well,
 and so does speculative decoding, which gets several tokens out of one reading.""",
         ),
         Exercise(
@@ -226,8 +226,8 @@ that.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="This is the allocator that paging makes unnecessary. Who has written it knows "
-            "what is being saved.",
+            matters="This is the allocator that paging makes unnecessary. Write it once, and you "
+            "know what paging saves.",
             hints=(
                 "A hole of 7 gives a piece of 4. What is left, and where does it start? A piece is "
                 "given back between two holes: how many holes are there then?",
