@@ -1,0 +1,104 @@
+"""Naive attention: the formula, the mask, heads in groups, RoPE, and what it all costs.
+
+Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Then check("01.1") in the notebook, or in a terminal: python -m minikv check 01.1
+"""
+
+import math
+
+import torch
+
+
+# ── 01.1 One query, one head ──────────────────────────────────────────────────────
+def attend_one_query(
+    query: list[float], keys: list[list[float]], values: list[list[float]]
+) -> list[float]:
+    """Attention for one query and one head, in plain Python: no tensors, no mask.
+
+    query: D numbers. keys: L lists of D numbers. values: L lists of any one width.
+    Returns the weighted mean of the values, a list of that width:
+
+        score[i]  = query · keys[i] / sqrt(D)
+        weight[i] = exp(score[i]) / (exp(score[0]) + … + exp(score[L - 1]))
+        result    = weight[0] values[0] + … + weight[L - 1] values[L - 1]
+
+    Scores may be as large as 10,000 or as low as -10,000, and math.exp(710) raises
+    OverflowError: the weights have to be computed so that it cannot.
+
+    Two equal keys get half the weight each:
+
+        attend_one_query([1.0, 2.0], [[3.0, 0.0], [3.0, 0.0]], [[10.0], [20.0]]) == [15.0]
+    """
+    raise NotImplementedError("Exercise 01.1: attend_one_query")
+
+
+# ── 01.2 The causal mask ──────────────────────────────────────────────────────────
+def causal_mask(num_queries: int, num_keys: int, window: int | None = None) -> torch.Tensor:
+    """Which keys each query may see: (num_queries, num_keys) bool.
+
+    The queries are the *last* positions of the keys, so the mask of a chunk
+    after a cached prefix is rectangular. `window` keeps the last `window` keys
+    of each query, its own included.
+    """
+    raise NotImplementedError("Exercise 01.2: causal_mask")
+
+
+# ── 01.3 Attention with many heads ────────────────────────────────────────────────
+def naive_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v with a causal mask (Vaswani et al., 2017).
+
+    q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T; the
+    queries stand at the last T of the L positions. Query heads share KV heads in
+    groups (Ainslie et al., 2023). Returns (T, num_heads, head_dim) in q's dtype.
+    """
+    raise NotImplementedError("Exercise 01.3: naive_attention")
+
+
+# ── 01.4 Right with one KV head, wrong with two: broken, mend it ──────────────────
+def grouped_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """Naive attention, but K and V are not repeated: the query heads of a group lie side by side.
+
+    q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T, all float32; the
+    queries stand at the last T of the L positions. Returns (T, num_heads, head_dim), equal to
+    `naive_attention(q, k, v, window)`. In the letters below K counts the KV heads and G the
+    query heads of each group, so num_heads = K * G.
+    """
+    mask = causal_mask(len(q), len(k), window)
+    q = q.unflatten(1, (-1, k.shape[1])) * q.shape[-1] ** -0.5  # (T, G, K, D)
+    scores = torch.einsum("tgkd,lkd->kgtl", q, k)  # (K, G, T, L)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    out = torch.einsum("kgtl,lkd->tgkd", weights, v)  # (T, G, K, D)
+    return out.flatten(1, 2)  # (T, G * K, D)
+
+
+# ── 01.5 Turn by position ─────────────────────────────────────────────────────────
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE (Su et al., 2021): turn channel pairs (i, i + D / 2) by the position's angle.
+
+    x (T, heads, D); cos, sin (T, 1, D), the first half of sin negated. Adding the
+    angles of two turns is turning by their sum, so q . k depends on distance alone.
+    """
+    raise NotImplementedError("Exercise 01.5: rotate")
+
+
+# ── 01.6 How much is computed twice ───────────────────────────────────────────────
+def work_of_generation(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
+    """What naive generation computes, for a prompt of at least one token and at least one new one.
+
+    Every pass feeds all tokens so far and gives one new token. The last new token is never fed.
+
+    "rows"        token rows that go through the model, all passes together
+    "new rows"    how many of them no earlier pass had computed
+    "scores"      products q · k that one head of one layer computes, all passes together: each
+                  row with each row of its pass, masked or not
+    "new scores"  how many of them are needed by a generation that computes no row twice and
+                  nothing that is masked: each row, once, with itself and those before it
+
+    A prompt of 2 tokens and 3 new ones: the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
+    them new; 4 + 9 + 16 = 29 scores, of which 1 + 2 + 3 + 4 = 10 are needed.
+    """
+    raise NotImplementedError("Exercise 01.6: work_of_generation")
