@@ -20,6 +20,27 @@ from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.loader import LanguageModel
 from minikv.sampling import SamplingParams
 
+# The prompt of every notebook's table, so that their lines can be compared.
+WORKLOAD = '''"""Tickets, handed out in the order of their numbers."""
+
+import heapq
+
+
+class TicketQueue:
+    """Keeps tickets; the smallest number leaves first."""
+
+    def __init__(self, tickets=()):
+        self.tickets = list(tickets)
+        heapq.heapify(self.tickets)
+
+    def push(self, ticket):
+        """Add a ticket."""
+        heapq.heappush(self.tickets, ticket)
+
+    def pop(self):
+        """Remove the smallest ticket and return it."""
+'''
+
 
 @dataclass(frozen=True)
 class Run:
@@ -111,9 +132,9 @@ class RunningTable:
     def __init__(
         self,
         lm: LanguageModel,
-        prompt: str,
-        max_tokens: int,
-        repeats: int = 5,
+        prompt: str = WORKLOAD,
+        max_tokens: int = 32,
+        repeats: int = 3,
         upto: str | None = None,
     ):
         prompt_ids = lm.encode(prompt)
