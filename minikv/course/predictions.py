@@ -58,12 +58,9 @@ def predict(what: str, guess: Number | EllipsisType | None = None) -> Prediction
 
 
 def measured(what: str, value: Number) -> Prediction:
-    """Put what came out beside the prediction of `what`."""
-    if what not in _made:
-        names = ", ".join(map(repr, _made)) or "none"
-        raise ValueError(f"what: no predict({what!r}, …) was run; those that were: {names}")
+    """Put what came out beside the prediction of `what`, if there is one."""
     value = value.item() if hasattr(value, "item") else value
-    _made[what] = Prediction(what, _made[what].guess, value)
+    _made[what] = Prediction(what, _made.get(what, Prediction(what)).guess, value)
     return _made[what]
 
 
