@@ -12,7 +12,7 @@ class OutOfBlocks(Exception):
     """The pool cannot give what was asked. Nothing was changed: free something and try again."""
 
     def __init__(self, needed: int, free: int):
-        super().__init__(f"{needed} blocks are needed, {free} are free")
+        super().__init__(f"blocks needed: {needed}, free: {free}")
         self.needed, self.free = needed, free
 
 

@@ -29,7 +29,7 @@ def test_every_block_is_given_out_once_then_none():
     pool = BlockPool(4)
     assert [pool.allocate() for _ in range(4)] == [0, 1, 2, 3]
     assert pool.num_free == 0
-    with pytest.raises(OutOfBlocks, match="1 blocks are needed, 0 are free") as caught:
+    with pytest.raises(OutOfBlocks, match="blocks needed: 1, free: 0") as caught:
         pool.allocate()
     assert (caught.value.needed, caught.value.free) == (1, 0)
 
@@ -122,7 +122,7 @@ def test_grow_is_all_or_nothing():
     table = BlockTable(pool, 4)
     table.grow(6)
     before = list(table.block_ids)
-    with pytest.raises(OutOfBlocks, match="2 blocks are needed, 1 are free"):
+    with pytest.raises(OutOfBlocks, match="blocks needed: 2, free: 1"):
         table.grow(7)
     assert (table.block_ids, table.num_tokens, pool.num_free) == (before, 6, 1)
     table.grow(6)  # exactly what is left

@@ -118,7 +118,7 @@ def test_with_an_empty_pool_nothing_changes():
     fork = table.fork()
     before = state(pool, table, fork)
     for one in (table, fork):
-        with pytest.raises(OutOfBlocks, match="1 blocks are needed, 0 are free"):
+        with pytest.raises(OutOfBlocks, match="blocks needed: 1, free: 0"):
             one.writable_slot(6)
     assert state(pool, table, fork) == before
     fork.release()
