@@ -331,7 +331,7 @@ def test_the_running_table_counts_what_is_reserved(lm):
         "01 naive attention": None,
         "02 cache that grows by copying": 0,
         "02 cache for the whole context": 1 - held / (4 * lm.config.max_context),
-        "03 cache for the longest answer": 1 - held / (4 * (prompt + 4)),
+        "03 cache for the longest answer": 1 - held / (4 * (prompt + 3)),
     }
 
 

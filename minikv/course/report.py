@@ -19,6 +19,7 @@ class Line:
     what: str | None = None  # what differed
     cause: str | None = None
     look: str | None = None
+    origin: str | None = None  # of an exception: file and line
 
 
 @dataclass
@@ -75,16 +76,17 @@ class Report:
 
     def rows(self) -> list[tuple[str, str, list[tuple[str, str]]]]:
         """(mark, name, details (label, text)) of each check, a repeated cause only named."""
-        rows, seen = [], None
+        rows, seen = [], set()
         for line in self.lines:
+            known = {line.cause, line.origin} - {None}
             if line.ok:
                 rows.append(("ok", line.name, []))
-            elif line.cause is not None and line.cause == seen:
+            elif known & seen:
                 rows.append(("FAIL", line.name + "  (same cause)", []))
             else:
                 details = [("", line.what), ("likely cause", line.cause), ("look at", line.look)]
                 rows.append(("FAIL", line.name, [(k, v) for k, v in details if v]))
-                seen = line.cause
+            seen |= known
         return rows
 
     def text(self, paint=lambda text, color: text) -> str:

@@ -87,8 +87,9 @@ def run_preallocated(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) 
 
 
 def run_limited(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 03: the same with room for the longest answer that was asked for."""
-    return _run_reserved(lm, prompt_ids, max_tokens, len(prompt_ids) + max_tokens)
+    """Chapter 03: the same with room for the longest answer that was asked for. Its last token
+    is never stored."""
+    return _run_reserved(lm, prompt_ids, max_tokens, len(prompt_ids) + max_tokens - 1)
 
 
 def _run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capacity: int) -> Run:

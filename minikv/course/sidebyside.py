@@ -9,8 +9,6 @@ from minikv.course import workbook
 from minikv.course.exercise import Exercise, chapter_of
 from minikv.course.skeletons import definitions, targets, text_of
 
-WIDTH = 78  # columns of one side in a terminal
-
 
 @dataclass(frozen=True)
 class Region:
@@ -43,28 +41,31 @@ class SideBySide:
         for region in self.regions:
             same = "the same" if region.equal else "yours left, the reference right"
             out.append(f"{region.path}: {same}")
-            longest = max((len(left) for left, _ in region.rows if left), default=0)
-            width = min(WIDTH, longest)
+            if region.equal:
+                continue
+            width = max((len(left) for left, _ in region.rows if left), default=0)
             for left, right in region.rows:
-                mark = (
-                    " " if left == right else "<" if right is None else ">" if left is None else "|"
-                )
+                mark = "<" if right is None else ">" if left is None else "|"
+                mark = " " if left == right else mark
                 out.append(f"  {(left or '').ljust(width)} {mark} {right or ''}".rstrip())
         return "\n".join(out)
 
     def _repr_html_(self) -> str:
         out = []
         for region in self.regions:
-            head = "the same as the reference" if region.equal else ""
+            head = " is the same as the reference" if region.equal else ""
+            out.append(f"<p style='text-align:left'><b>{escape(region.path)}</b>{head}</p>")
+            if region.equal:
+                continue
             out.append(
-                f"<p style='text-align:left'><b>{escape(region.path)}</b> {head}</p>"
                 "<table style='border-collapse:collapse;font-family:monospace;font-size:12px'>"
                 "<tr><th style='text-align:left'>yours</th><th></th>"
                 "<th style='text-align:left'>the reference</th></tr>"
             )
             for left, right in region.rows:
+                mark = "≠" if left and right else "‹" if left else "›"
+                mark = "" if left == right else mark
                 differs = left != right
-                mark = "" if not differs else "≠" if left and right else "‹" if left else "›"
                 out.append(f"<tr>{_cell(left, differs)}<td>{mark}</td>{_cell(right, differs)}</tr>")
             out.append("</table>")
         return "".join(out)

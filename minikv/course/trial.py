@@ -150,15 +150,18 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         return Line(name, False, error.what, error.cause or cause, error.look or look)
     if isinstance(error, NotImplementedError) and "Exercise " in str(error):
         return Line(name, False, f"not written yet: {error}", None, None)
-    what = f"{type(error).__name__}: {error}".rstrip(": ")
+    what, origin = f"{type(error).__name__}: {error}".rstrip(": "), None
     own = [f for f in traceback.extract_tb(error.__traceback__) if _is_readers(f.filename)]
     if own:
-        what += f"\n{_short(own[-1].filename)}, line {own[-1].lineno}: {own[-1].line}"
+        origin = f"{_short(own[-1].filename)}, line {own[-1].lineno}"
+        what += f"\n{origin}: {own[-1].line}"
     if isinstance(error, RecursionError):
         cause = "the function calls itself without end"
     elif isinstance(error, MemoryError):
         cause = "more memory was asked for than a check may take"
-    return Line(name, False, what, cause, look or "the line that is named here")
+    elif isinstance(error, RuntimeError) and re.search("size|shape|dimension|einsum", str(error)):
+        cause, look = "shapes that do not fit", "the shapes of what stands on that line: print them"
+    return Line(name, False, what, cause, look or "the line that is named here", origin)
 
 
 def _trace(error: BaseException) -> str:
