@@ -21,7 +21,8 @@ def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
     `shape` has num_layers, num_heads (query heads), num_kv_heads, head_dim and latent_dim.
     With MHA, GQA and MQA each KV head keeps a key and a value of `head_dim` numbers, in each
     layer. Multi-head latent attention (latent_dim > 0) keeps `latent_dim` numbers in each
-    layer, once: no heads, and one vector that both keys and values are computed from.
+    layer, once: no heads, and one vector that both keys and values are computed from. Every
+    number takes `bytes_per_number` bytes.
 
     3 layers, 8 query heads on 2 KV heads, head dim 4, fp16:
 
@@ -38,7 +39,7 @@ def shape_of(config: dict) -> Shape:
     - A model of text and images has its language model under "text_config".
     - Without "num_key_value_heads" (or with null), every query head has a KV head of its own.
     - "head_dim", or "v_head_dim" in DeepSeek's configs, need not be there. Then the query heads
-      share "hidden_size" evenly.
+      share "hidden_size" evenly. It is a whole number, as all five are.
     - Multi-head latent attention keeps "kv_lora_rank" numbers and, beside them, a key of
       "qk_rope_head_dim" numbers that carries the position.
     """
@@ -116,8 +117,9 @@ def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -
     """Of all the slots that these requests hold, in every step of every life: the shares that
     are used, held for the future, and never used. They add up to 1.
 
-    Each `length` has a `prompt` and an `output`, in tokens; `reserve(length)` says how many
-    slots such a request gets. Long requests count for more: they hold their slots for longer.
+    Each `length` has a `prompt` and an `output`, in tokens; `reserve` is a function, and
+    `reserve(length)` says how many slots such a request gets. A life has the steps 1 to `output`.
+    Long requests count for more: they hold their slots for longer.
 
     Two requests with 4 slots each, of 1 + 2 and of 3 + 1 tokens, hold 4 slots in 3 steps. Used:
     1 and 2 by the first, 3 by the other, of 12. For the future: 1. Never: 2 + 2 + 1.
@@ -168,7 +170,7 @@ class ContiguousMemory:
     def allocate(self, size: int) -> int:
         """Take `size` units, at least 1, from the beginning of the first hole that has them; what
         is left of the hole stays one. Returns where the piece starts. Raises
-        NoHole(size, largest_hole, num_free) if no hole is large enough.
+        NoHole(size, largest_hole, num_free) if no hole is large enough, and changes nothing then.
 
         In a memory of 10: allocate(4) is 0, allocate(3) is 4, and `holes` are [(7, 3)].
         """
@@ -177,7 +179,8 @@ class ContiguousMemory:
     # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
     def release(self, start: int) -> None:
         """Give back the piece that starts there. It becomes one hole with the holes that it
-        touches, before it and behind it. Raises ValueError if no piece starts there.
+        touches, before it and behind it. Raises ValueError if no piece starts there, and changes
+        nothing then.
 
         Then, in the same memory: release(0) makes `holes` [(0, 4), (7, 3)], and release(4)
         makes them [(0, 10)].

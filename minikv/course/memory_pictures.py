@@ -104,34 +104,37 @@ def reservation_picture(
         axes.text(
             1.68, y + SLOT / 2, f"{start:,}", fontsize=8, va="center", ha="right", color=style.FAINT
         )
-        x = 1.78
-        for stretch in stretches:
-            x = _draw_stretch(axes, x, y, *stretch)
+        x, free = 1.78, 0.0
+        for state, name, count, words in stretches:
+            start, x = x, _draw_stretch(axes, x, y, state, name, count)
+            wide = 0.062 * len(words)
+            left = max((start + x - wide) / 2, free)  # under its slots, unless the last still is
+            axes.plot([start + 0.02, x - 0.02], [y + 0.3] * 2, color=style.FAINT, linewidth=0.8)
+            axes.text(left + wide / 2, y + 0.4, words, ha="center", va="center", fontsize=8,
+                      color=style.INK)  # fmt: skip
+            free = left + wide + 0.1
     x, y = 0.1, 0.62 + 0.72 * len(rows)
     for state, words in LEGEND:
         draw_slot(axes, x, y, state, "" if state == "free" else "A", 0.2)
         axes.text(x + 0.25, y + 0.1, words, fontsize=8, va="center", color=style.INK)
         x += 0.45 + 0.062 * len(words)
     alt = f"{title}. " + " ".join(
-        f"From address {start}, {label}: {', '.join(words for *_, words in stretches)}."
+        f"From address {start:,}, {label}: {', '.join(words for *_, words in stretches)}."
         for start, label, stretches in sorted(rows)
     )
     return style.Picture(figure, alt)
 
 
-def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int, words: str) -> float:
+def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int) -> float:
     """Some slots of one kind, the middle of many left out. Returns where the next one begins."""
-    start, long = x, count > 3 * ENDS
+    long = count > 3 * ENDS
     for index in range(2 * ENDS if long else count):
         if long and index == ENDS:
             axes.text(x + 0.3, y + SLOT / 2, "· · ·", ha="center", va="center", color=style.INK)
             x += 0.6
         draw_slot(axes, x, y, state, name)
         x += SLOT
-    middle = start + max(x - start, 0.062 * len(words)) / 2
-    axes.plot([start + 0.02, x - 0.02], [y + 0.3] * 2, color=style.FAINT, linewidth=0.8)
-    axes.text(middle, y + 0.4, words, ha="center", va="center", fontsize=8, color=style.INK)
-    return max(x, start + 0.062 * len(words) + 0.06)
+    return x
 
 
 def served_picture(served: Mapping[str, Served]) -> style.Picture:
@@ -139,7 +142,7 @@ def served_picture(served: Mapping[str, Served]) -> style.Picture:
     names = list(served)
     shares = [served[name].shares for name in names]
     least = min(1 - share[0] for share in shares)
-    title = f"Whatever is reserved, at least {least:.0%} of the slots hold no token"
+    title = f"With any of these {len(names)}, at least {least:.0%} of the slots hold no token"
     figure, axes = style.new_axes(title, "share of all slots in all steps (%)", "", height=3.3)
     left = [0.0] * len(names)
     for kind, (words, color) in enumerate(KINDS.items()):
@@ -174,6 +177,15 @@ class Moment:
     holes: tuple[tuple[int, int], ...]
     waits: tuple[str, int] | None  # who, for how much
 
+    @property
+    def free(self) -> int:
+        return sum(size for _, size in self.holes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether some hole is large enough for who waits."""
+        return any(size >= self.waits[1] for _, size in self.holes)
+
 
 class MemoryFilm:
     """A `ContiguousMemory`, of anyone's making, seen step by step."""
@@ -191,11 +203,20 @@ class MemoryFilm:
         self.moments.append(Moment(words, pieces, tuple(self.memory.holes), waits))
 
     def picture(self) -> style.Picture:
-        alt = f"A memory of {self.memory.size} {self.unit} in {len(self.moments)} steps. "
-        return style.Picture(
-            self._figure(len(self.moments) - 1, None),
-            alt + " ".join(map(self.describe, self.moments)),
+        title = next(
+            (
+                f"{moment.free} {self.unit} are free, and {moment.waits[0]} waits for "
+                f"{moment.waits[1]} {self.unit}. "
+                for moment in self.moments
+                if moment.waits and not moment.fits and moment.free >= moment.waits[1]
+            ),
+            "",
         )
+        figure = self._figure(len(self.moments) - 1, None)
+        figure.suptitle(title[:-2], x=0.01, y=0.995, ha="left", va="top", fontsize=11,
+                        fontweight="bold", color=style.INK)  # fmt: skip
+        alt = f"{title}A memory of {self.memory.size} {self.unit} in {len(self.moments)} steps. "
+        return style.Picture(figure, alt + " ".join(map(self.describe, self.moments)))
 
     def describe(self, moment: Moment) -> str:
         """One step in words."""
@@ -214,20 +235,19 @@ class MemoryFilm:
         self.wide = (style.WIDTH - 0.5) / len(self.moments)
         letters = max(8, int(self.wide / 0.075))
         words = [textwrap.fill(moment.words, letters) for moment in self.moments]
-        self.top = 0.45 + 0.15 * max(text.count("\n") + 1 for text in words)
+        self.top = 0.65 + 0.15 * max(text.count("\n") + 1 for text in words)
         figure, axes = canvas(self.y(self.memory.size) + 0.85)
         for address in range(0, self.memory.size + 1, max(1, self.memory.size // 5)):
             label = f"{address} {self.unit}" if address == 0 else f"{address}"
             axes.text(0.5, self.y(address), label, fontsize=7, ha="right", va="center",
                       color=style.FAINT)  # fmt: skip
         if marked is not None:
-            box = (0.52 + self.wide * marked, 0.04), self.wide - 0.04, figure.get_figheight() - 0.08
+            box = (0.52 + self.wide * marked, 0.3), self.wide - 0.04, figure.get_figheight() - 0.34
             axes.add_patch(FancyBboxPatch(*box, facecolor="#f1f1f1", edgecolor=style.FAINT,
                                           linewidth=0.8, boxstyle="round,pad=0"))  # fmt: skip
         for step in range(upto + 1):
             left = 0.5 + self.wide * step
-            axes.text(left + self.wide / 2, 0.14, words[step], fontsize=8, ha="center", va="top",
-                      color=style.INK)  # fmt: skip
+            axes.text(left + 0.15, 0.42, words[step], fontsize=8, va="top", color=style.INK)
             self._draw(axes, left + 0.15, self.moments[step])
         return figure
 
@@ -254,8 +274,8 @@ class MemoryFilm:
             size = min(size, (self.wide - 0.2) / count)
             for index in range(count):
                 draw_slot(axes, x + size * index, y, "future", name, size)
-            axes.text(x, y + size + 0.2, f"{name} needs {count} {self.unit}\nand waits", fontsize=8,
-                      va="center", color=style.INK)  # fmt: skip
+            what = "can start now" if moment.fits else f"needs {count} {self.unit}\nand waits"
+            axes.text(x, y + size + 0.08, f"{name} {what}", fontsize=8, va="top", color=style.INK)
 
     def widget(self) -> Player:
         """Play, pause and a slider over the steps."""

@@ -100,6 +100,33 @@ WRONG = {
             "exp of a large score overflows",
         ),
         Edit(
+            "takes off the smallest score",
+            {"attend_one_query": (("max(scores)", "min(scores)"),)},
+            "what is taken off is not the largest score",
+        ),
+        Edit(
+            "takes off the first score",
+            {"attend_one_query": (("max(scores)", "scores[0]"),)},
+            "so an exponent can still be large",
+        ),
+        Rewrite(
+            "as wide as the query",
+            {
+                "attend_one_query": """
+def attend_one_query(query, keys, values):
+    scores = [sum(q * k for q, k in zip(query, key)) / len(query) ** 0.5 for key in keys]
+    top = max(scores)
+    weights = [math.exp(score - top) for score in scores]
+    result = [0.0] * len(query)
+    for weight, value in zip(weights, values):
+        for j in range(len(query)):
+            result[j] += weight / sum(weights) * value[j]
+    return result
+"""
+            },
+            "values need not be as wide as keys",
+        ),
+        Edit(
             "weights that are not divided by their sum",
             {"attend_one_query": ((") / total", ")"),)},
             "the weights don't add up to 1",
@@ -269,6 +296,28 @@ def causal_mask(num_queries, num_keys, window=None):
             "the mask comes after the softmax",
         ),
         Edit(
+            "hides with 0",
+            {"naive_attention": (("~mask, -torch.inf", "~mask, 0"),)},
+            "and exp(0) is 1",
+        ),
+        Edit(
+            "hides with a finite number",
+            {"naive_attention": (("~mask, -torch.inf", "~mask, -1e4"),)},
+            "a finite number in place of -inf",
+        ),
+        Edit(
+            "reshapes where it should transpose",
+            {
+                "naive_attention": (
+                    (
+                        'torch.einsum("htl,lhd->thd", weights, v)',
+                        'torch.einsum("htl,lhd->htd", weights, v).reshape(q.shape)',
+                    ),
+                )
+            },
+            "reshape does not exchange dimensions",
+        ),
+        Edit(
             "square mask",
             {
                 "naive_attention": (
@@ -388,6 +437,30 @@ def grouped_attention(q, k, v, window=None):
             },
             "as if the KV heads were tiled",
         ),
+        Rewrite(
+            "calls the oracle",
+            {
+                "grouped_attention": """
+def grouped_attention(q, k, v, window=None):
+    return naive_attention(q, k, v, window)
+"""
+            },
+            "K and V are copied",
+        ),
+        Rewrite(
+            "copies K and V itself",
+            {
+                "grouped_attention": """
+def grouped_attention(q, k, v, window=None):
+    heads = torch.arange(q.shape[1]) * k.shape[1] // q.shape[1]
+    scores = torch.einsum("thd,lhd->htl", q, k[:, heads]) * q.shape[-1] ** -0.5
+    mask = causal_mask(len(q), len(k), window)
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("htl,lhd->thd", weights, v[:, heads])
+"""
+            },
+            "the exercise is to do without",
+        ),
         Edit(
             "loses the scale while mending",
             {"grouped_attention": ((" * q.shape[-1] ** -0.5", ""),)},
@@ -430,6 +503,16 @@ def rotate(x, cos, sin):
 """
             },
             "neighbours are paired",
+        ),
+        Edit(
+            "adds no partner",
+            {"rotate": (("torch.addcmul(x * cos, swapped, sin)", "x * cos + x * sin"),)},
+            "no swap: every channel meets itself",
+        ),
+        Edit(
+            "exchanges sin and cos",
+            {"rotate": (("x * cos, swapped, sin", "x * sin, swapped, cos"),)},
+            "sin and cos are exchanged",
         ),
         Rewrite(
             "reverses the channels",
@@ -482,6 +565,24 @@ def rotate(x, cos, sin):
                 )
             },
             "a pass is counted with the token it gives",
+        ),
+        Edit(
+            "a pass too many in the scores",
+            {
+                "work_of_generation": (
+                    ("length in passes)", "length in range(prompt_tokens, longest + 2))"),
+                )
+            },
+            "one pass too many",
+        ),
+        Edit(
+            "the whole square of the first pass",
+            {
+                "work_of_generation": (
+                    ("longest * (longest + 1) // 2", "prompt_tokens**2 + sum(passes[1:])"),
+                )
+            },
+            "the masked ones of the first pass are counted",
         ),
         Edit(
             "counts the last new token as a row",

@@ -150,6 +150,16 @@ def attend(self, layer, q, k, v):
             says="what is joined is never kept",
         ),
         Edit(
+            "joins along the heads",
+            {
+                CONCAT: (
+                    ("[self.k[layer], k])", "[self.k[layer], k], 1)"),
+                    ("[self.v[layer], v])", "[self.v[layer], v], 1)"),
+                )
+            },
+            says="joined along the heads, dimension 1",
+        ),
+        Edit(
             "forgets the window",
             {CONCAT: (("v, self.windows[layer])", "v)"),)},
             says="the layer's sliding window is not used",

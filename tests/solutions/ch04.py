@@ -292,7 +292,16 @@ def release(self, block_id):
             {"BlockTable.grow": (
                 ("if needed > self.pool.num_free:", "if needed >= self.pool.num_free:"),
             )},
-            says="exactly as many blocks as are needed, and that is treated as too few",
+            says="as many blocks as are needed, and that is treated as too few",
+        ),
+        Edit(
+            "forgets the empty slots when it asks the pool",
+            {"BlockTable.grow": (
+                ("if needed > self", "asked = -(-num_tokens // self.block_size)\n"
+                 "        if asked > self"),
+                ("OutOfBlocks(needed", "OutOfBlocks(asked"),
+            )},
+            says="6 to 12 tokens need 1 more block, 2 were asked for",
         ),
         Edit(
             "shrinks",
@@ -458,6 +467,74 @@ def blockwise_attention(q, kv, block_ids, context_len):
             )},
             says="the largest score is taken to be 0 at least",
         ),
+        Edit(
+            "takes the maximum of the new block alone",
+            {"blockwise_attention": (
+                ("torch.maximum(top, scores.amax(-1, keepdim=True))",
+                 "scores.amax(-1, keepdim=True)"),
+            )},
+            says="the maximum is that of the new block alone",
+        ),
+        Edit(
+            "takes one maximum for all heads",
+            {"blockwise_attention": (("scores.amax(-1, keepdim=True)", "scores.max()"),)},
+            says="one maximum serves all heads",
+        ),
+        Rewrite(
+            "hides unfilled slots after the maximum",
+            {"blockwise_attention": '''
+def blockwise_attention(q, kv, block_ids, context_len):
+    size, group = kv.shape[1], q.shape[0] // kv.shape[3]
+    top, total, out = torch.tensor(-torch.inf), 0, 0
+    for i in range(0, context_len, size):
+        k, v = kv[block_ids[i // size]].repeat_interleave(group, 2).unbind(1)
+        scores = torch.einsum("hd,thd->ht", q, k) / q.shape[1] ** 0.5
+        new_top = torch.maximum(top, scores.amax(1, keepdim=True))
+        weights = (scores - new_top).exp() * (torch.arange(i, i + size) < context_len)
+        total = total * (top - new_top).exp() + weights.sum(1, keepdim=True)
+        out = out * (top - new_top).exp() + torch.einsum("ht,thd->hd", weights, v)
+        top = new_top
+    return out / total
+'''},
+            says="the largest score is sought in unfilled slots, too",
+        ),
+        Edit(
+            "turns the factor round",
+            {"blockwise_attention": (("torch.exp(top - new_top)", "torch.exp(new_top - top)"),)},
+            says="inf * 0: is the factor e^(old - new)?",
+        ),
+        Edit(
+            "turns the factor round, and spares the first block",
+            {"blockwise_attention": (
+                ("torch.exp(top - new_top)", "torch.exp(new_top - top) if i else total"),
+            )},
+            says="the factor is upside down",
+        ),
+        Edit(
+            "exchanges K and V",
+            {"blockwise_attention": (("k, v = kv[", "v, k = kv["),)},
+            says="keys and values have changed places",
+        ),
+        Edit(
+            "stops a token early",
+            {"blockwise_attention": (
+                ("    heads, dim = q.shape\n", "    heads, dim = q.shape\n    context_len -= 1\n"),
+            )},
+            says="the last token is not seen",
+        ),
+        Rewrite(
+            "gathers all blocks first",
+            {"blockwise_attention": '''
+def blockwise_attention(q, kv, block_ids, context_len):
+    blocks = kv[block_ids[: -(-context_len // kv.shape[1])]]
+    k, v = blocks.flatten(0, 1)[:context_len].repeat_interleave(
+        q.shape[0] // kv.shape[3], 2
+    ).unbind(1)
+    weights = (torch.einsum("hd,thd->ht", q, k) / q.shape[1] ** 0.5).softmax(-1)
+    return torch.einsum("ht,thd->hd", weights, v)
+'''},
+            says="all blocks are gathered first",
+        ),
     ),
     "04.5": (
         Edit(
@@ -470,7 +547,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
             "is still one too far",
             {"batched_attention": (("keys < context_lens[:, None]",
                                     "keys - 1 < context_lens[:, None]"),)},
-            says="each sequence still sees one slot too many",
+            says="each sequence still sees the slot after its newest token",
         ),
         Edit(
             "rounds up to a block",
@@ -508,6 +585,24 @@ def blockwise_attention(q, kv, block_ids, context_len):
             "hides with 0",
             {"batched_attention": (("-torch.inf", "0.0"),)},
             says="what is hidden gets a score of 0",
+        ),
+        Edit(
+            "empties what is hidden",
+            {"batched_attention": (
+                ("scores = q @ k.transpose(2, 3)",
+                 "k, v = (x * visible[:, None, :, None] for x in (k, v))\n"
+                 "    scores = q @ k.transpose(2, 3)"),
+                ("    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)\n", ""),
+            )},
+            says="K and V of what is not visible are 0, but it still has a weight",
+        ),
+        Edit(
+            "hides after the softmax",
+            {"batched_attention": (
+                ("    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)\n", ""),
+                ("scores.softmax(-1) @ v", "(scores.softmax(-1) * visible[:, None, None]) @ v"),
+            )},
+            says="what is not visible still has a weight in the softmax",
         ),
     ),
     "04.6": (

@@ -3,7 +3,7 @@ over a cache, and a prefix that many requests share."""
 
 import torch
 import torch.nn.functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from minikv.attention import causal_mask
 from minikv.kv_cache import ConcatCache, PreallocatedCache
@@ -79,22 +79,20 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return out.transpose(0, 1)  # (T, H, D)
 
 
-class BytesWritten(TorchDispatchMode):
-    """Counts the bytes that torch.cat and assignments to slices write, while it is entered.
-
-    with BytesWritten() as written:
-        ...
-    written.total
-    """
+class BytesWritten(TorchFunctionMode):
+    """A context that counts in `total` what torch.cat and assignments to slices write, in bytes."""
 
     def __init__(self):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        result = operator(*args, **(kwargs or {}))
-        if operator in (torch.ops.aten.cat.default, torch.ops.aten.copy_.default):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function is torch.cat:
             self.total += result.nbytes
+        elif function is torch.Tensor.__setitem__:
+            tensor, index, _ = args
+            self.total += tensor[index].nbytes
         return result
 
 

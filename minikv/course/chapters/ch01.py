@@ -39,8 +39,8 @@ CHAPTER = Chapter(
             matters="Every engine in this course computes these four lines, however well it hides "
             "them.",
             hints=(
-                """Do it for the last row of the worked example first, on paper. Which number of
-                yours is the first that math.exp could not take?""",
+                """Take scores 1000 and 1001. Which step fails? What do you know about the weights
+                without computing exp(1000)?""",
                 """Four lists, one after the other: products, scores, weights, result. The result
                 has one number for each place of a value, not one for each key. And e^(s - m) is
                 e^s / e^m, so taking the same m off every score changes no weight.""",
@@ -116,7 +116,7 @@ CHAPTER = Chapter(
         Exercise(
             id="01.3",
             title="Attention with many heads",
-            minutes=20,
+            minutes=25,
             difficulty=3,
             kind="build",
             matters="This function is the oracle: every later chapter is right when it equals this "
@@ -159,14 +159,14 @@ CHAPTER = Chapter(
         Exercise(
             id="01.4",
             title="Right with one KV head, wrong with two",
-            minutes=15,
+            minutes=20,
             difficulty=3,
             kind="debug",
             matters="Shapes fit, nothing fails, small tests pass, and the text is nonsense: the "
             "usual way in which attention breaks.",
             hints=(
-                """The notebook's table says for which head counts the function is right. What
-                do the right ones have in common that the wrong ones lack?""",
+                """The notebook's table says for which head counts the function is right. In every
+                right row one of two numbers is 1. Which two?""",
                 """Give it one token and one key, so that every weight is 1. Then each query head
                 returns the value of the KV head that it reads, and you can see which that is.
                 Which should query head 1 of 4 read, with 2 KV heads?""",
@@ -201,8 +201,8 @@ CHAPTER = Chapter(
             minutes=15,
             difficulty=3,
             kind="build",
-            matters="Without it attention cannot tell one order of the tokens from another; with a "
-            "sign wrong, distance counts backwards.",
+            matters="Without it a layer of attention sees a set, not a text; with a sign wrong, "
+            "distance counts backwards.",
             hints=(
                 """Take D = 2: one pair (a, b) and an angle. Write down its turn by the angle. Which
                 of the four products has the minus?""",
@@ -231,8 +231,9 @@ CHAPTER = Chapter(
 
             Which channels are a pair is a convention of the checkpoint. The paper and Meta's own
             Llama code pair neighbours; transformers pairs halves, and its conversion of Meta's
-            weights permutes the rows of W_q and W_k to make up for it. Mixed up, nothing fails; the
-            text falls apart after a few tokens (TinyLlama in llama.cpp: its issue 24, 2023).
+            weights permutes the rows of W_q and W_k to make up for it. Mixed up, nothing fails: llama2.c
+            first took weights from transformers without undoing that, and its text fell apart after
+            some 20 tokens (karpathy/llama2.c, comments on pull request 286, 2023).
             """,
         ),
         Exercise(

@@ -4,6 +4,7 @@ import math
 from unittest import mock
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 import minikv
 from minikv.course.answers.ch01 import work_of_generation
@@ -30,6 +31,12 @@ def compare_one_query(mine, query: list, keys: list, values: list, what: str) ->
             f"{what}: {found!r:.60}, expected a list of {len(values[0])} numbers",
             "nothing is returned" if found is None else "the result is not one vector of numbers",
             "what stands after `return`? One number for each place of a value",
+        )
+    if len(found) == len(query) and len(found) not in (len(keys), len(values[0])):
+        raise Wrong(
+            f"{what}: {len(found)} numbers, expected {len(values[0])}",
+            "the result is as wide as the query; values need not be as wide as keys",
+            "one number for each place of a value",
         )
     q, k, v = (torch.tensor(x, dtype=torch.float64) for x in (query, keys, values))
     products = k @ q
@@ -75,7 +82,7 @@ def compare_one_query(mine, query: list, keys: list, values: list, what: str) ->
 
 @check("01.1", "equal keys: the plain mean of the values", look="what are the weights?")
 def _(mine):
-    for width in (1, 3):
+    for width in (3, 1):
         query, _, values = vectors(1, 4, 2, width)
         compare_one_query(mine, query, [[0.5, -1.0]] * 4, values, f"4 equal keys, width {width}")
 
@@ -110,6 +117,18 @@ def _(mine):
         keys = [[sign * score] for score in (9_990.0, 10_000.0, 9_999.0)]
         what = f"scores near {sign * 10_000:,.0f}"
         compare_one_query(mine, [1.0], keys, [[1.0], [2.0], [4.0]], what)
+
+
+@check(
+    "01.1",
+    "scores far apart, from -10,000 to 10,000",
+    cause="what is taken off is not the largest score, so an exponent can still be large",
+    look="which score has to be taken off so that no exponent is above 0?",
+)
+def _(mine):
+    for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4]):
+        keys = [[score] for score in scores]
+        compare_one_query(mine, [1.0], keys, [[1.0], [2.0], [4.0]], f"the scores {scores}")
 
 
 @check(
@@ -269,6 +288,7 @@ def attention_with(
     scale: float | None = None,
     tiled: bool = False,
     mask_after: bool = False,
+    hidden: float = -torch.inf,
     over: int = -1,
 ) -> torch.Tensor:
     """Naive attention, or naive attention with one mistake in it."""
@@ -281,7 +301,7 @@ def attention_with(
     if mask_after:
         weights = scores.softmax(-1).masked_fill(~mask, 0)
     else:
-        weights = scores.masked_fill(~mask, -torch.inf).softmax(over)
+        weights = scores.masked_fill(~mask, hidden).softmax(over)
     return torch.einsum("htl,lhd->thd", weights, v)
 
 
@@ -346,6 +366,11 @@ def suspects_of_attention(q, k, v, window: int | None) -> list[Suspect]:
             "-inf into the scores before the softmax, instead of 0 into the weights after it",
         ),
         (
+            lambda: wrong(hidden=0.0),
+            "the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
+            "which score has the exponential 0?",
+        ),
+        (
             lambda: wrong(over=0),
             "the softmax runs over the heads, not over the keys",
             "the dimension that softmax is given",
@@ -359,6 +384,11 @@ def suspects_of_attention(q, k, v, window: int | None) -> list[Suspect]:
             lambda: wrong(~mask),
             "the keys that may be seen get -inf, and the others don't",
             "True in the mask means: may be seen",
+        ),
+        (
+            lambda: wrong().transpose(0, 1).reshape(q.shape),
+            "the numbers are right but stand in (H, T) order; reshape does not exchange dimensions",
+            "`transpose` or `reshape`?",
         ),
     ]
     return [Suspect(*mistake) for mistake in mistakes]
@@ -388,7 +418,7 @@ def compare_attention(
     return found
 
 
-@check("01.3", "one head, as many queries as keys", look="the formula, one factor after the other")
+@check("01.3", "one head, as many queries as keys", look="the formula, and every shape")
 def _(mine):
     for seed, (length, dim) in enumerate([(4, 2), (1, 3), (7, 16)]):
         qkv = draw(seed, length, length, 1, 1, dim)
@@ -432,8 +462,10 @@ def _(mine):
     look="which line is the first to make the difference? Print the dtypes",
 )
 def _(mine):
+    exactly = draw(5, 6, 40, 4, 2, 16)
+    compare_attention(mine.naive_attention, *exactly, None, "float32")
     for dtype in (torch.bfloat16, torch.float16):
-        q, k, v = (x.to(dtype) for x in draw(5, 6, 40, 4, 2, 16))
+        q, k, v = (x.to(dtype) for x in exactly)
         found = compare_attention(mine.naive_attention, q, k, v, None, str(dtype), tolerance=0.05)
         if found.dtype != dtype:
             raise Wrong(
@@ -477,6 +509,22 @@ def _(mine):
     compare_attention(mine.naive_attention, *arguments, None, "scores of 10,000")
 
 
+@check("01.3", "a hidden key that fits far better than those in sight", look="the hidden scores")
+def _(mine):
+    q, k = torch.zeros(2, 2, 4), torch.zeros(5, 2, 4)
+    q[..., 0] = 128
+    k[:4, :, 0] = -312.5 - torch.arange(4)[:, None] / 64  # scores of -20,000 to -20,003, exactly
+    _, _, v = draw(7, 2, 5, 2, 2, 4)
+    found = mine.naive_attention(q.clone(), k.clone(), v.clone())
+    finite = Suspect(
+        lambda: attention_with(q, k, v, mask_with(2, 5), hidden=-1e4),
+        "a finite number in place of -inf, and the scores in sight are lower still",
+        "what do the hidden scores become before the softmax?",
+    )
+    what = "query 0 sees scores near -20,000, [query, head, channel]"
+    close(found, minikv.naive_attention(q, k, v), what, finite)
+
+
 MIXED = dict(
     cause="KV heads meet places in the group, two dimensions that are equally long in tinypy alone",
     look="every line that names the two head dimensions has to name them in the same order",
@@ -516,6 +564,32 @@ def _(mine):
         compare_attention(mine.grouped_attention, *draw(seed, 3, 9, 6, 2, 8), window, what)
 
 
+class NoCopies(TorchFunctionMode):
+    """Raises Wrong when a tensor of this many numbers is written: K or V, repeated."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        repeated = isinstance(out, torch.Tensor) and out.numel() == self.size
+        if repeated and out.untyped_storage().nbytes() >= out.nbytes:  # an expanded view is none
+            raise Wrong(
+                f"`{function.__name__}` writes a tensor of shape {tuple(out.shape)}",
+                "K and V are copied; the exercise is to do without",
+                "the line that gives every query head its own K or V, here or in a call",
+            )
+        return out
+
+
+@check("01.4", "K and V are not repeated", look="the shapes of all tensors, line by line")
+def _(mine):
+    q, k, v = draw(5, 3, 11, 6, 2, 8)
+    with NoCopies(11 * 6 * 8):
+        mine.grouped_attention(q, k, v)
+
+
 # ── 01.5 RoPE ─────────────────────────────────────────────────────────────────
 
 
@@ -537,6 +611,16 @@ def compare_rotation(mine, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     partner = "which channel changes places with channel 0?"
     paired = "neighbours are paired, (0, 1), (2, 3), …; the pairs are (i, i + D / 2)"
     mistakes = [
+        (
+            x * cos + x * sin,
+            "no swap: every channel meets itself; its partner i + D/2 is missing",
+            partner,
+        ),
+        (
+            x * sin + swapped * cos,
+            "sin and cos are exchanged: a channel's own value goes with cos",
+            "which factor belongs to the channel, which to its partner?",
+        ),
         (x * cos - swapped * sin, "the pairs turn the other way round: a minus too many", signs),
         (
             x * cos + swapped * sin[..., half:].repeat(1, 1, 2),
@@ -567,17 +651,19 @@ def compare_rotation(mine, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     close(mine.rotate(x.clone(), cos, sin), rotate(x, cos, sin), what, *suspects)
 
 
-@check("01.5", "position 0: nothing turns", look="cos is 1 there and sin is 0")
+@check("01.5", "position 0: nothing turns", look="cos is 1 there, sin is 0; x (T, heads, D) stays")
 def _(mine):
     x, _, _ = draw(1, 1, 1, 3, 1, 8)
     compare_rotation(mine, x, *turns([0], 8), "one token at position 0, [token, head, channel]")
 
 
-@check("01.5", "one pair, a quarter turn", look="(1, 0) becomes (0, 1), and (0, 1) becomes (-1, 0)")
+# Not a quarter turn: with cos = 0 too many mistakes look alike.
+@check("01.5", "one pair", look="(1, 0) becomes (0.6, 0.8), and (0, 1) becomes (-0.8, 0.6)")
 def _(mine):
     x = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    cos, sin = torch.zeros(2, 1, 2), torch.tensor([[[-1.0, 1.0]]] * 2)
-    compare_rotation(mine, x, cos, sin, "(1, 0) and (0, 1) turned by 90 degrees, [token, 0, place]")
+    cos, sin = torch.full((2, 1, 2), 0.6), torch.tensor([[[-0.8, 0.8]]] * 2)
+    what = "(1, 0) and (0, 1), turned with cos 0.6 and sin 0.8, [token, 0, place]"
+    compare_rotation(mine, x, cos, sin, what)
 
 
 @check("01.5", "each channel has its partner", look="which channel changes places with channel 0?")
@@ -664,9 +750,15 @@ def mistakes_of_work(prompt: int, new: int) -> dict[str, list[tuple[int, str, st
             (sum(passes), "a row has one score here; it meets every key of its pass", PASSES),
             (last * last, "only the last pass is counted", PASSES),
             (sum(length * length for length in with_the_last[1:]), LATE, PASSES),
+            (sum(n * n for n in with_the_last), "one pass too many: " + UNFED, PASSES),
         ],
         "new scores": [
             (last * last, "what is masked is counted; nothing needs it", "the shape of the mask"),
+            (
+                prompt * prompt + sum(passes[1:]),
+                "the masked ones of the first pass are counted",
+                "how many does its first row need?",
+            ),
             ((last + 1) * (last + 2) // 2, UNFED, PASSES),
             (
                 last * (last - 1) // 2,

@@ -4,6 +4,8 @@ import random
 from functools import partial
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import minikv
 from minikv import OutOfBlocks, naive_attention
@@ -30,16 +32,11 @@ TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):"
 def _(mine):
     pool = mine.BlockPool(5)
     found = [pool.allocate() for _ in range(5)]
-    if None in found:
-        raise Wrong(
-            "allocate from a pool of 5: None, expected a block id",
-            "the block is taken, and not returned",
-            "what stands after `return` in `allocate`?",
-        )
     equal(
-        sorted(found),
+        found if None in found else sorted(found),
         [0, 1, 2, 3, 4],
         "5 allocations from a pool of 5",
+        Suspect([None] * 5, "the block is taken, and not returned", "what stands after `return`?"),
         Suspect(
             [found[0]] * 5,
             "the block stays in the free list, so it is given out again",
@@ -69,15 +66,11 @@ def _(mine):
     equal(pool.num_free, 1, "num_free after 2 of 3 blocks")
 
 
-@check(
-    "04.1",
-    "an empty pool says OutOfBlocks",
-    cause="nothing asks whether a block is free before one is taken",
-    look="the first lines of `allocate`",
-)
+@check("04.1", "an empty pool says OutOfBlocks", look="the first lines of `allocate`")
 def _(mine):
     pool = mine.BlockPool(2)
     pool.allocate(), pool.allocate()
+    equal(pool.num_free, 0, "num_free after 2 of 2 blocks")
     error = raises(
         OutOfBlocks,
         pool.allocate,
@@ -233,11 +226,24 @@ def needed(num_tokens: int, block_size: int) -> int:
     return -(-num_tokens // block_size)
 
 
+REPLACED = (
+    "the new blocks take the place of the old ones",
+    "where do new ids go in `block_ids`? The list is in logical order",
+)
+MADE_UP = (
+    "the ids are made up: 0, 1, 2, … are logical blocks, and the pool was not asked",
+    "who knows which physical blocks are free?",
+)
+
+
 def blocks_by_mistake(amounts: list[int], block_size: int) -> tuple[Suspect, ...]:
     """How many blocks a table has after each growth, under mistakes that are easily made."""
     totals = [sum(amounts[: i + 1]) for i in range(len(amounts))]
     each = [needed(amount, block_size) for amount in amounts]
     afresh = [needed(total, block_size) for total in totals]
+    replaced = [0]
+    for count in afresh:  # the list is exchanged for the new blocks, where there are any
+        replaced.append(max(count - replaced[-1], 0) or replaced[-1])
     return (
         Suspect(
             [total // block_size for total in totals],
@@ -264,6 +270,7 @@ def blocks_by_mistake(amounts: list[int], block_size: int) -> tuple[Suspect, ...
             "no block ever gets into the table",
             "what becomes of the ids that `allocate` returns?",
         ),
+        Suspect(replaced[1:], *REPLACED),
     )
 
 
@@ -274,16 +281,15 @@ def check_growth(mine, amounts: list[int], block_size: int) -> None:
         table.grow(amount)
         found.append(len(table.block_ids))
     totals = [sum(amounts[: i + 1]) for i in range(len(amounts))]
-    suspects = blocks_by_mistake(amounts, block_size)
+    what = f"blocks of {block_size} after {', '.join(map(str, totals))} tokens"
     if table.num_tokens != totals[-1]:
-        why = "num_tokens is wrong, and the next growth counts from there", "what `grow` sets it to"
-        suspects = (Suspect(found, *why),)
-    equal(
-        found,
-        [needed(total, block_size) for total in totals],
-        f"blocks of {block_size} after {', '.join(map(str, totals))} tokens",
-        *suspects,
-    )
+        raise Wrong(
+            f"{what}: {found}, and num_tokens is {table.num_tokens}, expected {totals[-1]}",
+            "num_tokens is wrong, and the next growth counts from there",
+            "what `grow` sets it to",
+        )
+    expected = [needed(total, block_size) for total in totals]
+    equal(found, expected, what, *blocks_by_mistake(amounts, block_size))
 
 
 @check(
@@ -309,7 +315,7 @@ def _(mine):
 
 @check("04.2", "num_tokens is what was asked for", look="what `grow` does with `self.num_tokens`")
 def _(mine):
-    table, _ = table_of(mine, 8, 4)
+    table, _ = table_of(mine, 32, 4)
     found = []
     for amount in (7, 1, 0, 3):
         table.grow(amount)
@@ -334,30 +340,26 @@ def _(mine):
 
 @check("04.2", "blocks stay in the order in which they came", look="what is done to `block_ids`")
 def _(mine):
-    # A pool whose next three blocks are 7, 1 and 3: whoever had them gave them back last.
+    check_growth(mine, [7, 2], 4)
+    # A pool whose next blocks are 7, 1 and 3, and one to spare: given back last, used first.
     table, pool = table_of(mine, 8, 4)
     for _ in range(8):
         pool.allocate()
-    for block_id in (3, 1, 7):
+    for block_id in (5, 3, 1, 7):
         pool.release(block_id)
     found = []
     for amount in (7, 2):
         table.grow(amount)
         found.append(list(table.block_ids))
-    look = "where do new ids go in `block_ids`? The list is in logical order"
+    look = REPLACED[1]
     equal(
         found,
         [[7, 1], [7, 1, 3]],
         "block_ids after 7 and after 9 tokens, when the pool hands out 7, 1, 3",
-        Suspect([[7, 1], [3]], "the new blocks take the place of the old ones", look),
         Suspect([[7, 1], [3, 7, 1]], "a new block is put before the old ones", look),
         Suspect([[1, 7], [3, 1, 7]], "a new block is put before the old ones", look),
         Suspect([[1, 7], [1, 3, 7]], "the ids are sorted: then they name other tokens", look),
-        Suspect(
-            [[0, 1], [0, 1, 2]],
-            "the ids are made up: 0, 1, 2, … are logical blocks, and the pool was not asked",
-            "who knows which physical blocks are free?",
-        ),
+        Suspect([[0, 1], [0, 1, 2]], *MADE_UP),
     )
 
 
@@ -367,14 +369,13 @@ def _(mine):
     look="there should be one `allocate` for each id that is added",
 )
 def _(mine):
+    check_growth(mine, [4, 1, 1, 6], 3)
     pool = minikv.BlockPool(30)
     tables = [mine.BlockTable(pool, 3) for _ in range(3)]
     for amount in (4, 1, 1, 6):
         for table in tables:
             table.grow(amount)
-    ids = [list(table.block_ids) for table in tables]
-    equal([len(part) for part in ids], [4, 4, 4], "blocks of 3 tables of 12 tokens, block size 3")
-    ids = [block_id for part in ids for block_id in part]
+    ids = [block_id for table in tables for block_id in table.block_ids]
     if len(set(ids)) < len(ids) or pool.num_free != 18:
         raise Wrong(
             f"3 tables of 4 blocks each name {len(set(ids))} different blocks, and "
@@ -386,11 +387,11 @@ def _(mine):
 
 
 def table_with_6_tokens(mine):
+    check_growth(mine, [6, 6, 1], 4)
     table, pool = table_of(mine, 3, 4)
     table.grow(6)
-    found = (len(table.block_ids), table.num_tokens, pool.num_free)
-    what = "(blocks, num_tokens, free blocks) after 6 tokens, block size 4, pool of 3"
-    equal(found, (2, 6, 1), what)
+    what = "free blocks of 3, when a table of 6 tokens has 2 of 4"
+    equal(pool.num_free, 1, what, Suspect(3, *MADE_UP))
     return table, pool
 
 
@@ -449,11 +450,13 @@ def _(mine):
     try:
         table.grow(6)
     except OutOfBlocks as error:
-        raise Wrong(
-            f"growing from 6 to 12 tokens, block size 4, with 1 block free: OutOfBlocks ({error})",
-            "the pool has exactly as many blocks as are needed, and that is treated as too few",
-            "the comparison with `num_free`: is it > or >=?",
-        ) from error
+        cause = (
+            "the pool has as many blocks as are needed, and that is treated as too few: > or >=?"
+        )
+        if error.needed != error.free:
+            cause = f"6 to 12 tokens need 1 more block, {error.needed} were asked for"
+        what = "growing from 6 to 12 tokens, block size 4, with 1 block free: OutOfBlocks"
+        raise Wrong(f"{what} ({error})", cause, "what is compared with `num_free`?") from error
     equal((len(table.block_ids), pool.num_free), (3, 0), "(blocks, free blocks) of a full pool")
     table.grow(0)
     equal((table.num_tokens, len(table.block_ids)), (12, 3), "(num_tokens, blocks) after grow(0)")
@@ -532,7 +535,8 @@ def check_slots(mine, block_ids, block_size, start, end, what) -> None:
     equal(
         mine.slot_mapping(block_ids, block_size, start, end),
         slots_of(block_ids, block_size, start, end),
-        f"{what}: positions {start} to {end - 1}, blocks of {block_size}, table {block_ids}",
+        f"{what}: from {start} up to, not including, {end}; blocks of {block_size}, "
+        f"table {block_ids}",
         *slots_by_mistake(block_ids, block_size, start, end),
     )
 
@@ -563,39 +567,20 @@ def _(mine):
 
 @check("04.3", "a decode: one position", look="which block has it, and at which place?")
 def _(mine):
+    check_slots(mine, [7, 1, 3], 4, 2, 6, "the example")
     for position in range(12):
-        equal(
-            mine.slot_mapping([9, 2, 17, 5], 3, position, position + 1),
-            slots_of([9, 2, 17, 5], 3, position, position + 1),
-            f"the slot of position {position}, blocks of 3, table [9, 2, 17, 5]",
-        )
+        check_slots(mine, [9, 2, 17, 5], 3, position, position + 1, "a decode")
 
 
 @check("04.3", "no position, no slot", look="what comes out when `start` equals `end`?")
 def _(mine):
-    equal(mine.slot_mapping([7, 1, 3], 4, 6, 6), [], "slot_mapping from 6 to 6")
-
-
-@check(
-    "04.3",
-    "K and V written to the slots are found through the table",
-    cause="two positions share a slot, or a slot lies in a block that the table does not name",
-    look="the slot of position 0, and that of the second block's first position",
-)
-def _(mine):
-    block_size, table = 3, [4, 0, 6, 2]
-    kv = torch.randn(11, 2, 2, 8, generator=torch.Generator().manual_seed(4))
-    blocks = torch.zeros(8, block_size, 2, 2, 8)
-    for start, end in ((0, 5), (5, 10), (10, 11)):  # two chunks and a decode
-        slots = torch.as_tensor(mine.slot_mapping(table, block_size, start, end))
-        blocks.view(24, 2, 2, 8)[slots] = kv[start:end]
-    close(blocks[table].flatten(0, 1)[:11], kv, "K and V of 11 tokens, by blocks 4, 0, 6, 2")
+    check_slots(mine, [7, 1, 3], 4, 6, 6, "none")
 
 
 # ── 04.4 Attention, one block at a time ───────────────────────────────────────
 
 
-def blocks_of(kv: torch.Tensor, block_size: int, seed: int, loud: float = 3.0):
+def blocks_of(kv: torch.Tensor, block_size: int, seed: int):
     """kv (L, 2, K, D) laid out in blocks in any order, none in its own place; every other slot
     is loud.
 
@@ -607,7 +592,7 @@ def blocks_of(kv: torch.Tensor, block_size: int, seed: int, loud: float = 3.0):
     while any(block_id == i for i, block_id in enumerate(block_ids)):
         block_ids = draw.sample(range(count + 3), count)
     generator = torch.Generator().manual_seed(seed)
-    blocks = loud * torch.randn(count + 3, block_size, *kv.shape[1:], generator=generator)
+    blocks = 3 * torch.randn(count + 3, block_size, *kv.shape[1:], generator=generator)
     for position, token in enumerate(kv):
         blocks[block_ids[position // block_size], position % block_size] = token
     return blocks, block_ids
@@ -616,6 +601,8 @@ def blocks_of(kv: torch.Tensor, block_size: int, seed: int, loud: float = 3.0):
 def attention_with_a_mistake(q, kv, block_ids, context_len, mistake: str) -> torch.Tensor:
     """blockwise_attention as it comes out with one thing wrong."""
     (heads, dim), (block_size, kv_heads) = q.shape, (kv.shape[1], kv.shape[3])
+    if mistake == "last token":
+        context_len -= 1
     count = needed(context_len, block_size)
     if mistake == "no partial block":
         count = context_len // block_size
@@ -632,6 +619,8 @@ def attention_with_a_mistake(q, kv, block_ids, context_len, mistake: str) -> tor
         if mistake in ("unfilled slots", "whole table"):
             filled = block_size
         k, v = kv[block_id, :filled].permute(1, 2, 0, 3)[:, kv_head]  # (H, filled, D) each
+        if mistake == "swapped":
+            k, v = v, k
         scores = (k @ q[:, :, None])[..., 0]  # (H, filled)
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
@@ -639,6 +628,8 @@ def attention_with_a_mistake(q, kv, block_ids, context_len, mistake: str) -> tor
             weights, shrink = scores.softmax(-1), torch.ones_like(shrink)
         if mistake == "last block only":
             shrink = torch.zeros_like(shrink)
+        if mistake == "wrong sign" and i > 0:
+            shrink = 1 / shrink
         rescale_total = mistake not in ("sum not rescaled", "nothing rescaled")
         rescale_out = mistake not in ("output not rescaled", "nothing rescaled")
         total = total * (shrink if rescale_total else 1) + weights.sum(-1, keepdim=True)
@@ -647,18 +638,27 @@ def attention_with_a_mistake(q, kv, block_ids, context_len, mistake: str) -> tor
     return out if mistake == "not divided" else out / total
 
 
+SUMS = "which sums were made relative to the old maximum? All of them need the factor"
+ENOUGH = "how many blocks does the context need? Stop there"
 MISTAKES = {  # what it is called above: (cause, where to look)
-    "output not rescaled": (
-        "the output so far is not rescaled when the maximum moves",
-        "which sums were made relative to the old maximum? All of them need the factor",
-    ),
+    "output not rescaled": ("the output so far is not rescaled when the maximum moves", SUMS),
     "sum not rescaled": (
         "the sum of the weights so far is not rescaled when the maximum moves",
-        "which sums were made relative to the old maximum? All of them need the factor",
+        SUMS,
     ),
-    "nothing rescaled": (
-        "nothing is rescaled when the maximum moves: old and new weights are on two scales",
-        "which sums were made relative to the old maximum? All of them need the factor",
+    "nothing rescaled": ("nothing is rescaled when the maximum moves: there are two scales", SUMS),
+    "wrong sign": (
+        "the factor is upside down: e^(new - old) where e^(old - new) is meant",
+        "the factor when the maximum rises: is it below 1?",
+    ),
+    "swapped": (
+        "keys and values have changed places",
+        "`kv[b, i, 0]` is the key, `[b, i, 1]` the value",
+    ),
+    "last token": ("the last token is not seen", "how many slots of the last block are filled?"),
+    "no partial block": (
+        "only full blocks are read, so the newest tokens are missing",
+        "how many blocks do 7 tokens in blocks of 4 have?",
     ),
     "no scale": (
         "the scores are not divided by sqrt(head_dim)",
@@ -674,15 +674,11 @@ MISTAKES = {  # what it is called above: (cause, where to look)
     ),
     "whole table": (
         "every block that the table names is read, also those beyond the context",
-        "how many blocks does the context need?",
+        ENOUGH,
     ),
     "slice to a negative end": (
         "beyond the context the number of filled slots goes below 0, and [:-2] is not empty",
-        "how many blocks does the context need? Stop there",
-    ),
-    "no partial block": (
-        "only full blocks are read, so the newest tokens are missing",
-        "how many blocks do 7 tokens in blocks of 4 have?",
+        ENOUGH,
     ),
     "interleaved groups": (
         "query heads take turns over the KV heads; those of a group should lie side by side",
@@ -701,19 +697,31 @@ MISTAKES = {  # what it is called above: (cause, where to look)
         "what has to be carried from one block to the next?",
     ),
 }
+NAN = (
+    "inf * 0: is the factor e^(old - new)? Or 0 / 0: is any token seen at all?",
+    "the factor at the first block, when the largest score so far is -inf",
+)
 
 
-def check_blockwise(mine, q, kv, block_size, what, seed=4) -> None:
-    """Against naive attention of the last position: q (H, D), kv (L, 2, K, D)."""
-    blocks, block_ids = blocks_of(kv, block_size, seed)
-    arguments = (q, blocks, block_ids, len(kv))
+def compare_blockwise(mine, what, q, blocks, block_ids, context_len, expected, nan=NAN) -> None:
+    """`nan`: the cause if the result is not finite. Nothing is told by NaN being equal to NaN."""
+    found = mine.blockwise_attention(q, blocks, list(block_ids), context_len)
+    if isinstance(found, torch.Tensor) and not found.isfinite().all():
+        raise Wrong(f"{what}: NaN or infinite values", *nan)
+    arguments = (q, blocks, block_ids, context_len)
     suspects = [
         Suspect(partial(attention_with_a_mistake, *arguments, mistake), *why)
         for mistake, why in MISTAKES.items()
     ]
-    expected = naive_attention(q[None], *kv.unbind(1))[0]
-    found = mine.blockwise_attention(q, blocks, list(block_ids), len(kv))
     close(found, expected, what, *suspects)
+
+
+def check_blockwise(mine, q, kv, block_size, what, context_len=None, nan=NAN) -> None:
+    """Against naive attention of the last position: q (H, D), kv (L, 2, K, D). What is in `kv`
+    beyond the context is in the table, and must not be seen."""
+    n = len(kv) if context_len is None else context_len
+    expected = naive_attention(q[None], *kv[:n].unbind(1))[0]
+    compare_blockwise(mine, what, q, *blocks_of(kv, block_size, seed=4), n, expected, nan)
 
 
 def draw_attention(length, heads, kv_heads, dim=8, seed=0):
@@ -734,19 +742,15 @@ def _(mine):
     kv[0, :, 0, 0, 0] = torch.tensor([5.0, 9.0]).log()
     kv[0, :, 1, 0, 0] = torch.tensor([24.0, 900.0])
     q = torch.ones(1, 1)
-    suspects = [
-        Suspect(partial(attention_with_a_mistake, q, kv, [1, 0], 3, mistake), *why)
-        for mistake, why in MISTAKES.items()
-    ]
-    found = mine.blockwise_attention(q, kv, [1, 0], 3)
-    close(found, torch.tensor([[20.0]]), "scores 0, ln 2 | ln 5, values 8, 16 | 24", *suspects)
+    what = "scores 0, ln 2 | ln 5, values 8, 16 | 24"
+    compare_blockwise(mine, what, q, kv, [1, 0], 3, torch.tensor([[20.0]]))
 
 
 @check(
     "04.4", "one block", look="scores, weights and output of a single block, without any carrying"
 )
 def _(mine):
-    for length in (1, 3, 4):
+    for length in (3, 4, 1):
         q, kv = draw_attention(length, heads=1, kv_heads=1, seed=length)
         check_blockwise(mine, q, kv, 4, f"{length} of a block's 4 slots filled, 1 head")
 
@@ -760,16 +764,8 @@ def _(mine):
 
 @check("04.4", "a table longer than the context", look="how many of the table's blocks are read?")
 def _(mine):
-    q, kv = draw_attention(6, heads=2, kv_heads=1, seed=6)
-    blocks, block_ids = blocks_of(kv, 4, seed=6)
-    arguments = (q, blocks, [*block_ids, 0], 6)
-    suspects = [
-        Suspect(partial(attention_with_a_mistake, *arguments, mistake), *MISTAKES[mistake])
-        for mistake in ("whole table", "slice to a negative end", "unfilled slots")
-    ]
-    what = "6 tokens in blocks of 4, a table of 3 blocks"
-    found = mine.blockwise_attention(q, blocks, [*block_ids, 0], 6)
-    close(found, naive_attention(q[None], *kv.unbind(1))[0], what, *suspects)
+    q, kv = draw_attention(12, heads=2, kv_heads=1, seed=6)
+    check_blockwise(mine, q, kv, 4, "6 tokens in blocks of 4, a table of 3 blocks", context_len=6)
 
 
 @check(
@@ -792,24 +788,67 @@ def _(mine):
         check_blockwise(mine, q, kv, 4, f"{heads} query heads on {kv_heads} KV heads, 10 tokens")
 
 
-@check("04.4", "scores of 300, and of -300", look="the arguments that `exp` gets")
+@check("04.4", "scores of 300, and of -300", look="the largest argument that `exp` gets")
 def _(mine):
-    causes = {
-        300: "exp of a large number overflows: it is taken before the largest score is subtracted",
-        -300: "the largest score is taken to be 0 at least, so that every weight is 0, and 0 / 0",
+    q, kv = draw_attention(12, heads=2, kv_heads=2, seed=11)
+    check_blockwise(mine, q, kv, 4, "11 tokens, scores of about 0", context_len=11)
+    causes = {  # in this order: each is right for whoever has only the mistake of a later one
+        "300": "exp of a large number overflows: it is taken before the largest is subtracted",
+        "0, and 300 where no token is": "the largest score is sought in unfilled slots, too",
+        "-300": "the largest score is taken to be 0 at least, so that every weight is 0, and 0 / 0",
+        "300, after the first block -300": "the maximum is that of the new block alone, so that "
+        "e^(old - new) overflows",
+        "300 and, for the other head, -300": "one maximum serves all heads: where scores are far "
+        "below it every weight is 0",
     }
-    for score, cause in causes.items():
-        q, kv = draw_attention(11, heads=1, kv_heads=1, seed=11)
-        q = q / q.norm() * 8**0.5
-        kv[:, 0] = score * q / 8**0.5 + kv[:, 0]
-        blocks, block_ids = blocks_of(kv, 4, seed=11)
-        found = mine.blockwise_attention(q, blocks, block_ids, 11)
-        what = f"11 tokens, scores of about {score}"
-        if isinstance(found, torch.Tensor) and not found.isfinite().all():
-            raise Wrong(
-                f"{what}: NaN or infinite values", cause, "what is the largest argument of `exp`?"
-            )
-        close(found, naive_attention(q[None], *kv.unbind(1))[0], what)
+    row, both = torch.arange(12)[:, None], torch.full((12, 2), 300.0)
+    up_and_down = both * (1 - 2 * (row >= 4))
+    scores = [both, both * (row == 11), -both, up_and_down, both * torch.tensor([1, -1])]
+    q = q / q.norm(dim=-1, keepdim=True) * 8**0.5
+    for (name, cause), extra in zip(causes.items(), scores, strict=True):
+        louder = torch.stack([kv[:, 0] + extra[..., None] * q / 8**0.5, kv[:, 1]], 1)
+        nan = cause, "what is subtracted from a score, and the largest argument that `exp` gets"
+        check_blockwise(mine, q, louder, 4, f"11 tokens, scores of about {name}", 11, nan)
+
+
+class Copies(TorchDispatchMode):
+    """How many numbers of `kv` are ever brought together in one piece of new memory.
+
+    Only what moves them counts; a product of them may be as large as it likes. All that was
+    moved is kept, so that no address is used twice.
+    """
+
+    MOVES = (
+        "index", "index_select", "masked_select", "gather", "take", "embedding", "cat", "stack",
+        "clone", "repeat", "_to_copy", "copy", "copy_", "index_copy_", "index_put_",
+    )  # fmt: skip
+
+    def __init__(self, kv: torch.Tensor):
+        super().__init__()
+        self.moved, self.largest = {kv.untyped_storage().data_ptr(): kv}, 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if op.overloadpacket.__name__ in self.MOVES:
+            tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+            if any(tensor.untyped_storage().data_ptr() in self.moved for tensor in tensors):
+                memory = out.untyped_storage()
+                self.moved[memory.data_ptr()] = out
+                self.largest = max(self.largest, memory.nbytes() // out.element_size())
+        return out
+
+
+@check("04.4", "one block at a time", look="which line reads `kv`, and how much of it at once?")
+def _(mine):
+    q, kv = draw_attention(46, heads=2, kv_heads=2, seed=46)
+    blocks, block_ids = blocks_of(kv, 4, seed=46)
+    with Copies(blocks) as copies:
+        mine.blockwise_attention(q, blocks, block_ids, 46)
+    if copies.largest > blocks[0].numel():
+        raise Wrong(
+            f"{copies.largest:,} numbers copied at once; a block has {blocks[0].numel()}",
+            "all blocks are gathered first, and then attended to like contiguous memory",
+        )
 
 
 @check(
@@ -826,7 +865,7 @@ def _(mine):
     with torch.inference_mode():
         lm.transformer.forward(ids, torch.arange(len(ids)), attend)
         for layer, (q, kv) in seen.items():
-            for position in range(len(ids)):
+            for position in reversed(range(len(ids))):
                 what = f"layer {layer}, position {position}, blocks of 4"
                 check_blockwise(mine, q[position], kv[: position + 1], 4, what)
 
@@ -846,36 +885,31 @@ def batched_by_mistake(q, kv, block_tables, context_lens, which: str) -> torch.T
         "to the first row's": keys < lens[:1],
         "everything": keys < len(keys) + 0 * lens,
         "right": keys < lens,
-    }[which.removesuffix(", as 0")]
+    }[which.partition(", ")[0]]
     visible = visible.expand(len(q), -1)
     k, v = kv[block_tables].flatten(1, 2).permute(2, 0, 3, 1, 4)
     q = q.view(len(q), k.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
-    hidden = 0.0 if which.endswith("as 0") else -torch.inf
-    scores = (q @ k.transpose(2, 3)).masked_fill(~visible[:, None, None], hidden)
-    return (scores.softmax(-1) @ v).flatten(1, 2)
+    scores, hidden = q @ k.transpose(2, 3), ~visible[:, None, None]
+    if not which.endswith("after"):
+        zero = which.endswith(("as 0", "emptied"))
+        scores = scores.masked_fill(hidden, 0.0 if zero else -torch.inf)
+    weights = scores.softmax(-1)
+    if which.endswith(("after", "emptied")):
+        weights = weights.masked_fill(hidden, 0.0)
+    return (weights @ v).flatten(1, 2)
 
 
+BORDER = "the border: n tokens stand at positions 0 … n - 1"
+OWN = "each row has a border of its own"
 VISIBLE = {
-    "one more": (
-        "each sequence still sees one slot too many, the one after its newest token",
-        "the border: n tokens stand at positions 0 … n - 1",
-    ),
-    "one less": (
-        "each sequence no longer sees its own newest token",
-        "the border: n tokens stand at positions 0 … n - 1",
-    ),
+    "one more": ("each sequence still sees the slot after its newest token, one too many", BORDER),
+    "one less": ("each sequence no longer sees its own newest token", BORDER),
     "to the end of the block": (
         "a sequence sees its last block to the end, also the slots that hold no token",
         "the border is a number of tokens, not of blocks",
     ),
-    "to the longest": (
-        "all sequences see as far as the longest of the batch",
-        "each row has a border of its own",
-    ),
-    "to the first row's": (
-        "all sequences see as far as the first of the batch",
-        "each row has a border of its own",
-    ),
+    "to the longest": ("all sequences see as far as the longest of the batch", OWN),
+    "to the first row's": ("all sequences see as far as the first of the batch", OWN),
     "everything": (
         "nothing is hidden any more: the padding of the tables is read",
         "what do the zeros at the end of a shorter table name?",
@@ -883,6 +917,14 @@ VISIBLE = {
     "right, as 0": (
         "what is hidden gets a score of 0, and e^0 is a weight of 1",
         "which score gives a weight of 0?",
+    ),
+    "right, emptied": (
+        "K and V of what is not visible are 0, but it still has a weight: e^0",
+        "-inf before the softmax",
+    ),
+    "right, after": (
+        "what is not visible still has a weight in the softmax, and is taken out too late",
+        "-inf before the softmax",
     ),
 }
 
@@ -927,19 +969,19 @@ def _(mine):
 
 @check("04.5", "alone, a context that ends inside a block", look="the border of what is visible")
 def _(mine):
-    for length in (1, 2, 3, 5, 7, 9):
+    for length in (5, 2, 3, 7, 9, 1):
         check_company(mine, [length], 4, f"1 sequence, context length {length}, blocks of 4")
 
 
 @check("04.5", "in company: every row as if it were alone", look="the border of each row")
 def _(mine):
-    for lens in ([9, 4, 6, 1], [1, 4, 9, 6], [8, 8, 4]):
+    for lens in ([4, 9, 6, 1], [1, 4, 9, 6], [8, 8, 4]):
         check_company(mine, lens, 4, f"{len(lens)} sequences, context lengths {lens}, blocks of 4")
 
 
 @check("04.5", "other block sizes, other heads", look="shapes: (S, H, D) in, (S, H, D) out")
 def _(mine):
-    for block_size in (1, 3, 16):
+    for block_size in (3, 16, 1):
         what = f"context lengths [5, 17, 12], blocks of {block_size}, 4 query heads on 2 KV heads"
         check_company(mine, [5, 17, 12], block_size, what, 4, 2)
     check_company(mine, [5, 3], 4, "context lengths [5, 3], 6 query heads on 3 KV heads", 6, 3)
@@ -965,13 +1007,11 @@ def _(mine):
 def _(mine):
     lm = tinypy()
     prompts = [lm.encode(text) for text in TEXTS]
-    config = minikv.EngineConfig(num_blocks=24, block_size=4, prefix_cache=False)
+    config = minikv.EngineConfig(num_blocks=256, block_size=4, prefix_cache=False)
     backend = partial(DecodesTogether, attend_all=mine.batched_attention)
-    engine = minikv.Engine(lm, config, attention=backend)
-    run(engine, prompts[::-1], 16)  # from here on no block is fresh
-    found, _ = run(engine, prompts, 8)
+    found, _ = run(minikv.Engine(lm, config, attention=backend), prompts, 12)  # as the notebook
     for text, prompt, tokens in zip(TEXTS, prompts, found, strict=True):
-        expected = lm.generate_naively(prompt, 8)
+        expected = lm.generate_naively(prompt, 12)
         if tokens != expected:
             raise Wrong(
                 f"{text!r} in company of two others goes on with {lm.decode(tokens)!r}, "
@@ -982,8 +1022,49 @@ def _(mine):
 # ── 04.6 How large is a block? ────────────────────────────────────────────────
 
 
-def answer(mine, key: str):
-    found = mine.before_the_sweep()
+SWEEP = {  # key: (what it is, the answer, where to look, suspects)
+    "blocks of 16": (
+        ("blocks of 16 for 1,300 tokens", 82, "1300 / 16, and what becomes of the rest"),
+        Suspect(81, "the last 4 tokens have no block", "the rounding: up or down?"),
+        Suspect(81.25, "there is no quarter of a block", "the rounding: up or down?"),
+        Suspect(20800, "1,300 blocks of 16 are too many", "do you divide or multiply?"),
+    ),
+    "empty slots": (
+        ("empty slots in them", 12, "the slots of all blocks, less the tokens"),
+        Suspect(4, "4 is how many slots of the last block are filled", "and how many are not?"),
+        Suspect(0, "1,300 is no multiple of 16", "how full is the last block?"),
+    ),
+    "entries at 1": (
+        ("entries of the block table in blocks of 1", 1300, "one entry a block"),
+        Suspect(82, "that is the table for blocks of 16", "how many blocks of one token?"),
+        Suspect(1, "every block has its entry", "how many blocks of one token?"),
+    ),
+    "average at 16": (
+        ("average number of empty slots in the last block of 16", 7.5, "(15 + 14 + … + 0) / 16"),
+        Suspect(
+            8,
+            "half a block would be right if the last block could be all empty, but it is opened "
+            "for a token",
+            "the list 15, 14, … 0: does it have 16 in it?",
+        ),
+        Suspect(8.5, "8.5 is the average number of slots that are filled", "how many are empty?"),
+        Suspect(15, "15 is the worst case", "the average over 1, 2, … 16 filled slots"),
+        Suspect(7, "an average need not be a whole number", "the sum over 1, 2, … 16, divided"),
+    ),
+    "largest under 4 %": (
+        ("largest power of two under 4 %", 64, "(b - 1) / 2 against 4 % of the slots held"),
+        Suspect(32, "32 keeps even the worst case under 4 %", "the average is asked for"),
+        Suspect(128, "63.5 empty slots are more than 4 % of 1,363.5", "empty slots / slots held"),
+        Suspect(104, "104 is close to the border, but no power of two", "the ones below it"),
+        Suspect(
+            52, "52 is 4 % of the tokens, and not a block size", "blocks with fewer empty slots"
+        ),
+    ),
+}
+
+
+def check_answer(mine, key: str) -> None:
+    found, ((what, expected, _), *suspects) = mine.before_the_sweep(), SWEEP[key]
     if not isinstance(found, dict) or key not in found:
         raise Wrong(
             f"before_the_sweep() has no {key!r}",
@@ -993,96 +1074,11 @@ def answer(mine, key: str):
     value = plain(found[key])
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Wrong(f"{key!r} is {value!r}", "a number is expected", "what the key stands for")
-    return value
+    equal(value, expected, what, *suspects)
 
 
-@check("04.6", "blocks of 16", look="1300 / 16, and what becomes of the rest")
-def _(mine):
-    equal(
-        answer(mine, "blocks of 16"),
-        82,
-        "blocks of 16 for 1,300 tokens",
-        Suspect(81, "the last 4 tokens have no block", "the rounding: up or down?"),
-        Suspect(81.25, "there is no quarter of a block", "the rounding: up or down?"),
-        Suspect(20800, "1,300 blocks of 16 are too many", "do you divide or multiply?"),
-    )
-
-
-@check("04.6", "empty slots", look="the slots of all blocks, less the tokens")
-def _(mine):
-    equal(
-        answer(mine, "empty slots"),
-        12,
-        "empty slots in them",
-        Suspect(4, "4 is how many slots of the last block are filled", "and how many are not?"),
-        Suspect(0, "1,300 is no multiple of 16", "how full is the last block?"),
-    )
-
-
-@check("04.6", "entries at 1", look="one entry a block")
-def _(mine):
-    equal(
-        answer(mine, "entries at 1"),
-        1300,
-        "entries of the block table in blocks of 1",
-        Suspect(82, "that is the table for blocks of 16", "how many blocks of one token?"),
-        Suspect(1, "every block has its entry", "how many blocks of one token?"),
-    )
-
-
-@check("04.6", "average at 16", look="(15 + 14 + … + 0) / 16")
-def _(mine):
-    equal(
-        answer(mine, "average at 16"),
-        7.5,
-        "average number of empty slots in the last block of 16",
-        Suspect(
-            8,
-            "half a block would be right if the last block could be all empty, but it is opened "
-            "for a token",
-            "the list 15, 14, … 0: does it have 16 in it?",
-        ),
-        Suspect(
-            8.5,
-            "8.5 is the average number of slots that are filled",
-            "how many are empty in the best case, and in the worst?",
-        ),
-        Suspect(15, "15 is the worst case", "the average over 1, 2, … 16 filled slots"),
-        Suspect(
-            7,
-            "rounded down: an average need not be a whole number",
-            "the average over 1, 2, … 16 filled slots",
-        ),
-    )
-
-
-@check("04.6", "largest under 4 %", look="(b - 1) / 2 against 4 % of the slots held")
-def _(mine):
-    equal(
-        answer(mine, "largest under 4 %"),
-        64,
-        "largest power of two with under 4 % waste at 1,300 tokens",
-        Suspect(
-            32,
-            "32 keeps even the worst case under 4 %; the average is asked for",
-            "how many slots of a last block of 64 are empty on average?",
-        ),
-        Suspect(
-            128,
-            "63.5 empty slots are more than 4 % of 1,363.5",
-            "the share: empty slots / all slots held",
-        ),
-        Suspect(
-            104,
-            "104 is close to the border, but no power of two",
-            "the powers of two below it",
-        ),
-        Suspect(
-            52,
-            "52 is 4 % of the tokens, and not a block size",
-            "a block of how many slots has fewer than that empty on average?",
-        ),
-    )
+for key, ((_, _, look), *_) in SWEEP.items():
+    check("04.6", key, look=look)(partial(check_answer, key=key))
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

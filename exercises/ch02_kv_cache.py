@@ -1,0 +1,138 @@
+"""KV cache: keep K and V, prefill once and decode, append in place, continue a prefix.
+
+Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Then check("02.1") in the notebook, or in a terminal: python -m minikv check 02.1
+"""
+
+import torch
+import torch.nn.functional as F
+
+from minikv.attention import causal_mask, naive_attention
+from minikv.config import ModelConfig
+from minikv.loader import LanguageModel
+
+
+class ConcatCache:
+    """Appends by `torch.cat`: every step copies all that came before, so n steps copy O(n^2)."""
+
+    def __init__(self, config: ModelConfig):
+        self.windows = config.windows
+        self.k: list[torch.Tensor | None] = [None] * config.num_layers  # (L, K, D) each
+        self.v: list[torch.Tensor | None] = [None] * config.num_layers
+
+    @property
+    def num_tokens(self) -> int:
+        return 0 if self.k[-1] is None else len(self.k[-1])
+
+    # ── 02.1 Append by concatenation ──────────────────────────────────────────────
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D)."""
+        raise NotImplementedError("Exercise 02.1: ConcatCache.attend")
+
+
+# ── 02.2 Prefill once, then one token a step ──────────────────────────────────────
+@torch.inference_mode()
+def generate_with_cache(
+    lm: LanguageModel,
+    cache: ConcatCache,
+    prompt_ids: list[int],
+    max_tokens: int,
+) -> list[int]:
+    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token a step.
+
+    `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
+    least one token, follows the tokens that are already in it: its first stands at position
+    cache.num_tokens. `max_tokens` is at least 1, and exactly so many new tokens are returned,
+    end token or not. The last of them is never fed: nobody asks what follows. For a prompt
+    p0 … p4, an empty cache and three new tokens a, b, c:
+
+        pass     token_ids         positions         gives
+        prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
+        decode   a                 5                 b
+        decode   b                 6                 c
+
+    One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
+    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has a row for each row it is given.
+    """
+    raise NotImplementedError("Exercise 02.2: generate_with_cache")
+
+
+# ── 02.3 What appending moves ─────────────────────────────────────────────────────
+def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
+    """How often a token's K and V are written while a prompt is prefilled in one pass into an
+    empty cache and new tokens are generated, at least one of each. The last is never fed.
+
+    "concat"    by torch.cat. Its result is a new tensor, so that every call writes all tokens
+                of that tensor. The prompt is kept as the model made it: nothing is written.
+    "in place"  into preallocated storage: every token that is fed is written once.
+
+    A prompt of 5 tokens and 3 new ones: the two decode steps concatenate 5 + 1 and 6 + 1
+    tokens, 13 in all; in place 5 + 1 + 1 = 7 are written.
+    """
+    raise NotImplementedError("Exercise 02.3: tokens_written")
+
+
+class PreallocatedCache:
+    """Writes in place into storage for `capacity` tokens, reserved whether they come or not."""
+
+    def __init__(
+        self, config: ModelConfig, capacity: int, dtype=torch.float32, device: str = "cpu"
+    ):
+        shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
+        self.kv = torch.empty(shape, dtype=dtype, device=device)
+        self.windows = config.windows
+        self.capacity = capacity
+        self.num_tokens = 0
+
+    # ── 02.4 Write in place ───────────────────────────────────────────────────────
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
+        """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
+
+        Raises ValueError when the T tokens do not fit.
+        """
+        raise NotImplementedError("Exercise 02.4: PreallocatedCache.attend")
+
+
+# ── 02.5 A chunk after a prefix: broken, mend it ──────────────────────────────────
+def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`naive_attention` by PyTorch's own function, which takes a fused kernel where it has one.
+
+    q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
+    positions, and each sees the keys at its own position and before. H is a multiple of K.
+    Returns (T, H, D).
+    """
+    is_chunk = len(q) > 1  # a single query is the last and sees all
+    out = F.scaled_dot_product_attention(
+        q.transpose(0, 1),  # (H, T, D)
+        k.transpose(0, 1),  # (K, L, D)
+        v.transpose(0, 1),
+        is_causal=is_chunk,
+        enable_gqa=True,
+    )
+    return out.transpose(0, 1)  # (T, H, D)
+
+
+class SharedPrefix:
+    """The beginning of a prompt, computed once. Every request goes on from there.
+
+    What a prefix cache (chapter 07) does for every prefix it has seen, for a single one.
+    """
+
+    def __init__(self, lm: LanguageModel, prefix_ids: list[int], capacity: int):
+        """`capacity`: tokens of the prefix and of the longest request together."""
+        self.lm = lm
+        self.num_prefix = len(prefix_ids)
+        self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
+        lm.logits(prefix_ids, self.cache)
+
+    # ── 02.6 The request after the first: broken, mend it ─────────────────────────
+    @torch.inference_mode()
+    def logits(self, request_ids: list[int]) -> torch.Tensor:
+        """Logits after every token of a request, (T, vocab_size), as if the model had read
+        prefix + request. Only the request goes through the model, and it sees nothing of the
+        requests before it. Raises ValueError when it does not fit.
+        """
+        token_ids = torch.tensor(request_ids, device=self.lm.device)  # (T,)
+        positions = torch.arange(len(request_ids), device=self.lm.device)
+        hidden = self.lm.transformer.forward(token_ids, positions, self.cache.attend)
+        return self.lm.transformer.logits(hidden)
