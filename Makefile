@@ -82,7 +82,8 @@ test: lint
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
-	@$(BIN)/python -m pytest --durations=5 --ignore=tests/browser tests
+	@$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=5 \
+		--ignore=tests/browser tests
 	@echo "== Notebooks: every stored output is what the code prints"
 	@$(BIN)/python -m pytest --nbval --nbval-current-env --durations=5 notebooks
 	@echo "== JupyterLab in a browser"
