@@ -136,7 +136,7 @@ def test_slots_of_a_life():
     ]  # fmt: skip
     assert slots_at(512, 3, 3, 2) == (4, 1, 507)
     assert slots_at(10, 7, 4, 4) == (10, 0, 0)
-    with pytest.raises(ValueError, match="10 slots are needed, was 9"):
+    with pytest.raises(ValueError, match="10 slots are needed, 9 are reserved"):
         slots_at(9, 7, 4, 1)
 
 

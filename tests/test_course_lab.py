@@ -39,9 +39,7 @@ def exercises(tmp_path, monkeypatch):
 @pytest.mark.parametrize("chapter", chapters().values(), ids=lambda chapter: chapter.number)
 def test_the_skeleton_is_what_the_reference_makes_of_it(chapter):
     file = ROOT / "exercises" / chapter.file_name
-    assert file.read_text() == skeleton(chapter), (
-        "make it again: python -m minikv.course.skeletons"
-    )
+    assert file.read_text() == skeleton(chapter), "make it again: python -m minikv.course.skeletons"
 
 
 def test_there_is_no_other_file_of_exercises():

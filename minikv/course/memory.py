@@ -122,7 +122,7 @@ def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
     """
     final = prompt + output - 1
     if final > reserved:
-        raise ValueError(f"reserved: {final} slots are needed, {reserved} are reserved")
+        raise ValueError(f"{final} slots are needed, {reserved} are reserved")
     used = prompt + step - 1
     return SlotUse(used, final - used, reserved - final)
 

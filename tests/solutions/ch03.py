@@ -134,7 +134,7 @@ def _note_holes(self, owner):
 FORMULA = "2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * bytes_per_number"
 LATENT = "shape.num_layers * shape.latent_dim * bytes_per_number"
 
-CUT = "self.holes[index : index + 1] = [(start + size, room - size)] * (room > size)"
+SHRINK = "self.holes[index] = (start + size, room - size)"
 LOOP = "for index, (start, room) in enumerate(self.holes):"
 BEST = "in sorted(enumerate(self.holes), key=lambda hole: hole[1][1]):"
 BACKWARDS = "in reversed(list(enumerate(self.holes))):"
@@ -165,6 +165,11 @@ WRONG = {
             "always fp16",
             {"kv_bytes_per_token": ((FORMULA, FORMULA.replace("bytes_per_number", "2")),)},
             says="every number takes two bytes, whatever was asked for",
+        ),
+        Edit(
+            "prints",
+            {"kv_bytes_per_token": ((f"return {FORMULA}", f"print({FORMULA})"),)},
+            says="nothing is returned",
         ),
         Edit(
             "two latents",
@@ -226,6 +231,11 @@ WRONG = {
             "always shares the hidden size out",
             {"shape_of": (('text.get("head_dim") or text.get("v_head_dim") or ', ""),)},
             says="the hidden size is shared out, though the config states the head dim",
+        ),
+        Edit(
+            "divides into a float",
+            {"shape_of": (('text["hidden_size"] // heads', 'text["hidden_size"] / heads'),)},
+            says="a shape has whole numbers",
         ),
         Edit(
             "shares it among the KV heads",
@@ -354,6 +364,31 @@ WRONG = {
             {"slots_at": (("if final > reserved:", "if False:"),)},
             says="nothing compares what is needed with what is reserved",
         ),
+        Edit(
+            "wants one slot more",
+            {"slots_at": (("if final > reserved:", "if final >= reserved:"),)},
+            says="a reservation that is just enough is refused",
+        ),
+        Rewrite(
+            "begins with step 0",
+            {
+                "shares_over_lives": """
+def shares_over_lives(lengths, reserve):
+    sums = [0, 0, 0]
+    for length in lengths:
+        for step in range(length.output):
+            use = slots_at(reserve(length), length.prompt, length.output, step)
+            sums = [total + count for total, count in zip(sums, use, strict=True)]
+    return [total / sum(sums) for total in sums]
+""",
+            },
+            says="a life begins with step 0 here",
+        ),
+        Edit(
+            "passes the function on",
+            {"shares_over_lives": (("length.output, reserve(length)", "length.output, reserve"),)},
+            says="`reserve` is a function: call it",
+        ),
         Rewrite(
             "averages percentages",
             {
@@ -436,20 +471,70 @@ def shares_over_lives(lengths, reserve):
     "03.6": (
         Edit(
             "does not cut the hole",
-            {
-                "ContiguousMemory.allocate": (
-                    (
-                        CUT,
-                        "pass",
-                    ),
-                )
-            },
+            {"ContiguousMemory.allocate": ((SHRINK, "pass"), ("del self.holes[index]", "pass"))},
             says="the hole is not cut",
         ),
         Edit(
             "keeps empty holes",
-            {"ContiguousMemory.allocate": ((" * (room > size)", ""),)},
+            {"ContiguousMemory.allocate": (("if room > size:", "if True:"),)},
             says="a hole of size 0 is kept",
+        ),
+        Edit(
+            "puts what is left at the end",
+            {
+                "ContiguousMemory.allocate": (
+                    (
+                        SHRINK,
+                        "del self.holes[index]; self.holes.append((start + size, room - size))",
+                    ),
+                )
+            },
+            says="what is left of the hole isn't at its place",
+        ),
+        Edit(
+            "takes from the end",
+            {
+                "ContiguousMemory.allocate": (
+                    (
+                        SHRINK,
+                        "self.holes[index], start = (start, room - size), start + room - size",
+                    ),
+                )
+            },
+            says="pieces are taken from the end of the hole",
+        ),
+        Edit(
+            "returns the index",
+            {"ContiguousMemory.allocate": (("return start", "return index"),)},
+            says="what is returned is not where the piece starts",
+        ),
+        Edit(
+            "notes nothing",
+            {"ContiguousMemory.allocate": (("self.pieces[start] = size", "pass"),)},
+            says="the piece is not noted",
+        ),
+        Edit(
+            "another error",
+            {
+                "ContiguousMemory.allocate": (
+                    ("raise NoHole(size, self.largest_hole, self.num_free)", "raise ValueError"),
+                )
+            },
+            says="an error of another kind is raised",
+        ),
+        Edit(
+            "changes first, asks then",
+            {
+                "ContiguousMemory.release": (
+                    ("raise ValueError(", "self.holes.append((start, 1)); raise ValueError("),
+                )
+            },
+            says="something is changed before the error is raised",
+        ),
+        Edit(
+            "never sorts",
+            {"ContiguousMemory.release": (("sorted(self.holes)", "self.holes"),)},
+            says="what comes back isn't at its place",
         ),
         Edit(
             "passes over an exact fit",

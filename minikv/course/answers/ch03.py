@@ -33,8 +33,8 @@ def judge_claims() -> dict[str, tuple[float, str]]:
     "1B batch"      the smallest batch with which the claim is not impossible: "possible"
 
     CONFIGS holds config.json by hub id, CLAIMS[key].said is the claim in the same units. Use the
-    other functions of this file, which are complete while this one is checked, and
-    llama_parameters. Returns
+    other functions of this file and llama_parameters; while this one is checked, the others are
+    the reference's. Returns
 
         {"7B 4K": (bytes, "right" or "wrong"), …, "1B speed": (tokens a second, "impossible" or
         "possible"), "1B batch": (sequences, "possible")}

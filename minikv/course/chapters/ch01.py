@@ -231,9 +231,9 @@ CHAPTER = Chapter(
 
             Which channels are a pair is a convention of the checkpoint. The paper and Meta's own
             Llama code pair neighbours; transformers pairs halves, and its conversion of Meta's
-            weights permutes the rows of W_q and W_k to make up for it. Mixed up, nothing fails: llama2.c
-            first took weights from transformers without undoing that, and its text fell apart after
-            some 20 tokens (karpathy/llama2.c, comments on pull request 286, 2023).
+            weights permutes the rows of W_q and W_k to make up for it. Mixed up, nothing fails:
+            llama2.c first took weights from transformers without undoing that, and its text fell
+            apart after some 20 tokens (karpathy/llama2.c, comments on pull request 286, 2023).
             """,
         ),
         Exercise(

@@ -112,7 +112,7 @@ Check such code where it can be checked: against the bytes that a cache really h
             minutes=20,
             difficulty=2,
             kind="predict",
-            matters="Some of these figures decided what hardware was bought.",
+            matters="Figures like these decide what hardware is bought.",
             hints=(
                 "For the memory claims: which config, how many tokens, how many contexts? For the "
                 "speed: what has to be read from memory before one stream can have its next token?",
@@ -241,7 +241,7 @@ that.""",
         note the piece; return start
 raise NoHole(size, largest hole, free)
 
-release: if no piece starts there: raise ValueError
+release: if no piece starts there: raise ValueError, before anything is changed
 take the piece's note away; add (start, its size) to the holes
 sort them; join each with the one before if that one ends where it starts""",
             ),
@@ -254,8 +254,8 @@ slivers. A buddy system rounds sizes up to powers of two, so that neighbours are
 of the address; it pays for that with internal waste. Kwon et al. (2023) assumed a buddy allocator
 for the systems that they compared with.
 
-No policy helps against the holes as such. The pieces cannot move, because attention reads K and V
-at the addresses where they lie, and nobody knows how long a piece will stay. PyTorch's allocator
+No policy helps against the holes as such. A piece can move only by being copied, and nobody knows
+how long it will stay where it is put. PyTorch's allocator
 on a GPU has the same trouble with tensors. Its answer, expandable segments, is a page table once
 more: that of the GPU.
 

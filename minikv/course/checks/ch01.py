@@ -522,7 +522,8 @@ def _(mine):
         "what do the hidden scores become before the softmax?",
     )
     what = "query 0 sees scores near -20,000, [query, head, channel]"
-    close(found, minikv.naive_attention(q, k, v), what, finite)
+    others = suspects_of_attention(q, k, v, None)
+    close(found, minikv.naive_attention(q, k, v), what, finite, *others)
 
 
 MIXED = dict(

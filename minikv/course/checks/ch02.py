@@ -1121,10 +1121,9 @@ def _(mine):
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 
-def generated(mine, lm: LanguageModel, make: Callable, cuts: list[int], count: int) -> int:
+def generated(mine, lm: LanguageModel, make: Callable, cuts: list[int], expected: list[int]) -> int:
     """Generate from a prompt in chunks; the bytes of K and V that are then in the cache."""
-    prompt_ids = lm.encode(PROMPT)
-    expected = lm.generate_naively(prompt_ids, count)
+    prompt_ids, count = lm.encode(PROMPT), len(expected)
     edges = [0, *cuts, len(prompt_ids)]
     cache = make(lm.config, len(prompt_ids) + count - 1)
     for start, end in pairwise(edges[:-1]):
@@ -1139,10 +1138,13 @@ def generated(mine, lm: LanguageModel, make: Callable, cuts: list[int], count: i
 
 
 def run_caches(mine, lm: LanguageModel, caches: dict[str, Callable]) -> str:
-    count, sizes = 24, set()
-    for make in caches.values():
-        sizes |= {generated(mine, lm, make, cuts, count) for cuts in ([], [4], [1, 2, 7])}
-    [kept] = sizes
+    count = 24
+    expected = lm.generate_naively(lm.encode(PROMPT), count)
+    [kept] = {
+        generated(mine, lm, make, cuts, expected)
+        for make in caches.values()
+        for cuts in ([], [4], [1, 2, 7])
+    }
     return (
         f"{count} tokens with {' and '.join(caches)}, the prompt in 1, 2 and 4 chunks: same tokens "
         f"as the oracle, {kept:,} bytes of K and V kept"
