@@ -253,6 +253,18 @@ def test_the_film_copies_and_the_player_steps():
     assert "A starts" in player.caption.value
 
 
+def test_the_film_says_who_waits_though_enough_is_free():
+    memory = ContiguousMemory(12)
+    starts = {name: memory.allocate(4) for name in "ABC"}
+    memory.release(starts.pop("A")), memory.release(starts.pop("C"))
+    film = MemoryFilm(memory, "KB")
+    film.snap("D asks", starts, waits=("D", 5))
+    memory.release(starts.pop("B"))
+    film.snap("B leaves", starts, waits=("D", 5))
+    assert film.picture().alt.startswith("8 KB are free, and D waits for 5 KB. ")
+    assert [moment.fits for moment in film.moments] == [False, True]
+
+
 # ── Workloads ─────────────────────────────────────────────────────────────────
 
 

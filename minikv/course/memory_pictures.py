@@ -142,7 +142,7 @@ def served_picture(served: Mapping[str, Served]) -> style.Picture:
     names = list(served)
     shares = [served[name].shares for name in names]
     least = min(1 - share[0] for share in shares)
-    title = f"With any of these {len(names)}, at least {least:.0%} of the slots hold no token"
+    title = f"With any of these reservations, at least {least:.0%} of the slots hold no token"
     figure, axes = style.new_axes(title, "share of all slots in all steps (%)", "", height=3.3)
     left = [0.0] * len(names)
     for kind, (words, color) in enumerate(KINDS.items()):

@@ -133,17 +133,17 @@ class Report:
             out.append(f"<tr><td {cell}>{left}</td><td {cell}>{right}</td></tr>")
 
         if self.place:
-            row("", escape(self.place))
+            row("", marked(self.place))
         if not self.passed:
             for state, name, details in self.rows():
                 right = escape(name) if state == "ok" else f"<b>{escape(name)}</b>"
                 for label, text in details:
                     label = f"<i>{label}:</i> " if label else ""
-                    right += f"<br>{label}{escape(text)}"
+                    right += f"<br>{label}{marked(text)}"
                 row("✓ ok" if state == "ok" else "<b>✗ FAIL</b>", right)
         for text in (self.stopped, self.model):
             if text:
-                row("", escape(text))
+                row("", marked(text))
         if self.printed:
             row("printed", f"<pre style='text-align:left'>{escape(self.printed)}</pre>")
         if self.trace and self.show_trace:
@@ -178,7 +178,14 @@ def next_exercise(exercise: Exercise) -> Exercise | None:
 def paragraphs(text: str) -> str:
     """Plain text with blank lines between paragraphs, as HTML."""
     blocks = textwrap.dedent(text).strip().split("\n\n")
-    return "".join(f"<p style='text-align:left'>{escape(block)}</p>" for block in blocks)
+    return "".join(
+        f"<p style='text-align:left'>{marked(' '.join(block.split()))}</p>" for block in blocks
+    )
+
+
+def marked(text: str) -> str:
+    """Plain text as HTML; what stands in `backquotes` is code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text)).replace("\n", "<br>")
 
 
 def _ordinal(number: int) -> str:

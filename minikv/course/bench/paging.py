@@ -4,8 +4,7 @@ pool and block table; beside it, the reservation of a model's whole context.
 Waste is averaged over time: after every token of every request's life, from its whole
 prompt to the last token that is stored, slots are counted as held and as used.
 
-Lengths come from a seeded generator of chat-like requests: log-normal prompts (median 735
-tokens) and outputs (median 150), the moments of the Azure trace of conversations from 2023.
+Lengths come from the seeded generator of chat-like requests in `minikv.course.workload`.
 `--trace FILE` reads a trace itself: a csv with the columns ContextTokens and
 GeneratedTokens, as AzureLLMInferenceTrace_conv.csv of github.com/Azure/AzurePublicDataset,
 or a jsonl file as those of github.com/kvcache-ai/Mooncake.

@@ -3,7 +3,6 @@
 import json
 import random
 from copy import deepcopy
-from fractions import Fraction
 from unittest.mock import patch
 
 import torch
@@ -297,13 +296,13 @@ RATIOS = (  # found / expected: what that means, where to look
     (1 / 2, "K or V is missing, or a number is taken for one byte", "2 · layers · … · 2 bytes"),
     (2, "a factor of 2 too many: four bytes a number, or K and V counted twice",
      "kv_bytes_per_token has both factors already"),
-    (1e-9, "the figure is in GB, not in bytes", "the units in the docstring"),
-    (2**-30, "the figure is in GiB, not in bytes", "the units in the docstring"),
-    (2**-10, "the figure is in KB, not in bytes", "the units in the docstring"),
-    (1e-3, "the figure is in KB of 1,000 bytes, not in bytes", "the units in the docstring"),
-    (2**-20, "the figure is in MB, not in bytes", "the units in the docstring"),
-    (2**-40, "the figure is in TB, not in bytes", "the units in the docstring"),
-    (1e-12, "the figure is in TB, not in bytes", "the units in the docstring"),
+    *(
+        (1 / size, f"the figure is in {unit}, not in bytes", "the units in the docstring")
+        for unit, size in (
+            ("GB", 1e9), ("GiB", 2**30), ("KB", 2**10), ("KB of 1,000 bytes", 1e3),
+            ("MB", 2**20), ("TB", 1e12), ("TiB", 2**40),
+        )
+    ),
     (1000 / 1024, "K is taken for 1,000 tokens; with contexts it is 1,024", "8K, 32K, 128K tokens"),
 )  # fmt: skip
 
@@ -316,7 +315,7 @@ def judged(mine, key: str) -> tuple[float, str]:
             found = mine.judge_claims()
     except NotImplementedError as error:  # a cause makes the report say so once
         what = f"not written yet: {error}"
-        raise Wrong(what, "this part of the exercise is to come", "its docstring") from error
+        raise Wrong(what, "it is this exercise's second part", "its docstring") from error
     if not isinstance(found, dict) or key not in found:
         missing = "nothing is there" if not isinstance(found, dict) else f"no {key!r} in it"
         raise Wrong(
@@ -539,55 +538,33 @@ def _(mine):
 LAST = "how many tokens are stored when the last one has been given?"
 
 
-def slots_like(reserved: int, prompt: int, final: int, used: int) -> list[int]:
-    return [used, final - used, reserved - final]
+TOO_EARLY = "a token counts as stored in the step that gives it; it is stored in the next"
+ALL_INTERNAL = "all that is not used is called internal; some of it will be"
 
 
 def slot_suspects(reserved: int, prompt: int, output: int, step: int) -> list[Suspect]:
     """What known mistakes give for one call of `slots_at`."""
     final, used = prompt + output - 1, prompt + step - 1
+    future, internal = final - used, reserved - final
+    prefill, total = "what is stored after the prefill?", "the three add up to what is reserved"
     return [
-        Suspect(
-            slots_like(reserved, prompt, final + 1, used),
-            "the last token counts as stored, but nobody asks what follows it",
-            LAST,
-        ),
-        Suspect(
-            slots_like(reserved, prompt, final + 1, used + 1),
-            "a token counts as stored in the step that gives it; it is stored in the next",
-            "what is stored after the prefill?",
-        ),
-        Suspect(
-            slots_like(reserved, prompt, final, used + 1),
-            "a token counts as stored in the step that gives it; it is stored in the next",
-            "what is stored after the prefill?",
-        ),
-        Suspect(
-            [used, reserved - final, final - used],
-            "future and internal have changed places",
-            "which of the two will this request fill?",
-        ),
-        Suspect(
-            [used, reserved - used, 0],
-            "all that is not used is called future; most of it never will be",
-            LAST,
-        ),
-        Suspect(
-            [used, 0, reserved - used],
-            "all that is not used is called internal; some of it will be",
-            LAST,
-        ),
-        Suspect(
-            [used, final - used, reserved - used],
-            "the slots of the future are counted as internal, too",
-            "the three have to add up to what is reserved",
-        ),
-        Suspect(
-            [used, final, reserved - final],
-            "all slots that are ever used are called future, also those used by now",
-            "the three have to add up to what is reserved",
-        ),
-    ]
+        Suspect(*suspect)
+        for suspect in (
+            ([used, future + 1, internal - 1],
+             "the last token counts as stored, but nobody asks what follows it", LAST),
+            ([used + 1, future, internal - 1], TOO_EARLY, prefill),
+            ([used + 1, future - 1, internal], TOO_EARLY, prefill),
+            ([used, internal, future], "future and internal have changed places",
+             "which of the two will this request fill?"),
+            ([used, future + internal, 0],
+             "all that is not used is called future; most of it never will be", LAST),
+            ([used, 0, future + internal], ALL_INTERNAL, LAST),
+            ([used, future, future + internal],
+             "the slots of the future are counted as internal, too", total),
+            ([used, final, internal],
+             "all slots that are ever used are called future, also those used by now", total),
+        )
+    ]  # fmt: skip
 
 
 def slots(mine, reserved: int, prompt: int, output: int, step: int) -> None:
@@ -656,70 +633,40 @@ def shares(mine, lengths, reserve, what: str) -> None:
     expected = _shares([slots_at(*one) for one in steps])
     if _near_all(found, expected):
         return
-    text = [f"{float(share):.4f}" for share in expected]
-    what = f"{what}: {_rounded(found)}, expected [{', '.join(text)}]"
+    what = f"{what}: {_rounded(found)}, expected {_rounded(expected)}"
     each = [
         _shares([slots_at(*one) for one in steps if one[:3] == (reserve(length), *length)])
         for length in lengths
     ]
-    ends = [slots_at(reserve(length), *length, step=length.output) for length in lengths]
-    starts = [slots_at(reserve(length), *length, step=1) for length in lengths]
+    uses, which = [slots_at(*one) for one in steps], "over which steps do you add up?"
     suspects = (
-        (
-            [sum(column) / len(each) for column in zip(*each, strict=True)],
-            "each request's own shares are averaged, but a long one holds its slots for longer",
-            "when do you divide: for each request, or once?",
-        ),
-        (
-            _shares(ends),
-            "only the end of each life is looked at; nothing is held for the future there",
-            "over which steps do you add up?",
-        ),
-        (
-            _shares(starts),
-            "only the prefill of each life is looked at",
-            "over which steps do you add up?",
-        ),
-        (
-            [sum(column) for column in zip(*(slots_at(*one) for one in steps), strict=True)],
-            "these are slots, not shares of them",
-            "what do the three have to add up to?",
-        ),
-        (
-            _shares([slots_at(*one) for one in steps if one[3] < one[2]]),
-            "the last step of each life is left out",
-            "a life has `output` steps, from 1 on",
-        ),
-        (
-            _shares([slots_at(*one[:3], one[3] - 1) for one in steps]),
-            "a life begins with step 0 here, but the prefill is step 1",
-            "over which steps do you add up?",
-        ),
-        (
-            _shares(
-                [
-                    (prompt + step, output - step, reserved - prompt - output)
-                    for reserved, prompt, output, step in steps
-                ]
-            ),
-            "a token counts as stored in the step that gives it; it is stored in the next",
-            "use slots_at for each step",
-        ),
-        (
-            _shares([(*slots_at(*one)[:1], 0, one[0] - slots_at(*one).used) for one in steps]),
-            "all that is not used is called internal; some of it will be",
-            "use slots_at for each step",
-        ),
-    )
+        ([sum(column) / len(each) for column in zip(*each, strict=True)],
+         "each request's own shares are averaged, but a long one holds its slots for longer",
+         "when do you divide: for each request, or once?"),
+        (_shares([slots_at(*one) for one in steps if one[3] == one[2]]),
+         "only the end of each life is looked at; nothing is held for the future there", which),
+        (_shares([slots_at(*one) for one in steps if one[3] == 1]),
+         "only the prefill of each life is looked at", which),
+        ([sum(column) for column in zip(*uses, strict=True)],
+         "these are slots, not shares of them", "what do the three have to add up to?"),
+        (_shares([slots_at(*one) for one in steps if one[3] < one[2]]),
+         "the last step of each life is left out", "a life has `output` steps, from 1 on"),
+        (_shares([slots_at(*one[:3], one[3] - 1) for one in steps]),
+         "a life begins with step 0 here, but the prefill is step 1", which),
+        (_shares([(used + 1, future, internal - 1) for used, future, internal in uses]),
+         TOO_EARLY, "use slots_at for each step"),
+        (_shares([(used, 0, future + internal) for used, future, internal in uses]),
+         ALL_INTERNAL, "use slots_at for each step"),
+    )  # fmt: skip
     for value, cause, look in suspects:
         if _near_all(found, value):
             raise Wrong(what, cause, look)
     raise Wrong(what, None, "the sums, by hand, for the example in the docstring")
 
 
-def _shares(uses) -> list[Fraction]:
+def _shares(uses) -> list[float]:
     sums = [sum(column) for column in zip(*uses, strict=True)] or [0, 0, 0]
-    return [Fraction(count, sum(sums) or 1) for count in sums]
+    return [count / (sum(sums) or 1) for count in sums]
 
 
 def _near_all(found, expected) -> bool:
