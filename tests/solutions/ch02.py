@@ -465,6 +465,40 @@ def attend(self, layer, q, k, v):
             says="K lies where V should, and V where K",
         ),
         Edit(
+            "writes K twice",
+            {IN_PLACE: (("self.kv[layer, 1, start:end] = v", "self.kv[layer, 1, start:end] = k"),)},
+            says="K was written where V belongs, too",
+        ),
+        Edit(
+            "attends over what was there before",
+            {
+                IN_PLACE: (
+                    ("self.kv[layer, 0, :end]", "self.kv[layer, 0, :start]"),
+                    ("self.kv[layer, 1, :end]", "self.kv[layer, 1, :start]"),
+                )
+            },
+            says="the new tokens' own keys are missing",
+        ),
+        Rewrite(
+            "refuses in the last layer alone",
+            {
+                IN_PLACE: """
+def attend(self, layer, q, k, v):
+    start, end = self.num_tokens, self.num_tokens + len(k)
+    room = min(end, self.capacity) - start
+    self.kv[layer, 0, start:end], self.kv[layer, 1, start:end] = k[:room], v[:room]
+    if layer == len(self.kv) - 1:
+        if end > self.capacity:
+            raise ValueError("full")
+        self.num_tokens = end
+    return naive_attention(
+        q, self.kv[layer, 0, :end], self.kv[layer, 1, :end], self.windows[layer]
+    )
+"""
+            },
+            says="layer 0 was accepted",
+        ),
+        Edit(
             "the counter is set to the chunk",
             {IN_PLACE: (("self.num_tokens = end", "self.num_tokens = len(k)"),)},
             says="num_tokens is set to the new tokens, not raised by them",
@@ -530,6 +564,23 @@ def attend(self, layer, q, k, v):
             "upside down",
             {"fused_attention": (("attn_mask=mask", "attn_mask=~mask"),)},
             says="the mask is upside down",
+        ),
+        Edit(
+            "numbers for a mask",
+            {"fused_attention": (("attn_mask=mask", "attn_mask=mask.float()"),)},
+            says="a float mask is added to the scores",
+        ),
+        Edit(
+            "rows for columns",
+            {
+                "fused_attention": (
+                    (
+                        "causal_mask(len(q), len(k)).to(q.device)",
+                        "torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q))",
+                    ),
+                )
+            },
+            says="the mask is transposed",
         ),
         Edit(
             "one off to the right",

@@ -123,7 +123,7 @@ largest matrix of this small model.""",
         Exercise(
             id="02.3",
             title="What appending moves",
-            minutes=10,
+            minutes=5,
             difficulty=2,
             kind="predict",
             matters="A cost that grows with the square of the length does not show in a test of "
@@ -196,7 +196,7 @@ Chapter 03 does that sum, and chapter 04 what they did about it.""",
         Exercise(
             id="02.5",
             title="A chunk after a prefix",
-            minutes=15,
+            minutes=10,
             difficulty=3,
             kind="debug",
             matters="Long prompts come in chunks, and the second message of a chat is a chunk "
@@ -233,11 +233,11 @@ mask costs T × L bytes; `torch.nn.attention.bias.causal_lower_right` says the s
         Exercise(
             id="02.6",
             title="The request after the first",
-            minutes=20,
+            minutes=15,
             difficulty=3,
             kind="debug",
-            matters="Wrong positions make a model stupid in a way that looks like the model's own "
-            "fault. Tokens left over from somebody else's request are worse.",
+            matters="A wrong answer here looks like the model's own fault, or shows one user another "
+            "user's text.",
             hints=(
                 "There are two faults. One shows in the very first request, the other only in "
                 "those after it. For each: which tokens does the model see, and where does it "
@@ -264,8 +264,9 @@ set back between requests. On an empty cache *all* positions are then too large 
 number, RoPE only knows distances, and the tokens are right. Until, many requests later, a position
 runs past the trained context, and the server dies of a request that never had a problem.
 
-So positions are not counted along, they are read off the cache, and logits after a hit are
-compared with logits without one.""",
+So positions are not counted over requests. They follow from how many tokens the cache holds when
+a request begins, here always `num_prefix`, to which the counter has just been set back. And
+logits after a hit are compared with logits without one.""",
         ),
     ),
 )

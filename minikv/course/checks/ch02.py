@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 import minikv
-from minikv.attention import naive_attention
+from minikv.attention import causal_mask, naive_attention
 from minikv.course.answers.ch02 import BytesWritten
 from minikv.course.checking import (
     Suspect,
@@ -17,7 +17,6 @@ from minikv.course.checking import (
     close,
     equal,
     plain,
-    raises,
     runs_model,
     tinypy,
 )
@@ -62,17 +61,24 @@ def some_tokens(length: int, seed: int) -> Tokens:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attention under any mask (T, L), to compute what mistakes give."""
+    """Attention under any mask (T, L), to compute what mistakes give. A mask of numbers is
+    added to the scores, as PyTorch does."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = torch.einsum("thd,lhd->htl", q, k) * q.shape[-1] ** -0.5
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    masked = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = masked.softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, v)
 
 
 def square(num_queries: int, num_keys: int) -> torch.Tensor:
     """The mask whose triangle begins in the wrong corner."""
     return torch.ones(num_queries, num_keys, dtype=torch.bool).tril()
+
+
+def upper(num_queries: int, num_keys: int) -> torch.Tensor:
+    """The mask whose rows and columns have changed places."""
+    return torch.ones(num_queries, num_keys, dtype=torch.bool).triu(num_keys - num_queries)
 
 
 def plural(count: int, word: str = "token") -> str:
@@ -82,6 +88,9 @@ def plural(count: int, word: str = "token") -> str:
 # ── 02.1 and 02.4: what every cache must do ───────────────────────────────────
 
 
+K_TWICE = "K was written where V belongs, too: both hold the keys"
+OWN_KEYS = "the new tokens' own keys are missing: a query has to see its own position, too"
+OWN_KEYS_LOOK = "is attention computed over the tokens of this call as well?"
 ONE_PLACE = "all layers keep their tokens in one place"
 LAYER_S_OWN = "each layer has an element of its own in `self.k` and `self.v`"
 
@@ -100,6 +109,7 @@ def wrong_outputs(
     yield Suspect(
         naive(v, k), "K and V have changed places", "which of the two do the scores come from?"
     )
+    yield Suspect(naive(k, k), K_TWICE, "what is kept as V?")
     if window is not None:
         yield Suspect(
             naive(k, v, None),
@@ -118,6 +128,7 @@ def wrong_outputs(
         mixed = (torch.cat([x[i, a:b] for i, (a, b) in calls]) for x in tokens[1:])
         yield Suspect(naive(*mixed), ONE_PLACE, LAYER_S_OWN)
     if start == 0:
+        yield Suspect(torch.zeros_like(q), OWN_KEYS, OWN_KEYS_LOOK)  # a sum over no keys
         return
     yield Suspect(
         naive(torch.cat([v[:start], k[start:]]), torch.cat([k[:start], v[start:]])),
@@ -129,12 +140,7 @@ def wrong_outputs(
         "the new queries see only the new keys: what is cached is never looked at",
         "over which k and v is attention computed? And is anything kept?",
     )
-    if start >= num_new:
-        yield Suspect(
-            naive(k[:start], v[:start]),
-            "the new tokens' own keys are missing: a query has to see its own position, too",
-            "is attention computed before or after the new K and V are put in?",
-        )
+    yield Suspect(naive(k[:start], v[:start]), OWN_KEYS, OWN_KEYS_LOOK)
     if first < start:
         kept = torch.arange(end) < first
         kept[start:] = True
@@ -279,7 +285,7 @@ def _(mine):
 def _(mine):
     windows = (4, None, 2)
     cache = mine.ConcatCache(small_config(windows))
-    feed(cache, some_tokens(9, seed=3), [5, 1, 3], windows)
+    feed(cache, some_tokens(9, seed=3), [3, 2, 1, 3], windows)
 
 
 @check("02.1", "num_tokens counts every token once", look=APPENDING)
@@ -688,7 +694,11 @@ def compare_slots(
     cause = look = None
     if here == there and elsewhere == []:
         difference = f"K or V in slots {here} of layer {layer} are others than were handed over"
-        if torch.equal(kv[layer, 0, start:end], tokens.v[layer, start:end]):
+        if torch.equal(kv[layer, 1, start:end], tokens.k[layer, start:end]) and torch.equal(
+            kv[layer, 0, start:end], tokens.k[layer, start:end]
+        ):
+            cause, look = K_TWICE, "what is assigned to kv[layer, 1]?"
+        elif torch.equal(kv[layer, 0, start:end], tokens.v[layer, start:end]):
             cause, look = "K lies where V should, and V where K", "kv[layer, 0] is K"
         elif start and torch.equal(kv[layer, 0, : end - start], tokens.k[layer, start:end]):
             cause = "the new tokens are written over cached ones"
@@ -746,6 +756,23 @@ def _(mine):
         )
 
 
+def refused(cache, new: list[torch.Tensor], what: str) -> None:
+    """Layer 0 has to refuse these q, k and v with a ValueError."""
+    try:
+        cache.attend(0, *new)
+    except ValueError:
+        return
+    except Exception as error:
+        wrong = f"{type(error).__name__} ({error}), expected ValueError"
+    else:
+        wrong = "layer 0 was accepted, expected ValueError"
+    raise Wrong(
+        f"{what}: {wrong}",
+        "too many tokens are not refused with a ValueError: refuse in every layer, before writing",
+        "compare with `capacity` before anything is written",
+    )
+
+
 @check(
     "02.4",
     "what does not fit is refused, and nothing has changed",
@@ -757,13 +784,7 @@ def _(mine):
     before = cache.kv.clone()
     for length in (3, 5):
         new = [x[0, 4 : 4 + length].clone() for x in tokens]
-        raises(
-            ValueError,
-            lambda new=new: cache.attend(0, *new),
-            f"{length} tokens into a cache of 6 that holds 4",
-            "too many tokens are not refused with a ValueError",
-            "compare with `capacity` before anything is written",
-        )
+        refused(cache, new, f"{length} tokens into a cache of 6 that holds 4")
         equal(cache.num_tokens, 4, "num_tokens after a refusal")
         if not torch.equal(cache.kv.nan_to_num(9.0), before.nan_to_num(9.0)):
             raise Wrong(
@@ -777,13 +798,8 @@ def _(mine):
 def _(mine):
     tokens, cache = some_tokens(6, seed=11), make_storage(mine, 6)
     feed(cache, tokens, [4])
-    raises(
-        ValueError,
-        lambda: cache.attend(0, *(torch.cat([x[0], x[0]]) for x in tokens)),
-        "12 tokens into a cache of 6 that holds 4",
-        "too many tokens are not refused with a ValueError",
-        "compare with `capacity` before anything is written",
-    )
+    twice = [torch.cat([x[0], x[0]]) for x in tokens]
+    refused(cache, twice, "12 tokens into a cache of 6 that holds 4")
     try:
         feed(cache, tokens, [4, 2], done=1)
     except ValueError as error:
@@ -807,9 +823,15 @@ def _(mine):
 # ── 02.5 A chunk after a prefix ───────────────────────────────────────────────
 
 
+FLOAT_MASK = "a float mask is added to the scores, so 0 and 1 hide nothing: use bool"
+FLOAT_MASK_LOOK = "the dtype of the mask"
+TURNED_MASK = "the mask is transposed: queries see their own key and those that come after it"
+TURNED_MASK_LOOK = "a row of the mask is a query, a column a key"
+
+
 @check("02.5", "which keys each query sees", look=MASK)
 def _(mine):
-    for num_queries, num_keys in ((4, 4), (1, 6), (3, 8), (2, 3)):
+    for num_queries, num_keys in ((8, 8), (1, 8), (3, 8), (2, 3)):
         # Equal scores, and values that are unit vectors: a weight shows in its own channel.
         q, k = torch.zeros(num_queries, 2, num_keys), torch.zeros(num_keys, 1, num_keys)
         out = mine.fused_attention(q, k, torch.eye(num_keys)[:, None])
@@ -818,6 +840,14 @@ def _(mine):
         if not isinstance(out, torch.Tensor) or out.shape != q.shape:
             close(out, torch.empty_like(q), what)
         found = [row.nonzero().flatten().tolist() for row in out[:, 0] > 1e-6]
+        numbers = causal_mask(num_queries, num_keys).float()  # added to scores that are all 0
+        if num_queries > 1 and torch.allclose(out[:, 0], numbers.softmax(-1), atol=1e-4):
+            seen = f"{what}: query 0 sees all {num_keys} keys, some of them more"
+            raise Wrong(seen, FLOAT_MASK, FLOAT_MASK_LOOK)
+        if num_queries > 1 and found == [
+            list(range(prefix + query, num_keys)) for query in range(num_queries)
+        ]:
+            raise Wrong(f"{what}: query 0 sees the keys {found[0]}", TURNED_MASK, TURNED_MASK_LOOK)
         for query, seen in enumerate(found):
             expected = list(range(prefix + query + 1))
             equal(
@@ -879,6 +909,16 @@ def compare_fused(mine, num_queries: int, length: int, heads: int, kv_heads: int
             lambda: attention(q, k, v, torch.ones(num_queries, length, dtype=torch.bool)),
             "there is no mask: queries see the tokens that come after them",
             "when may the mask be left out?",
+        ),
+        Suspect(
+            lambda: attention(q, k, v, causal_mask(num_queries, length).float()),
+            FLOAT_MASK,
+            FLOAT_MASK_LOOK,
+        ),
+        Suspect(
+            lambda: attention(q, k, v, upper(num_queries, length)),
+            TURNED_MASK,
+            TURNED_MASK_LOOK,
         ),
         Suspect(
             lambda: naive_attention(q, k[prefix:], v[prefix:]),
