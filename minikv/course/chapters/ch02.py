@@ -236,8 +236,8 @@ mask costs T × L bytes; `torch.nn.attention.bias.causal_lower_right` says the s
             minutes=15,
             difficulty=3,
             kind="debug",
-            matters="A wrong answer here looks like the model's own fault, or shows one user another "
-            "user's text.",
+            matters="A wrong answer here looks like the model's own fault, or shows one user "
+            "another user's text.",
             hints=(
                 "There are two faults. One shows in the very first request, the other only in "
                 "those after it. For each: which tokens does the model see, and where does it "
