@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from helpers import NaiveBackend, drain, generate, greedy_tokens, small, step
 
 from minikv import (
@@ -15,8 +14,8 @@ from minikv import (
     OutOfBlocks,
     SamplingParams,
     Scheduler,
-    blockwise_attention,
 )
+from minikv.course.block_by_block import BlockByBlock
 
 
 class QueuePool:
@@ -210,27 +209,6 @@ class NumpySampler:
     def __call__(self, logits, params, draws):
         assert len(logits) == len(params) == len(draws)
         return np.asarray(logits).argmax(-1).tolist()
-
-
-class BlockByBlock(NaiveBackend):
-    """An attention backend out of the course's own `blockwise_attention`, a query at a time."""
-
-    def bind(self, batch):
-        tables, slots = batch.block_tables.tolist(), batch.slot_mapping
-        owner = torch.repeat_interleave(
-            torch.arange(len(tables)), batch.query_start.diff()
-        ).tolist()
-        positions = batch.positions.tolist()
-
-        def attend(layer, q, k, v):
-            assert self.config.windows[layer] is None
-            stored = self.store.slots[layer]
-            stored[slots, 0], stored[slots, 1] = k, v
-            kv = self.store.blocks[layer]
-            rows = zip(q, owner, positions, strict=True)
-            return torch.stack([blockwise_attention(x, kv, tables[i], p + 1) for x, i, p in rows])
-
-        return attend
 
 
 PARTS = {
