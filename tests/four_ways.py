@@ -43,10 +43,7 @@ def reference_sources(exercise: Exercise) -> dict[str, str]:
 
 def text_with(exercise: Exercise, sources: dict[str, str]) -> str:
     """The skeleton with this exercise's places filled; "" is code above them."""
-    ordered = {path: sources[path] for path in sources if path} | {
-        path: sources[path] for path in sources if not path
-    }
-    return fill(skeleton(chapter_of(exercise.id)), ordered)
+    return fill(skeleton(chapter_of(exercise.id)), sources)
 
 
 def right(exercise: Exercise) -> str:

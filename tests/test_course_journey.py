@@ -37,10 +37,9 @@ def solve(exercise):
     reference's solution and one that is written otherwise."""
     sources = reference_sources(exercise)
     if EXERCISES.index(exercise) % 2:
-        sources |= {k: v for k, v in solutions(exercise).DIFFERENT[exercise.id].items()}
+        sources |= solutions(exercise).DIFFERENT[exercise.id]
     file = workbook.folder() / chapter_of(exercise.id).file_name
-    ordered = {k: v for k, v in sources.items() if k} | {k: v for k, v in sources.items() if not k}
-    file.write_text(fill(file.read_text(), ordered))
+    file.write_text(fill(file.read_text(), sources))
 
 
 def test_nothing_is_passed_at_the_beginning(reader):

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from minikv.course import trial
 from minikv.course.exercise import Exercise, chapter_of, chapters
+from minikv.course.files import write_whole
 from minikv.course.report import Report
 
 COLUMNS = (
@@ -60,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("interrupted: what follows is what was checked until then", file=sys.stderr)
     if args.csv:
-        write(args.csv, as_csv(results))
+        write_whole(args.csv, as_csv(results))
     if args.junit:
-        write(args.junit, as_junit(results))
+        write_whole(args.junit, as_junit(results))
     print(as_text(results))
     return 0
 
@@ -174,10 +175,3 @@ def as_text(results: list[tuple[Student, Report]]) -> str:
         for name, row in lines.items()
     ]  # fmt: skip
     return "\n".join([head, *rows])
-
-
-def write(file: Path, text: str) -> None:
-    """Whole or not at all."""
-    new = file.with_name(file.name + ".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(file)

@@ -10,6 +10,7 @@ from html import escape
 
 from minikv.course import record, trial, workbook
 from minikv.course.exercise import Exercise, chapter_of, chapters, find
+from minikv.course.files import write_whole
 from minikv.course.predictions import measured, predict, predictions
 from minikv.course.report import Report, paragraphs
 from minikv.course.sidebyside import SideBySide
@@ -204,7 +205,7 @@ def reset(exercise_id: str) -> Page:
                 f'reset("{chapter.number}") makes the whole file new, and keeps a copy'
             )
         text = fill(mine, fresh)
-    file.write_text(text, encoding="utf-8")
+    write_whole(file, text)
     for exercise in exercises:
         entry = record.entry(exercise.id)
         entry.passed = None
@@ -222,25 +223,21 @@ def watch(exercise_id: str, show=None, every: float = 0.5) -> None:
     file = workbook.folder() / chapter.file_name
     show = show or _show_in_place
     whole = "." not in str(exercise_id)
+    exercises = chapter.exercises if whole else (find(exercise_id),)
     seen = None
     try:
         while True:
-            exercises = chapter.exercises if whole else (find(exercise_id),)
-            following = next((e for e in exercises if e.id not in record.passed()), None)
             stamp = file.stat().st_mtime_ns if file.exists() else 0
-            if following is None or (seen is not None and stamp == seen[0]):
-                if following is None:
-                    if seen is None:
-                        show(check(exercises[-1].id))
-                    return
+            if stamp == seen:
                 time.sleep(every)
                 continue
-            report = check(following.id)
+            todo = [e for e in exercises if e.id not in record.passed()] or exercises[-1:]
+            report = check(todo[0].id)
             show(report)
-            # After a pass the next exercise is looked at without waiting for a change.
-            seen = (stamp, following.id) if not report.passed else None
-            if report.passed and not whole:
+            if report.passed and len(todo) == 1:
                 return
+            # After a pass the next exercise is looked at without waiting for a change.
+            seen = None if report.passed else stamp
     except KeyboardInterrupt:
         return
 

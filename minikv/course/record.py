@@ -1,12 +1,12 @@
 """What a reader has passed so far. Kept in `exercises/.progress/`, so it survives a restart."""
 
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from minikv.course import workbook
+from minikv.course.files import write_whole
 from minikv.course.report import Report
 
 
@@ -48,14 +48,10 @@ def passed() -> set[str]:
 
 
 def save(exercise_id: str, changed: Entry) -> None:
-    """Written beside and then moved, so that the file is whole at every moment."""
     everything = entries() | {exercise_id: changed}
     folder().mkdir(exist_ok=True)
-    file = folder() / "progress.json"
-    new = file.with_name(f"progress.{os.getpid()}.new")
     raw = {id_: asdict(everything[id_]) for id_ in sorted(everything)}
-    new.write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
-    new.replace(file)
+    write_whole(folder() / "progress.json", json.dumps(raw, indent=1) + "\n")
 
 
 def note(report: Report) -> None:

@@ -2,10 +2,10 @@
 
 import re
 import textwrap
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from html import escape
 
-from minikv.course.exercise import Exercise, find
+from minikv.course.exercise import Exercise, chapters, find
 
 FLAGS = {"sure": "yes"}  # options that a terminal calls otherwise
 
@@ -31,7 +31,6 @@ class Report:
     total: int  # checks there are
     lines: list[Line] = field(default_factory=list)
     place: str | None = None  # where in the file, and what stands there
-    stopped: str | None = None  # how the process ended, if not by itself
     printed: str = ""  # what the reader's code wrote
     trace: str | None = None
     seconds: float = 0.0
@@ -39,13 +38,11 @@ class Report:
     tries: int = 0
     minutes: float = 0.0  # since the first try
     in_terminal: bool = False
+    show_trace: bool = False
 
     @property
     def passed(self) -> bool:
         return self.status == "passed"
-
-    def to_json(self) -> dict:
-        return asdict(self)
 
     # ── Words ─────────────────────────────────────────────────────────────────
 
@@ -101,8 +98,6 @@ class Report:
                 painted = paint(mark.ljust(4), "green" if mark == "ok" else "red")
                 parts.append(f"  {painted}  {name}")
                 parts += [_wrapped(f"{k}: {v}" if k else v, " " * 10) for k, v in details]
-        if self.stopped:
-            parts.append(_wrapped(self.stopped, "  "))
         if self.model:
             parts.append(_wrapped(self.model, ""))
         if self.printed:
@@ -112,8 +107,6 @@ class Report:
             parts.append(self.trace.rstrip())
         parts.append(self.next_steps())
         return in_terminal("\n".join(parts)) if self.in_terminal else "\n".join(parts)
-
-    show_trace = False
 
     def __repr__(self) -> str:
         return self.text()
@@ -141,9 +134,8 @@ class Report:
                     label = f"<i>{label}:</i> " if label else ""
                     right += f"<br>{label}{marked(text)}"
                 row("✓ ok" if state == "ok" else "<b>✗ FAIL</b>", right)
-        for text in (self.stopped, self.model):
-            if text:
-                row("", marked(text))
+        if self.model:
+            row("", marked(self.model))
         if self.printed:
             row("printed", f"<pre style='text-align:left'>{escape(self.printed)}</pre>")
         if self.trace and self.show_trace:
@@ -168,8 +160,6 @@ def in_terminal(text: str) -> str:
 
 
 def next_exercise(exercise: Exercise) -> Exercise | None:
-    from minikv.course.exercise import chapters
-
     everything = [e for chapter in chapters().values() for e in chapter.exercises]
     place = everything.index(exercise) + 1
     return everything[place] if place < len(everything) else None

@@ -2,12 +2,15 @@
 
 import ast
 import difflib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
 from minikv.course import workbook
 from minikv.course.exercise import Exercise, chapter_of
 from minikv.course.skeletons import definitions, targets, text_of
+
+SIGNS = {" ": "", "<": "‹", ">": "›", "|": "≠"}  # of a terminal: on a page
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,12 @@ class Region:
     @property
     def equal(self) -> bool:
         return all(left == right for left, right in self.rows)
+
+    def marked(self) -> Iterator[tuple[str | None, str, str | None]]:
+        """The rows, with what the two sides of each are to each other between them."""
+        for left, right in self.rows:
+            differs = "<" if right is None else ">" if left is None else "|"
+            yield left, " " if left == right else differs, right
 
 
 class SideBySide:
@@ -44,9 +53,7 @@ class SideBySide:
             if region.equal:
                 continue
             width = max((len(left) for left, _ in region.rows if left), default=0)
-            for left, right in region.rows:
-                mark = "<" if right is None else ">" if left is None else "|"
-                mark = " " if left == right else mark
+            for left, mark, right in region.marked():
                 out.append(f"  {(left or '').ljust(width)} {mark} {right or ''}".rstrip())
         return "\n".join(out)
 
@@ -62,11 +69,9 @@ class SideBySide:
                 "<tr><th style='text-align:left'>yours</th><th></th>"
                 "<th style='text-align:left'>the reference</th></tr>"
             )
-            for left, right in region.rows:
-                mark = "≠" if left and right else "‹" if left else "›"
-                mark = "" if left == right else mark
-                differs = left != right
-                out.append(f"<tr>{_cell(left, differs)}<td>{mark}</td>{_cell(right, differs)}</tr>")
+            for left, mark, right in region.marked():
+                differs, sign = mark != " ", SIGNS[mark]
+                out.append(f"<tr>{_cell(left, differs)}<td>{sign}</td>{_cell(right, differs)}</tr>")
             out.append("</table>")
         return "".join(out)
 

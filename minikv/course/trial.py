@@ -17,9 +17,11 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 
+import minikv
 from minikv.course import workbook
 from minikv.course.exercise import Exercise, chapter_of, chapters, find
 from minikv.course.report import Line, Report
@@ -51,6 +53,7 @@ def examine(
         importlib.import_module(f"minikv.course.checks.ch{number}")
     checks = CHECKS[exercise.id]
     done = workbook.progress_of(exercise, text)
+    tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = _place(exercise, done)
     own = set(own)
@@ -209,7 +212,7 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
 
 def parts(passed: set[str]) -> list[tuple[str, bool, str]]:
     """`run_parts` in a process of its own."""
-    messages, ended, _ = _in_child(["parts", ",".join(sorted(passed))], limit=3 * TIME_LIMIT)
+    messages, ended, _ = _in_child(["parts", ",".join(sorted(passed))], limit=3 * time_limit())
     found = [tuple(message["part"]) for message in messages if "part" in message]
     return found if ended is None else [*found, ("", False, f"{ended[0]}: {ended[1]}")]
 
@@ -227,8 +230,9 @@ def _in_child(
     with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
         messages, hung = Path(scratch, "messages"), Path(scratch, "hung")
         command = [sys.executable, "-m", "minikv.course.trial", *arguments, str(limit), scratch]
+        root = str(Path(minikv.__file__).parents[1])
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(_root()), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",  # small tensors: threads would only wait for each other
             "PYTHONUNBUFFERED": "1",
         }
@@ -268,10 +272,6 @@ def _in_child(
         if any("end" in message for message in found):
             return found, None, printed
         return found, _ending(status, stack, limit), printed
-
-
-def _root() -> Path:
-    return Path(workbook.minikv.__file__).parents[1]
 
 
 def _ending(status: int | None, stack: str, limit: float) -> tuple[str, str, str]:
@@ -324,10 +324,8 @@ def _child(arguments: list[str]) -> None:
                 tell({"part": part})
         else:
             exercise = find(what)
-            importlib.import_module(f"minikv.course.checks.ch{what[:2]}")
-            tell({"total": len(checking.CHECKS[what])})
             text = workbook.read(chapter_of(what))
-            tell({"report": examine(exercise, text, own, tell).to_json()})
+            tell({"report": asdict(examine(exercise, text, own, tell))})
         tell({"end": True})
         faulthandler.cancel_dump_traceback_later()
     os._exit(0)  # whatever threads the reader's code has left behind
@@ -337,7 +335,6 @@ def _limit_memory() -> None:
     try:
         import resource
 
-        used = 0
         with open("/proc/self/statm") as statm:
             used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from minikv.course import record, workbook
 from minikv.course.exercise import chapters
+from minikv.course.files import write_whole
 from minikv.course.skeletons import (
     Def,
     definitions,
@@ -149,7 +150,7 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
 
 def _signature(text: str) -> str:
     [node] = ast.parse(text).body
-    return f"{node.name}({', '.join(ast.unparse(node.args).split(', '))})"
+    return f"{node.name}({ast.unparse(node.args)})"
 
 
 def _with_docstring_of(mine: str, theirs: str) -> str:
@@ -201,10 +202,7 @@ def put_back(merges: Mapping[str, Merge], copies: Mapping[str, Path]) -> list[st
     said = []
     for name, merged in merges.items():
         if merged.text:
-            file = workbook.folder() / name
-            new = file.with_suffix(".new")
-            new.write_text(merged.text, encoding="utf-8")
-            new.replace(file)
+            write_whole(workbook.folder() / name, merged.text)
         said.append(f"{name}: kept {', '.join(merged.kept) or 'nothing'}")
         said += [f"  NOT kept: {sentence}" for sentence in merged.lost]
         if merged.lost:
@@ -306,7 +304,7 @@ def update_checkout() -> list[str]:
         _git(root, "merge", "--ff-only", upstream, what="cannot go to the new version")
     except UpdateError:
         for name in merges:
-            (folder / name).write_text(mine[name], encoding="utf-8")
+            write_whole(folder / name, mine[name])
         raise
     lines = put_back(merges, copies)
     if _git(root, "diff", "--name-only", base_commit, "--", "requirements.txt", "pyproject.toml"):

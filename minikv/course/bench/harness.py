@@ -13,7 +13,6 @@ import json
 import operator
 import os
 import platform
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 import minikv
+from minikv.course.files import write_whole
 
 
 class Spread:
@@ -205,17 +205,7 @@ def headline(where: dict[str, Any]) -> str:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write all or nothing: beside the file first, then in its place."""
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.chmod(partial, 0o644)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+    write_whole(path, json.dumps(content, indent=1) + "\n")
 
 
 def positive(text: str) -> int:
