@@ -38,29 +38,42 @@ def beam_search(
             log_probs = _log_probs(engine, beams).double().cpu() + scores[:, None]  # (beams, V)
             count = min(width * max(2, 1 + len(ends)), log_probs.numel())
             best, flat = log_probs.flatten().topk(count)
-            children, parents = [], beams
-            child_scores = []
+            chosen: list[tuple[int, int]] = []  # (which beam, its next token)
+            chosen_scores = []
             for rank, (score, index) in enumerate(zip(best.tolist(), flat.tolist(), strict=True)):
-                parent, token_id = parents[index // log_probs.shape[1]], index % log_probs.shape[1]
-                length = parent.num_output + 1
+                row, token_id = divmod(index, log_probs.shape[1])
+                length = beams[row].num_output + 1
                 if token_id in ends or length == max_tokens:
                     if rank < width:
-                        tokens = [*parent.output_ids, token_id]
+                        tokens = [*beams[row].output_ids, token_id]
                         finished.append((score / length**length_penalty, tokens))
-                elif len(children) < width:
-                    child = parent.fork(len(children))
-                    child.token_ids.append(token_id)
-                    children.append(child)
-                    child_scores.append(score)
-            beams, scores = children, torch.tensor(child_scores, dtype=torch.float64)
-            for parent in parents:
-                parent.table.release()
+                elif len(chosen) < width:
+                    chosen.append((row, token_id))
+                    chosen_scores.append(score)
+            beams = next_beams(beams, chosen)
+            scores = torch.tensor(chosen_scores, dtype=torch.float64)
             finished = sorted(finished, key=lambda one: -one[0])[:width]
     finally:
         for beam in beams:
             beam.table.release()
     decode = engine.lm.decode if engine.lm.tokenizer is not None else lambda token_ids: ""
     return [BeamOutput(tokens, decode(tokens), score) for score, tokens in finished]
+
+
+def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
+    """One new beam for each (index of its parent in `beams`, next token), in that order.
+
+    A parent may have several children, or none. All parents' tables are released, once the
+    children hold what they need of them: what is left without a holder is free again.
+    """
+    children = []
+    for index, (parent, token_id) in enumerate(chosen):
+        child = beams[parent].fork(index)
+        child.token_ids.append(token_id)
+        children.append(child)
+    for parent in beams:
+        parent.table.release()
+    return children
 
 
 def _make_room(engine: "Engine", num_prompt: int, width: int, max_tokens: int) -> None:

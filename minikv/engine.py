@@ -267,7 +267,7 @@ class Engine:
         for row in range(plan.num_decodes, len(plan.sequences)):
             sequence = plan.sequences[row]
             sequence.num_computed += plan.num_tokens[row]
-            self._share_full_blocks(sequence)
+            self.scheduler.share_full_blocks(sequence)
             if sequence.num_computed == len(sequence.token_ids):
                 ready.append(sequence)
                 rows.append(row)
@@ -276,30 +276,6 @@ class Engine:
                     rows.append(row)
                 sequence.must_fork = False
         return ready, rows
-
-    def _share_full_blocks(self, sequence: Sequence) -> None:
-        """Put a sequence's full blocks into the prefix cache, and stand on what is there.
-
-        If another sequence computed the same prefix first, its blocks replace ours,
-        which are released only then.
-        """
-        table, block_size = sequence.table, self.config.block_size
-        num_full = sequence.num_computed // block_size
-        if self.cache is None or num_full == sequence.num_inserted:
-            return
-        if sequence.node is not None:  # nothing is evicted before it is locked again below
-            self.cache.unlock(sequence.node)
-        result = self.cache.insert(
-            sequence.token_ids[: num_full * block_size],
-            table.block_ids[:num_full],
-            sequence.request.params.cache_salt,
-        )
-        for index in range(sequence.num_inserted, num_full):
-            if table.block_ids[index] != result.block_ids[index]:
-                table.replace(index, result.block_ids[index])
-                sequence.table_version += 1
-        self.cache.lock(result.node)
-        sequence.node, sequence.num_inserted = result.node, num_full
 
     def _fork(self, sequence: Sequence, index: int) -> Sequence:
         """Sample `index` of a request begins here, on the blocks of the prompt."""
@@ -330,7 +306,7 @@ class Engine:
             tokens, request = sequence.token_ids, sequence.request
             sequence.num_computed = len(tokens)
             if sequence.next_slot is None:  # its last block is full
-                self._share_full_blocks(sequence)
+                self.scheduler.share_full_blocks(sequence)
             tokens.append(token_id)
             if token_id in request.stop_ids or (
                 request.longest_stop > 0 and self._hits_stop_string(sequence)

@@ -72,9 +72,8 @@ class RadixCache:
         self.pool = pool
         self.block_size = block_size
         self._roots: dict[Hashable, Root] = {}  # by salt
-        self._unlocked: OrderedDict[Node, None] = (
-            OrderedDict()
-        )  # oldest first; parents after children
+        # What `evict` takes first comes first; parents come after their children.
+        self.unlocked: OrderedDict[Node, None] = OrderedDict()
         self.num_cached_blocks = 0
         self.num_evictable_blocks = 0  # blocks of unlocked nodes
 
@@ -125,7 +124,7 @@ class RadixCache:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
         while node.parent is not None:
             if node.lock_count == 0:
-                del self._unlocked[node]
+                del self.unlocked[node]
                 self.num_evictable_blocks -= len(node.block_ids)
             node.lock_count += 1
             node = node.parent
@@ -137,7 +136,7 @@ class RadixCache:
         while node.parent is not None:
             node.lock_count -= 1
             if node.lock_count == 0:
-                self._unlocked[node] = None
+                self.unlocked[node] = None
                 self.num_evictable_blocks += len(node.block_ids)
             node = node.parent
 
@@ -147,8 +146,8 @@ class RadixCache:
         if num_blocks < 0:
             raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
         freed = 0
-        while freed < num_blocks and self._unlocked:
-            leaf = next(iter(self._unlocked))
+        while freed < num_blocks and self.unlocked:
+            leaf = next(iter(self.unlocked))
             while leaf.block_ids and freed < num_blocks:
                 self.pool.release(leaf.block_ids.pop())
                 key = leaf.keys.pop()
@@ -161,28 +160,28 @@ class RadixCache:
 
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold themselves."""
-        for node in self._nodes():
+        for node in self.nodes():
             for block_id in node.block_ids:
                 self.pool.release(block_id)
             node.parent = None  # locks on it now lock nothing
         self._roots.clear()
-        self._unlocked.clear()
+        self.unlocked.clear()
         self.num_cached_blocks = self.num_evictable_blocks = 0
 
     def block_ids(self) -> Iterator[int]:
         """Every block that the tree holds."""
-        for node in self._nodes():
+        for node in self.nodes():
             yield from node.block_ids
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        nodes = list(self._nodes())
+        nodes = list(self.nodes())
         cached = [block_id for node in nodes for block_id in node.block_ids]
         evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
         _require(len(set(cached)) == len(cached), "a block is in the tree twice")
         _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
         _require(evictable == self.num_evictable_blocks, "num_evictable_blocks is off")
-        age = {node: i for i, node in enumerate(self._unlocked)}
+        age = {node: i for i, node in enumerate(self.unlocked)}
         _require(age.keys() == {n for n in nodes if n.lock_count == 0}, "unlocked list is off")
         for node in nodes:
             _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
@@ -234,7 +233,7 @@ class RadixCache:
         upper.children[lower.keys[0]] = lower
         lower.parent = upper
         if upper.lock_count == 0:
-            self._unlocked[upper] = None
+            self.unlocked[upper] = None
         return upper
 
     def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
@@ -246,7 +245,7 @@ class RadixCache:
         else:
             parent, node = node, Node(node, keys, block_ids)
             parent.children[keys[0]] = node
-            self._unlocked[node] = None
+            self.unlocked[node] = None
         self.num_evictable_blocks += len(block_ids)
         return node
 
@@ -254,19 +253,19 @@ class RadixCache:
         """Most recently used: the node first, its ancestors after it."""
         while node.parent is not None:
             if node.lock_count == 0:
-                self._unlocked.move_to_end(node)
+                self.unlocked.move_to_end(node)
             node = node.parent
 
     def _remove(self, leaf: Node, first_key: Key) -> None:
         """Take an emptied leaf out of the tree, and its root too if that was the last."""
         parent = leaf.parent
-        del self._unlocked[leaf]
+        del self.unlocked[leaf]
         del parent.children[first_key]
         leaf.parent = None
         if isinstance(parent, Root) and not parent.children:
             del self._roots[parent.salt]
 
-    def _nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before children."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:

@@ -19,7 +19,7 @@ from typing import Any
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
 from minikv.config import EngineConfig
-from minikv.radix import RadixCache
+from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 
 Policy = Callable[[Sequence], Any]  # what it returns is compared: the least is served first
@@ -83,25 +83,7 @@ class Scheduler:
             one_left = len(sequence.token_ids) - sequence.num_computed == 1
             (decoding if one_left and not sequence.must_fork else prefilling).append(sequence)
 
-        block_size, slots = self.config.block_size, plan.slots
-        preempted = False
-        while len(slots) < len(decoding):
-            sequence = decoding[len(slots)]
-            slot = sequence.next_slot
-            if slot is None:
-                slot = self._reserve_one(sequence, plan)
-            if slot is None:  # the last in the policy's order gives way, be it this one
-                victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
-                (decoding if victim is decoding[-1] else prefilling).pop()
-                self.preempt(victim, plan)
-                preempted = True
-                continue
-            slots.append(slot)
-            slot += 1
-            sequence.next_slot = slot if slot % block_size else None
-        plan.sequences.extend(decoding)
-        plan.num_decodes = len(decoding)
-        plan.num_tokens.extend([1] * len(decoding))
+        preempted = self._add_decodes(decoding, prefilling, plan)
         budget -= len(decoding)
         for sequence in prefilling:
             budget -= self._add_chunk(sequence, budget, plan)
@@ -148,6 +130,32 @@ class Scheduler:
             self._drop_host_blocks(sequence)
             sequence.num_computed = 0
 
+    def _add_decodes(
+        self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
+    ) -> bool:
+        """One token for each of `decoding`, in order. While there is no block for one, the last
+        in the policy's order is preempted and leaves its list; returns whether any was."""
+        block_size, slots = self.config.block_size, plan.slots
+        preempted = False
+        while len(slots) < len(decoding):
+            sequence = decoding[len(slots)]
+            slot = sequence.next_slot
+            if slot is None:
+                slot = self._reserve_one(sequence, plan)
+            if slot is None:  # the last in the policy's order gives way, be it this one
+                victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
+                (decoding if victim is decoding[-1] else prefilling).pop()
+                self.preempt(victim, plan)
+                preempted = True
+                continue
+            slots.append(slot)
+            slot += 1
+            sequence.next_slot = slot if slot % block_size else None
+        plan.sequences.extend(decoding)
+        plan.num_decodes = len(decoding)
+        plan.num_tokens.extend([1] * len(decoding))
+        return preempted
+
     def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
         """The slot for a decode's one token, with room up to the end of its block; None if no
         block can be had."""
@@ -185,22 +193,19 @@ class Scheduler:
         if seats > self.config.max_num_seqs:
             return False
         table = self.block_table(self.pool, self.config.block_size)
-        node, num_hit = None, 0
-        if sequence.host_block_ids is None and self.cache is not None:
-            # One token at least is left to compute: without it there are no logits.
-            match = self.cache.match(sequence.token_ids[:-1], sequence.request.params.cache_salt)
-            if match.num_tokens >= max(1, self.config.min_prefix_tokens):
-                node, num_hit = match.node, match.num_tokens
-                self.cache.lock(node)  # before anything is evicted to make room
-                table.share(match.block_ids)
+        hit = self.look_up(sequence)
+        if hit is not None:
+            self.cache.lock(hit.node)  # before anything is evicted to make room
+            table.share(hit.block_ids)
         needed = -(-len(sequence.token_ids) // self.config.block_size) - len(table.block_ids)
         # Room for one more block for each running sequence, or the next step would preempt.
         if not self._make_free(needed, headroom=len(self.running)):
             table.release()
-            if node is not None:
-                self.cache.unlock(node)
+            if hit is not None:
+                self.cache.unlock(hit.node)
             return False
-        table.grow(len(sequence.token_ids) - table.num_tokens)
+        num_hit = table.num_tokens
+        table.grow(len(sequence.token_ids) - num_hit)
         if sequence.host_block_ids is not None:
             used = len(sequence.host_block_ids)
             plan.swap_in.extend(zip(sequence.host_block_ids, table.block_ids[:used], strict=True))
@@ -212,10 +217,43 @@ class Scheduler:
                 sequence.num_cached = num_hit
                 self.num_looked_up_tokens += len(sequence.token_ids)
                 self.num_hit_tokens += num_hit
-        sequence.table, sequence.node = table, node
+        sequence.table, sequence.node = table, hit.node if hit is not None else None
         sequence.num_inserted = num_hit // self.config.block_size
         sequence.table_version += 1
         return True
+
+    def look_up(self, sequence: Sequence) -> MatchResult | None:
+        """The cached prefix that a waiting sequence can begin with; None if there is none that
+        is worth it. Asked anew at every attempt: what was found before may be evicted by now."""
+        if self.cache is None or sequence.host_block_ids is not None:
+            return None
+        # One token at least is left to compute: without it there are no logits.
+        match = self.cache.match(sequence.token_ids[:-1], sequence.request.params.cache_salt)
+        return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
+
+    def share_full_blocks(self, sequence: Sequence) -> None:
+        """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
+
+        If another sequence computed the same prefix first, its blocks replace ours,
+        which are released only then.
+        """
+        num_full = sequence.num_computed // self.config.block_size
+        if self.cache is None or num_full == sequence.num_inserted:
+            return
+        if sequence.node is not None:  # nothing is evicted before it is locked again below
+            self.cache.unlock(sequence.node)
+        table = sequence.table
+        result = self.cache.insert(
+            sequence.token_ids[: num_full * self.config.block_size],
+            table.block_ids[:num_full],
+            sequence.request.params.cache_salt,
+        )
+        for index in range(sequence.num_inserted, num_full):
+            if table.block_ids[index] != result.block_ids[index]:
+                table.replace(index, result.block_ids[index])
+                sequence.table_version += 1
+        self.cache.lock(result.node)
+        sequence.node, sequence.num_inserted = result.node, num_full
 
     def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
         """Evict until `num_blocks` are free; False where that, with `headroom` to spare, is

@@ -372,7 +372,7 @@ def break_size(cache, node):
 
 
 def break_order(cache, node):
-    cache._unlocked.move_to_end(node)
+    cache.unlocked.move_to_end(node)
 
 
 @pytest.mark.parametrize(
