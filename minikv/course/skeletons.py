@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 from minikv.course.exercise import Bug, Chapter, Class, Exercise, Function, chapter_of, chapters
 
@@ -317,13 +317,19 @@ def _import_order(name: str) -> tuple:
 
 
 def broken(exercise_id: str):
-    """The broken function or class of a debug exercise, to show its symptom."""
+    """The broken function or class of a debug exercise, to show its symptom; a namespace of
+    them if there are several."""
     chapter = chapter_of(exercise_id)
-    [target] = [t for t in targets(chapter).values() if t.exercise == exercise_id and t.is_bug]
+    owners = [
+        path.partition(".")[0]
+        for path, target in targets(chapter).items()
+        if target.exercise == exercise_id and target.is_bug
+    ]
     namespace = {"__name__": f"broken {exercise_id}"}
     others = {p: t.solved for p, t in targets(chapter).items() if t.exercise != exercise_id}
     exec(compile(fill(skeleton(chapter), others), chapter.file_name, "exec"), namespace)
-    return namespace[target.path.partition(".")[0]]
+    found = {name: namespace[name] for name in owners}
+    return SimpleNamespace(**found) if len(found) > 1 else found[owners[0]]
 
 
 def write_all(folder: Path) -> None:

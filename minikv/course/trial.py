@@ -25,10 +25,12 @@ import minikv
 from minikv.course import workbook
 from minikv.course.exercise import Exercise, chapter_of, chapters, find
 from minikv.course.report import Line, Report
+from minikv.course.skeletons import targets
 
 TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
 MEMORY_LIMIT = 4 << 30  # bytes that the child may take
+FIRST_OF_ENGINE = "04"  # the chapter from which on the parts are the engine's
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 
 
@@ -58,7 +60,7 @@ def examine(
     report.place = _place(exercise, done)
     own = set(own)
     if own:
-        _borrow_earlier(own, chapter.number)
+        _borrow(own, chapter.number)
     started = perf_counter()
     try:
         mine = workbook.load(chapter, text, keep={exercise.id, *own})
@@ -98,10 +100,23 @@ def examine(
 
 
 def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
-    """Run tinypy on the reader's parts: (chapter, same tokens as the oracle?, a sentence) each."""
+    """Run tinypy on the reader's parts: (which, same tokens as the oracle?, a sentence) each.
+
+    Chapter by chapter, with the reference in every other place, and then, from two chapters of
+    the engine on, all of them in one engine. That one exchanges the reference in this process.
+    """
+    from minikv.course import together
     from minikv.course.checking import MODEL_RUNS, tinypy
 
     results = []
+
+    def attempt(which: str, ids: list[str], run: Callable[[], str]) -> None:
+        try:
+            results.append((which, True, f"{', '.join(ids)}: {run()}"))
+        except BaseException as error:
+            what = _raised("", error, None, None).what
+            results.append((which, False, f"{', '.join(ids)}: {what}"))
+
     for number, chapter in chapters().items():
         importlib.import_module(f"minikv.course.checks.ch{number}")
         runs: dict[Callable, list[str]] = {}  # what runs them: exercises
@@ -109,19 +124,33 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
             if exercise.id in passed and exercise.id in MODEL_RUNS:
                 runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
         for run, ids in runs.items():
-            try:
-                mine = workbook.load(chapter, workbook.read(chapter), keep=set(ids))
-                results.append((number, True, f"{', '.join(ids)}: {run(mine, tinypy())}"))
-            except BaseException as error:
-                what = _raised("", error, None, None).what
-                results.append((number, False, f"{', '.join(ids)}: {what}"))
+            attempt(
+                number,
+                ids,
+                lambda chapter=chapter, run=run, ids=ids: run(
+                    workbook.load(chapter, workbook.read(chapter), keep=set(ids)), tinypy()
+                ),
+            )
+    own = {id_ for id_ in passed if id_ >= FIRST_OF_ENGINE and id_ in MODEL_RUNS}
+    numbers = sorted({id_[:2] for id_ in own})
+    if len(numbers) > 1:
+        expected = together.expect(tinypy())
+
+        def all_of_them() -> str:
+            _borrow(own)
+            return together.run(tinypy(), expected)
+
+        attempt("together", [f"all parts of {', '.join(numbers)} in one engine"], all_of_them)
     return results
 
 
-def _borrow_earlier(own: set[str], number: str) -> None:
-    for earlier, chapter in chapters().items():
-        kept = {id_ for id_ in own if id_.startswith(f"{earlier}.")}
-        if earlier < number and kept:
+def _borrow(own: set[str], before: str = "99") -> None:
+    """Exchange the reference for the reader's parts of `own`, of chapters below `before`."""
+    for chapter in chapters().values():  # all, before any of the reference is exchanged
+        targets(chapter)
+    for number, chapter in chapters().items():
+        kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
+        if number < before and kept:
             module = workbook.load(chapter, workbook.read(chapter), keep=kept)
             workbook.borrow(chapter, module, kept)
 

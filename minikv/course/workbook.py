@@ -128,7 +128,7 @@ def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> None:
     """Put the reader's parts of `kept` exercises where the reference's stand, in this process."""
     for path, target in targets(chapter).items():
         name = path.partition(".")[0]
-        if target.exercise not in kept or target.is_bug:
+        if target.exercise not in kept:
             continue
         piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
         home, _, original = piece.target.partition(":")
