@@ -204,8 +204,16 @@ class Scheduler:
             if hit is not None:
                 self.cache.unlock(hit.node)
             return False
-        num_hit = table.num_tokens
-        table.grow(len(sequence.token_ids) - num_hit)
+        table.grow(len(sequence.token_ids) - table.num_tokens)
+        self._begin(sequence, table, hit, plan)
+        return True
+
+    def _begin(
+        self, sequence: Sequence, table: BlockTable, hit: MatchResult | None, plan: Plan
+    ) -> None:
+        """An admitted sequence stands on its blocks, and goes on where it was swapped out or
+        behind what the prefix cache had."""
+        num_hit = hit.num_tokens if hit is not None else 0
         if sequence.host_block_ids is not None:
             used = len(sequence.host_block_ids)
             plan.swap_in.extend(zip(sequence.host_block_ids, table.block_ids[:used], strict=True))
@@ -220,7 +228,6 @@ class Scheduler:
         sequence.table, sequence.node = table, hit.node if hit is not None else None
         sequence.num_inserted = num_hit // self.config.block_size
         sequence.table_version += 1
-        return True
 
     def look_up(self, sequence: Sequence) -> MatchResult | None:
         """The cached prefix that a waiting sequence can begin with; None if there is none that

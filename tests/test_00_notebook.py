@@ -311,11 +311,17 @@ def test_neighbouring_colours_differ_in_grey():
 
 def test_the_running_table_measures_every_rung(lm):
     last = max(chapter for chapter, _ in running_table.RUNGS.values())
-    table = RunningTable(lm, PROMPT, max_tokens=4, repeats=2, upto=last)
+    table = RunningTable(lm, 2 * PROMPT, max_tokens=4, repeats=2, upto=last)
     assert list(table.runs) == list(running_table.RUNGS)
     assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
-    kept = [run.kv_bytes_per_token for runs in table.runs.values() for run in runs]
-    assert set(kept) == {0, lm.config.kv_bytes_per_token(lm.dtype)}
+    kept = {name: {run.kv_bytes_per_token for run in runs} for name, runs in table.runs.items()}
+    alone = lm.config.kv_bytes_per_token(lm.dtype)
+    for name, (chapter, _) in running_table.RUNGS.items():
+        if chapter in ("05", "07"):  # one token's K and V serve several sequences
+            [shared] = kept[name]
+            assert alone / running_table.TOGETHER < shared < alone
+        else:
+            assert kept[name] == {0 if chapter == "01" else alone}
     for text in (repr(table), table._repr_html_()):
         assert all(rung in text for rung in running_table.RUNGS) and "torch" in text
 
@@ -335,9 +341,22 @@ def test_the_running_table_counts_what_is_reserved(lm):
     }
 
 
+def test_the_running_table_counts_shared_slots_once(lm):
+    prompt_ids, each = lm.encode(2 * PROMPT), running_table.TOGETHER
+    run, prompt = running_table.run_samples(lm, prompt_ids, 4), len(prompt_ids)
+    full = prompt // 16 * 16  # the rest of the prompt is copied by all but one sample
+    held = [(each * (prompt + i), full + each * (prompt - full + i)) for i in (1, 2)]
+    seen, stored = each * prompt, prompt  # after the first step all still share
+    for all_tokens, slots in held:
+        seen, stored = seen + all_tokens, stored + slots
+    assert run.answers == each
+    assert run.kv_bytes_per_token == round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen)
+
+
 def test_the_running_table_shows_the_rungs_so_far(lm):
     ends = [next(iter(running_table.RUNGS)), next(reversed(running_table.RUNGS))]
-    assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1).runs) == ends
+    table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
+    assert list(table.runs) == ends and "from 05 on 8 times at once" in table.caption
     assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01").runs) == ends[:1]
 
 

@@ -42,14 +42,18 @@ class TicketQueue:
 '''
 
 
+TOGETHER = 8  # how often the request is asked for at once, on the rungs about company
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of one rung."""
 
     token_ids: list[int]
     seconds: float
-    kv_bytes_per_token: int  # kept from one step to the next; 0: nothing is kept
+    kv_bytes_per_token: int  # kept from one step to the next, of each token of each sequence
     wasted: float | None  # share of the reserved token slots that held no token, mean over steps
+    answers: int = 1  # so many times these tokens were generated
 
 
 def run_naive(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
@@ -98,19 +102,63 @@ def _run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, cap
 
 
 def run_engine(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """The whole engine, with an empty prefix cache. What is reserved are the blocks in use."""
-    engine = Engine(lm, EngineConfig(prefix_cache=False))
+    """Chapter 04: the whole engine. What is reserved are the blocks in use."""
+    return _run_in_engine(lm, prompt_ids, max_tokens)
+
+
+def run_samples(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 05: several samples of one request share its prompt's blocks."""
+    return _run_in_engine(lm, prompt_ids, max_tokens, samples=TOGETHER)
+
+
+def run_together(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 06: several requests in one batch, each with blocks of its own."""
+    return _run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER)
+
+
+def run_again(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 07: the same, and somebody has asked before: the prompt is in the prefix cache."""
+    return _run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True)
+
+
+def _run_in_engine(
+    lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
+    requests: int = 1, samples: int = 1, asked_before: bool = False,
+) -> Run:  # fmt: skip
+    engine = Engine(lm, EngineConfig(prefix_cache=asked_before))
+    if asked_before:
+        engine.generate(prompt_ids, SamplingParams(max_tokens=1))
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=samples)
     started = perf_counter()
-    engine.add_request(prompt_ids, SamplingParams(max_tokens=max_tokens, ignore_eos=True))
-    after_step = []
+    for _ in range(requests):
+        engine.add_request(prompt_ids, params)
+    outputs, counts = [], []
     while engine.has_unfinished:
-        [output] = engine.step()
-        after_step.append(engine.stats())
+        outputs = engine.step()
+        counts.append(_slots(engine))
     seconds = perf_counter() - started
-    reserved = [stats.blocks_used * engine.config.block_size for stats in after_step[:-1]]
-    held = [stats.computed_tokens for stats in after_step[:-1]]  # the last step gave all back
-    wasted = 1 - sum(held) / sum(reserved) if reserved else None
-    return Run(output.token_ids, seconds, lm.config.kv_bytes_per_token(lm.dtype), wasted)
+    found = [sample.token_ids for output in outputs for sample in output.samples]
+    if any(token_ids != found[0] for token_ids in found):
+        raise AssertionError(f"equal requests, greedy, and different tokens: {found}")
+    seen, stored, reserved = (sum(column) for column in zip(*counts[:-1], strict=True))
+    return Run(
+        found[0],
+        seconds,
+        round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen) if seen else 0,
+        1 - stored / reserved if reserved else None,  # the last step gave all back
+        len(found),
+    )
+
+
+def _slots(engine: Engine) -> tuple[int, int, int]:
+    """(tokens that the running sequences have stored, slots that these take, slots reserved)."""
+    size, filled, seen = engine.config.block_size, {}, 0
+    for sequence in engine.scheduler.running:
+        seen += sequence.num_computed
+        for index, block_id in enumerate(sequence.table.block_ids):
+            count = max(0, min(size, sequence.num_computed - index * size))
+            filled[block_id] = max(count, filled.get(block_id, 0))
+    return seen, sum(filled.values()), size * len(filled)
 
 
 RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
@@ -120,6 +168,9 @@ RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
     "02 cache for the whole context": ("02", run_preallocated),
     "03 cache for the longest answer": ("03", run_limited),
     "04 paged blocks, in the engine": ("04", run_engine),
+    f"05 {TOGETHER} samples, shared blocks": ("05", run_samples),
+    f"06 {TOGETHER} requests, one batch": ("06", run_together),
+    f"07 {TOGETHER} requests, prompt cached": ("07", run_again),
 }
 
 
@@ -139,12 +190,15 @@ class RunningTable:
         upto: str | None = None,
     ):
         prompt_ids = lm.encode(prompt)
-        self.caption = (
-            f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy; "
-            f"median of {repeats} runs (slowest to fastest). {lm.name}, {machine(lm)}."
-        )
         names = [name for name, (chapter, _) in RUNGS.items() if upto and chapter <= upto]
         names = names or [next(iter(RUNGS)), next(reversed(RUNGS))]
+        company = ""
+        if any(name[:2] > "04" for name in names):
+            company = f", from 05 on {TOGETHER} times at once"
+        self.caption = (
+            f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy"
+            f"{company}; median of {repeats} runs (slowest to fastest). {lm.name}, {machine(lm)}."
+        )
         self.runs: dict[str, list[Run]] = {}
         for rung in names:
             run = RUNGS[rung][1]
@@ -160,7 +214,7 @@ class RunningTable:
         """The table's text, with its header."""
         table = [("rung", "tokens a second", "bytes a token", "memory wasted")]
         for rung, runs in self.runs.items():
-            speeds = sorted(len(run.token_ids) / run.seconds for run in runs)
+            speeds = sorted(run.answers * len(run.token_ids) / run.seconds for run in runs)
             kept, wasted = runs[0].kv_bytes_per_token, runs[0].wasted
             table.append(
                 (

@@ -11,10 +11,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from minikv.course.bench import decode, paging, radix, ragged, scheduler
+from minikv.course.bench import decode, ladder, paging, radix, ragged, scheduler
 from minikv.course.bench.harness import environment, headline, positive, write_json
 
 BENCHMARKS = {
+    "ladder": (ladder, "every rung of the course, on one request"),
     "decode": (decode, "tokens a second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
