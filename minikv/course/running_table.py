@@ -7,7 +7,6 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -15,6 +14,7 @@ from time import perf_counter
 import torch
 
 from minikv.config import EngineConfig
+from minikv.course.table import Table
 from minikv.engine import Engine
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.loader import LanguageModel
@@ -174,7 +174,7 @@ RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
 }
 
 
-class RunningTable:
+class RunningTable(Table):
     """Tokens a second, bytes a token and memory wasted, for each rung, measured as it is made.
 
     `upto`: the chapter whose rung is the last; without it, the first and the last rung there
@@ -225,28 +225,6 @@ class RunningTable:
                 )
             )
         return table
-
-    def __repr__(self) -> str:
-        rows = self.rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "", self.caption])
-
-    def _repr_html_(self) -> str:
-        head, *body = self.rows()
-
-        def line(row: tuple[str, ...], tag: str) -> str:
-            sides = ["left"] + ["right"] * (len(row) - 1)
-            return "".join(
-                f"<{tag} style='text-align:{side}'>{escape(cell)}</{tag}>"
-                for side, cell in zip(sides, row, strict=True)
-            )
-
-        lines = "".join(f"<tr>{line(row, 'td')}</tr>" for row in body)
-        return (
-            f"<table><thead><tr>{line(head, 'th')}</tr></thead><tbody>{lines}</tbody></table>"
-            f"<p>{escape(self.caption)}</p>"
-        )
 
 
 def machine(lm: LanguageModel | None = None) -> str:
