@@ -35,7 +35,7 @@ def beam_search(
     ends = set(engine.lm.config.eos_ids)
     try:
         while beams and not _decided(finished, scores, beams, width, length_penalty):
-            log_probs = _log_probs(engine, beams).double().cpu() + scores[:, None]  # (beams, V)
+            log_probs = log_probs_of(engine, beams).double().cpu() + scores[:, None]  # (beams, V)
             count = min(width * max(2, 1 + len(ends)), log_probs.numel())
             best, flat = log_probs.flatten().topk(count)
             chosen: list[tuple[int, int]] = []  # (which beam, its next token)
@@ -97,7 +97,7 @@ def _decided(
     return float(scores[0]) / beams[0].num_output ** length_penalty <= finished[-1][0]
 
 
-def _log_probs(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
+def log_probs_of(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
     """Compute what the beams have not computed; log probabilities of what follows: (beams, V)."""
     while True:
         counts, slots, copies = [], [], []

@@ -132,7 +132,8 @@ class BlockTable:
         A block with one holder is written in place: `(slot, None)`. A shared one is
         left to the others: this table takes a new block and returns
         `(slot, (from_block, to_block))`; copy the block's slots before writing.
-        Raises OutOfBlocks, changing nothing, when a copy is due and no block is free.
+        Raises OutOfBlocks, changing nothing, when a copy is due and no block is free, and
+        ValueError for a position that the table has no token for.
         """
         if not 0 <= position < self.num_tokens:
             raise ValueError(

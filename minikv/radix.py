@@ -16,7 +16,8 @@ the oldest entry of that list is always a leaf.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from minikv.blocks import BlockPool
@@ -77,7 +78,7 @@ class RadixCache:
         self.num_cached_blocks = 0
         self.num_evictable_blocks = 0  # blocks of unlocked nodes
 
-    def match(self, token_ids: Sequence[int], salt: Hashable = None) -> MatchResult:
+    def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         """The longest cached prefix of whole blocks, made the most recently used.
 
         O(len(token_ids)). What is cached does not change, but a node that matches
@@ -91,7 +92,7 @@ class RadixCache:
         return MatchResult(node, block_ids, depth * self.block_size)
 
     def insert(
-        self, token_ids: Sequence[int], block_ids: Sequence[int], salt: Hashable = None
+        self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
     ) -> InsertResult:
         """Cache whole blocks of a prefix; a rest of less than a block is left out.
 
@@ -197,7 +198,7 @@ class RadixCache:
         for salt, root in self._roots.items():
             _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
 
-    def _keys(self, token_ids: Sequence[int]) -> list[Key]:
+    def _keys(self, token_ids: Seq[int]) -> list[Key]:
         size = self.block_size
         whole = len(token_ids) // size * size
         return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
