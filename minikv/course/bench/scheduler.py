@@ -31,15 +31,20 @@ def run(args: argparse.Namespace) -> Table:
             times: dict[bool, list[float]] = {True: [], False: []}
             for turn in range(turns):
                 for cached, measured in times.items():
-                    engine = decoding_engine(running, args.steps + 1, cached, seed=turn)
-                    seconds, _ = timed(lambda engine=engine: take_steps(engine, args.steps))
-                    measured.append(1e3 * seconds / args.steps)
+                    measured.append(ms_a_step(running, args.steps, cached, seed=turn))
                     progress.update()
             for cached, measured in times.items():
                 name = "on" if cached else "off"
                 row = {"running": running, "prefix cache": name, "ms": Spread(measured[1:])}
                 table.add(row, Goal("ms", "<=", GOALS[running]) if running in GOALS else None)
     return table
+
+
+def ms_a_step(running: int, steps: int, cached: bool, seed: int = 0) -> float:
+    """Host time of a decode step in ms, mean over `steps`. `cached`: with a prefix cache."""
+    engine = decoding_engine(running, steps + 1, cached, seed)
+    seconds, _ = timed(lambda: take_steps(engine, steps))
+    return 1e3 * seconds / steps
 
 
 def take_steps(engine: minikv.Engine, steps: int) -> None:
