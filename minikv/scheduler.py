@@ -75,7 +75,11 @@ class Scheduler:
         insort(self.running, sequence, key=self.policy)
 
     def schedule(self) -> Plan:
-        """Decide the next step and reserve its blocks. An empty plan: nothing can run now."""
+        """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
+
+        A running sequence with one token left to compute is a decode, unless it has yet to
+        fork; the others are prefills. Who waits is admitted in order, until the first no.
+        """
         plan = Plan()
         budget = self.config.max_batch_tokens
         decoding, prefilling = [], []
@@ -178,7 +182,8 @@ class Scheduler:
             return slot
 
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Give a prefill as much of the budget as it can use; its blocks are reserved already."""
+        """Give a prefill as much of the budget as it can use, if any; returns how much. Its blocks
+        are reserved already."""
         start = sequence.num_computed
         num_tokens = min(len(sequence.token_ids) - start, budget)
         if num_tokens > 0:
@@ -188,7 +193,8 @@ class Scheduler:
         return num_tokens
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
-        """Give a waiting sequence blocks for all its tokens, or leave everything as it was."""
+        """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
+        was; returns which. A block for each sequence that runs has to be left over."""
         seats = sum(map(_seats, self.running)) + _seats(sequence)
         if seats > self.config.max_num_seqs:
             return False

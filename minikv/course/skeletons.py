@@ -299,7 +299,11 @@ def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> 
             names_from.setdefault(ref.name.rpartition(".")[0], set()).add(base)
     lines = {line: line.split()[1] for line in plain}
     for module, inner in names_from.items():
-        lines[f"from {module} import {', '.join(sorted(inner, key=_import_order))}"] = module
+        aliased = {name for name in inner if " as " in name}  # each on a line of its own
+        for names in [inner - aliased, *({name} for name in aliased)]:
+            if names:
+                line = f"from {module} import {', '.join(sorted(names, key=_import_order))}"
+                lines[line] = module
     sections = ([], [], [])  # standard library, installed packages, ours
     for line, module in lines.items():
         top = module.partition(".")[0]
