@@ -1,0 +1,113 @@
+"""Copy on write: tables that share blocks, samples, beams, branches.
+
+Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Then check("05.1") in the notebook, or in a terminal: python -m minikv check 05.1
+"""
+
+import torch
+
+from minikv import blocks
+from minikv.blocks import BlockPool
+from minikv.sequence import Sequence
+
+
+class BlockTable(blocks.BlockTable):
+    """One sequence's blocks in logical order: token at `position` lies in
+    block `block_ids[position // block_size]`.
+
+    `num_tokens` is how many tokens the table has room for by promise: what `grow`
+    asked for so far, not what the last block could still take.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int):
+        if not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
+        self.pool = pool
+        self.block_size = block_size
+        self.block_ids: list[int] = []
+        self.num_tokens = 0
+
+    # ── 05.1 A fork ───────────────────────────────────────────────────────────────
+    def fork(self) -> "BlockTable":
+        """A second table over the same blocks; every one of them gains a holder."""
+        raise NotImplementedError("Exercise 05.1: BlockTable.fork")
+
+    # ── 05.2 Copy on first write ──────────────────────────────────────────────────
+    def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
+        """The slot to write `position` in, and the copy that must happen first, if any.
+
+        A block with one holder is written in place: `(slot, None)`. A shared one is
+        left to the others: this table takes a new block and returns
+        `(slot, (from_block, to_block))`; copy the block's slots before writing.
+        Raises OutOfBlocks, changing nothing, when a copy is due and no block is free, and
+        ValueError for a position that the table has no token for.
+        """
+        raise NotImplementedError("Exercise 05.2: BlockTable.writable_slot")
+
+    def release(self) -> None:
+        """Give every block back and be empty again. Last block first, so that the
+        blocks of a long prefix stay free the longest."""
+        for block_id in reversed(self.block_ids):
+            self.pool.release(block_id)
+        self.block_ids = []
+        self.num_tokens = 0
+
+
+# ── 05.3 How many blocks? ─────────────────────────────────────────────────────────
+def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -> tuple[int, int]:
+    """Blocks that `n` samples of one prompt hold together: (shared, copied).
+
+    The prompt has `num_prompt` tokens, at least 1. After them each sample has stored `num_new`
+    tokens of its own, all the same number, perhaps 0.
+
+    shared    every sample began as a fork, and shared blocks were copied on first write
+    copied    every sample has a copy of all its blocks to itself
+
+    Worked for 2 samples of a prompt of 7 tokens, blocks of 4: (2, 4) before either has stored
+    a token, (3, 4) when both have stored one, (5, 6) when both have stored two.
+    """
+    raise NotImplementedError("Exercise 05.3: blocks_for_samples")
+
+
+# ── 05.4 Beams fork and end ───────────────────────────────────────────────────────
+def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
+    """One new beam for each (index of its parent in `beams`, next token), in that order.
+
+    A parent may have several children, or none. All parents' tables are released, once the
+    children hold what they need of them: what is left without a holder is free again.
+    """
+    raise NotImplementedError("Exercise 05.4: next_beams")
+
+
+# ── 05.5 A branch in the middle: broken, mend it ──────────────────────────────────
+def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
+    """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
+
+    What the tokens up to there have in K and V is read through both tables, and none of it is
+    computed again or moved. Later the two go separate ways: neither sees what the other
+    writes. Raises ValueError if `table` does not have so many tokens.
+    """
+    if not 0 <= num_tokens <= table.num_tokens:
+        raise ValueError(f"num_tokens: must be 0 to {table.num_tokens}, was {num_tokens}")
+    branch = type(table)(table.pool, table.block_size)
+    branch.block_ids = table.block_ids[: num_tokens // table.block_size]
+    for block_id in branch.block_ids:
+        table.pool.acquire(block_id)
+    branch.num_tokens = len(branch.block_ids) * table.block_size
+    branch.grow(num_tokens - branch.num_tokens)
+    return branch
+
+
+# ── 05.6 Right for two: broken, mend it ───────────────────────────────────────────
+def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
+    """Copy K and V of whole blocks, `(from_block, to_block)` each, before a step writes.
+
+    blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
+    place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
+    step; most steps ask for none. Each source is read from memory once.
+    """
+    targets: dict[int, int] = {}  # by source
+    for source, target in copies:
+        targets[source] = target
+    for source, wanted in targets.items():
+        blocks[:, wanted] = blocks[:, source]

@@ -1,0 +1,222 @@
+"""Continuous batching: before every step, who computes how many tokens, and who gives way.
+
+Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Then check("06.1") in the notebook, or in a terminal: python -m minikv check 06.1
+"""
+
+from bisect import insort
+
+from minikv import scheduler
+from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.config import EngineConfig
+from minikv.radix import MatchResult, RadixCache
+from minikv.scheduler import Plan, Policy, _seats, first_come_first_served
+from minikv.sequence import Sequence
+
+
+class Scheduler(scheduler.Scheduler):
+    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        pool: BlockPool,
+        cache: RadixCache | None,
+        *,
+        block_table: type[BlockTable] = BlockTable,
+        policy: Policy = first_come_first_served,
+    ):
+        self.config = config
+        self.pool = pool
+        self.cache = cache
+        self.block_table = block_table
+        self.policy = policy
+        self.host_pool = BlockPool(config.swap_blocks) if config.swap_blocks else None
+        self.waiting: list[Sequence] = []  # both in the policy's order
+        self.running: list[Sequence] = []
+        self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
+        self.num_looked_up_tokens = self.num_hit_tokens = 0
+
+    def add(self, sequence: Sequence) -> None:
+        """A new sequence waits."""
+        insort(self.waiting, sequence, key=self.policy)
+
+    # ── 06.3 The loop ─────────────────────────────────────────────────────────────
+    def schedule(self) -> Plan:
+        """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
+
+        A running sequence with one token left to compute is a decode, unless it has yet to
+        fork; the others are prefills. Who waits is admitted in order, until the first no.
+        """
+        raise NotImplementedError("Exercise 06.3: Scheduler.schedule")
+
+    # ── 06.4 Preemption ───────────────────────────────────────────────────────────
+    def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
+        """Take a running sequence's blocks and let it wait for its turn again.
+
+        With preemption="swap" and room on the host its computed blocks are moved there
+        (`plan` takes the moves); otherwise they are computed again later.
+        """
+        raise NotImplementedError("Exercise 06.4: Scheduler.preempt")
+
+    def _add_decodes(
+        self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
+    ) -> bool:
+        """One token for each of `decoding`, in order. While there is no block for one, the last
+        in the policy's order is preempted and leaves its list; returns whether any was."""
+        block_size, slots = self.config.block_size, plan.slots
+        preempted = False
+        while len(slots) < len(decoding):
+            sequence = decoding[len(slots)]
+            slot = sequence.next_slot
+            if slot is None:
+                slot = self._reserve_one(sequence, plan)
+            if slot is None:  # the last in the policy's order gives way, be it this one
+                victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
+                (decoding if victim is decoding[-1] else prefilling).pop()
+                self.preempt(victim, plan)
+                preempted = True
+                continue
+            slots.append(slot)
+            slot += 1
+            sequence.next_slot = slot if slot % block_size else None
+        plan.sequences.extend(decoding)
+        plan.num_decodes = len(decoding)
+        plan.num_tokens.extend([1] * len(decoding))
+        return preempted
+
+    def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
+        """The slot for a decode's one token, with room up to the end of its block; None if no
+        block can be had."""
+        table, position = sequence.table, sequence.num_computed
+        while True:
+            try:
+                end = (position // self.config.block_size + 1) * self.config.block_size
+                if table.num_tokens < end:
+                    table.grow(end - table.num_tokens)
+                    if position % self.config.block_size == 0:
+                        sequence.table_version += 1
+                slot, copy = table.writable_slot(position)
+            except OutOfBlocks as shortage:
+                if not self._make_free(shortage.needed):
+                    return None
+                continue
+            if copy is not None:
+                plan.copies.append(copy)
+                sequence.table_version += 1
+            return slot
+
+    # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
+    def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
+        """Give a prefill as much of the budget as it can use, if any; returns how much. Its blocks
+        are reserved already."""
+        raise NotImplementedError("Exercise 06.1: Scheduler._add_chunk")
+
+    # ── 06.2 Admission ────────────────────────────────────────────────────────────
+    def _admit(self, sequence: Sequence, plan: Plan) -> bool:
+        """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
+        was; returns which. A block for each sequence that runs has to be left over."""
+        raise NotImplementedError("Exercise 06.2: Scheduler._admit")
+
+    def _begin(
+        self, sequence: Sequence, table: BlockTable, hit: MatchResult | None, plan: Plan
+    ) -> None:
+        """An admitted sequence stands on its blocks, and goes on where it was swapped out or
+        behind what the prefix cache had."""
+        num_hit = hit.num_tokens if hit is not None else 0
+        if sequence.host_block_ids is not None:
+            used = len(sequence.host_block_ids)
+            plan.swap_in.extend(zip(sequence.host_block_ids, table.block_ids[:used], strict=True))
+            self._drop_host_blocks(sequence)
+            self.num_swaps_in += 1
+        else:
+            sequence.num_computed = num_hit
+            if sequence.num_preemptions == 0:  # coming back to one's own blocks is no hit
+                sequence.num_cached = num_hit
+                self.num_looked_up_tokens += len(sequence.token_ids)
+                self.num_hit_tokens += num_hit
+        sequence.table, sequence.node = table, hit.node if hit is not None else None
+        sequence.num_inserted = num_hit // self.config.block_size
+        sequence.table_version += 1
+
+    def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
+        """Evict until `num_blocks` are free; False where that, with `headroom` to spare, is
+        out of reach."""
+        evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
+        if num_blocks + headroom > self.pool.num_free + evictable:
+            return False
+        while num_blocks > self.pool.num_free:
+            # After a `clear` an evicted block may have a sequence as holder still: ask the pool.
+            if not self.cache.evict(num_blocks - self.pool.num_free):
+                return False
+        return True
+
+    def _release(self, sequence: Sequence) -> None:
+        if sequence.table is not None:
+            sequence.table.release()
+            sequence.table = sequence.next_slot = None
+        if sequence.node is not None:
+            self.cache.unlock(sequence.node)
+            sequence.node = None
+        sequence.num_inserted = 0
+
+    def _drop_host_blocks(self, sequence: Sequence) -> None:
+        for block_id in sequence.host_block_ids or ():
+            self.host_pool.release(block_id)
+        sequence.host_block_ids = None
+
+
+class FreesTheMost(Scheduler):
+    """Preempts whoever holds the most blocks, be it the first to come: one victim frees as
+    much as several small ones."""
+
+    # ── 06.5 The largest gives way: broken, mend it ───────────────────────────────
+    def _add_decodes(
+        self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
+    ) -> bool:
+        """One token for each of `decoding`, in order. While there is no block for one, whoever
+        holds the most is preempted and leaves its list; returns
+        whether anybody was."""
+        preempted = False
+        while len(plan.slots) < len(decoding):
+            sequence = decoding[len(plan.slots)]
+            slot = self._reserve_one(sequence, plan)
+            if slot is not None:
+                plan.slots.append(slot)
+                continue
+            victims = decoding + prefilling
+            victim = max(victims, key=lambda one: len(one.table.block_ids))
+            (decoding if victim in decoding else prefilling).remove(victim)
+            self.preempt(victim, plan)
+            preempted = True
+        plan.sequences.extend(decoding)
+        plan.num_decodes = len(decoding)
+        plan.num_tokens.extend([1] * len(decoding))
+        return preempted
+
+
+# ── 06.6 Before the race ──────────────────────────────────────────────────────────
+def before_the_race() -> dict[str, float]:
+    """What static and continuous batches make of the same requests, and when to swap.
+
+    Eight requests, A to H, are all there at the start and are served in that order, four at a
+    time. They want 8, 2, 3, 3, 6, 1, 5 and 7 tokens. Every step gives each request in the batch
+    one token, also the step that computes its prompt: a request of 3 tokens takes 3 steps. A
+    seat is empty in a step if no request gets a token there.
+
+    "static steps"        steps until all are done, in static batches of four: the next batch
+                          begins when the longest of the one before is done
+    "static empty"        how often a seat is empty, summed over those steps (four seats in each)
+    "continuous steps"    steps if a seat that becomes free is taken in the next step
+    "continuous empty"    and how often a seat is empty then
+    "equal steps"         continuous steps if all eight want 5 tokens
+    "break-even"          a preempted request of a model that keeps 131,072 bytes a token is
+                          computed again at 20,000 tokens a second, or swapped: its blocks go to
+                          the host and later come back. At how many GB/s (10^9 bytes a second) of
+                          the link do both take the same time?
+
+    Worked for two seats and 3, 1 and 2 tokens: static, A and B take 3 steps and C takes 2, so
+    5 steps of two seats, 10 in all, for 6 tokens: 4 are empty. Continuous, C takes B's seat in
+    step 2 and all is done after 3 steps, no seat ever empty.
+    """
+    raise NotImplementedError("Exercise 06.6: before_the_race")

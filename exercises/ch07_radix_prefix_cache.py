@@ -1,0 +1,292 @@
+"""The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.
+
+Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
+from hashlib import sha256
+
+from minikv import radix, scheduler
+from minikv.blocks import BlockPool
+from minikv.course.answers.ch07 import keys_of
+from minikv.radix import InsertResult, Key, MatchResult, Node, Root
+from minikv.sequence import Sequence
+
+
+class BlockTrie:
+    """Prompts, a node for each block. Two prompts share nodes as far as they agree.
+
+    A node is what its parent's dictionary has under the block's tokens: the physical block
+    that holds their K and V, and the dictionary of the nodes that follow it.
+    """
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self.root: dict[Key, tuple[int, dict]] = {}
+
+    def insert(self, token_ids: Seq[int], block_ids: Seq[int]) -> None:
+        """Remember a prompt's whole blocks. Where it is known already, the old block stays."""
+        children = self.root
+        for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
+            _, children = children.setdefault(key, (block_id, {}))
+
+    # ── 07.1 A tree that only knows whole prompts: broken, mend it ────────────────
+    def match(self, token_ids: Seq[int]) -> list[int]:
+        """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
+        in common with any prompt inserted so far."""
+        children, block_ids, known = self.root, [], 0
+        for key in keys_of(token_ids, self.block_size):
+            if key not in children:
+                break
+            block_id, children = children[key]
+            block_ids.append(block_id)
+            if not children:  # a prompt ends here
+                known = len(block_ids)
+        return block_ids[:known]
+
+
+class RadixCache(radix.RadixCache):
+    """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
+
+    def __init__(self, pool: BlockPool, block_size: int):
+        if not isinstance(block_size, int) or block_size < 1:
+            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
+        self.pool = pool
+        self.block_size = block_size
+        self._roots: dict[Hashable, Root] = {}  # by salt
+        # What `evict` takes first comes first; parents come after their children.
+        self.unlocked: OrderedDict[Node, None] = OrderedDict()
+        self.num_cached_blocks = 0
+        self.num_evictable_blocks = 0  # blocks of unlocked nodes
+
+    def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
+        """The longest cached prefix of whole blocks, made the most recently used.
+
+        O(len(token_ids)). What is cached does not change, but a node that matches
+        only in part is split, so that a lock on the result holds the match and no more.
+        """
+        root = self._roots.get(salt)
+        if root is None:
+            return MatchResult(Root(salt), [], 0)
+        node, depth, block_ids = self._walk(root, self._keys(token_ids))
+        self._touch(node)
+        return MatchResult(node, block_ids, depth * self.block_size)
+
+    # ── 07.3 Insert and evict ─────────────────────────────────────────────────────
+    def insert(
+        self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
+    ) -> InsertResult:
+        """Cache whole blocks of a prefix; a rest of less than a block is left out.
+
+        Where the tree already has a prefix, its own block stays and the caller's is
+        not taken: the result names the tree's blocks, and the caller must hold those
+        before it releases its own. New blocks gain a holder, the tree.
+        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        """
+        raise NotImplementedError("Exercise 07.3: RadixCache.insert")
+
+    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    def lock(self, node: Node) -> None:
+        """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
+        while (node := node.parent) is not None and node.parent is not None:
+            if node.lock_count == 0:
+                del self.unlocked[node]
+                self.num_evictable_blocks -= len(node.block_ids)
+            node.lock_count += 1
+
+    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`. Raises ValueError for a node that is not locked."""
+        while (node := node.parent) is not None and node.parent is not None:
+            if node.lock_count == 0:
+                raise ValueError("this node is not locked: unlock was called once too often")
+            node.lock_count -= 1
+            if node.lock_count == 0:
+                self.unlocked[node] = None
+                self.num_evictable_blocks += len(node.block_ids)
+
+    # ── 07.3 Insert and evict ─────────────────────────────────────────────────────
+    def evict(self, num_blocks: int) -> int:
+        """Let go of up to `num_blocks` blocks, least recently used leaves first, each
+        from its end. Returns how many; less than asked when the rest is locked."""
+        raise NotImplementedError("Exercise 07.3: RadixCache.evict")
+
+    def _keys(self, token_ids: Seq[int]) -> list[Key]:
+        size = self.block_size
+        whole = len(token_ids) // size * size
+        return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
+
+    # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
+    def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
+        """Follow `keys` down; split where they leave a node halfway.
+
+        Returns the node that ends with the match, the number of blocks matched, and
+        the blocks.
+        """
+        raise NotImplementedError("Exercise 07.2: RadixCache._walk")
+
+    # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
+    def _split(self, lower: Node, length: int) -> Node:
+        """Cut a node in two; the first `length` blocks become a new parent of the rest.
+
+        The lower part keeps its identity, so whoever locked it still stands on
+        everything that they locked.
+        """
+        raise NotImplementedError("Exercise 07.2: RadixCache._split")
+
+    def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
+        """Put blocks below `node`: in the node itself if it is an unlocked leaf, so that a
+        sequence's decoded blocks do not become a chain of nodes of one block each."""
+        if node.parent is not None and not node.children and node.lock_count == 0:
+            node.keys += keys
+            node.block_ids += block_ids
+        else:
+            parent, node = node, Node(node, keys, block_ids)
+            parent.children[keys[0]] = node
+            self.unlocked[node] = None
+        self.num_evictable_blocks += len(block_ids)
+        return node
+
+    def _touch(self, node: Node) -> None:
+        """Most recently used: the node first, its ancestors after it."""
+        while node.parent is not None:
+            if node.lock_count == 0:
+                self.unlocked.move_to_end(node)
+            node = node.parent
+
+    def _remove(self, leaf: Node, first_key: Key) -> None:
+        """Take an emptied leaf out of the tree, and its root too if that was the last."""
+        parent = leaf.parent
+        del self.unlocked[leaf]
+        del parent.children[first_key]
+        leaf.parent = None
+        if isinstance(parent, Root) and not parent.children:
+            del self._roots[parent.salt]
+
+
+# ── 07.4 Chained hashes ───────────────────────────────────────────────────────────
+def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) -> list[Hashable]:
+    """A name for each whole block of a prompt, in order: the hash of (the name before it, the
+    block's tokens).
+
+    Two blocks have the same name if the salts are equal and the tokens are, from the beginning
+    of the prompt to the end of the block. Otherwise their names differ, also if somebody looks
+    for two that do not: Python's own `hash` will not do, for hash(0) == hash(2**61 - 1).
+    """
+    raise NotImplementedError("Exercise 07.4: chained_hashes")
+
+
+class ChainedCache:
+    """A prefix cache without a tree: blocks by name, the least recently used first to go.
+
+    The pool's reference counts say who else uses a block, so nothing has to be locked. It
+    has the public methods of `minikv.RadixCache` and can take its place in the engine.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int):
+        self.pool = pool
+        self.block_size = block_size
+        self.blocks: OrderedDict[Hashable, int] = OrderedDict()  # by name, oldest use first
+
+    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
+        """The longest cached prefix of whole blocks, made the most recently used.
+
+        The result's `node` is None. Of the blocks used together the last counts as the
+        oldest: a block that is evicted before those that follow it would make them useless.
+        """
+        raise NotImplementedError("Exercise 07.4: ChainedCache.match")
+
+    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    def insert(
+        self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
+    ) -> InsertResult:
+        """Cache whole blocks of a prefix, made the most recently used in the same order.
+
+        Where a name is known, its block stays and the caller's is not taken; the result names
+        the cache's blocks, and how many were there before. New blocks gain a holder, the cache.
+        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        """
+        raise NotImplementedError("Exercise 07.4: ChainedCache.insert")
+
+    # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
+    def evict(self, num_blocks: int) -> int:
+        """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
+        first. Returns how many; less than asked when the others are in use."""
+        raise NotImplementedError("Exercise 07.4: ChainedCache.evict")
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        return sum(self.pool.ref_count(block_id) == 1 for block_id in self.blocks.values())
+
+    def block_ids(self) -> Iterator[int]:
+        """Every block that the cache holds."""
+        return iter(self.blocks.values())
+
+    def clear(self) -> None:
+        """Forget everything. Sequences keep the blocks that they hold themselves."""
+        for block_id in self.blocks.values():
+            self.pool.release(block_id)
+        self.blocks.clear()
+
+    def lock(self, node: None) -> None:
+        """Nothing to do: a sequence that stands on a block holds it."""
+
+    def unlock(self, node: None) -> None:
+        """Nothing to undo."""
+
+    def check(self) -> None:
+        """Raise AssertionError if a cached block is free, or cached under two names."""
+        if len(set(self.blocks.values())) < len(self.blocks):
+            raise AssertionError("chained cache: a block has two names")
+        if not all(self.pool.ref_count(block_id) for block_id in self.blocks.values()):
+            raise AssertionError("chained cache: a cached block is free")
+
+
+class Scheduler(scheduler.Scheduler):
+    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+
+    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    def look_up(self, sequence: Sequence) -> MatchResult | None:
+        """The cached prefix that a waiting sequence can begin with; None if there is none that
+        is worth it."""
+        if self.cache is None or sequence.host_block_ids is not None:
+            return None
+        found = vars(self).setdefault("found", {})  # by sequence
+        if sequence not in found:  # it may wait for many steps, and ask in each of them
+            salt = sequence.request.params.cache_salt
+            found[sequence] = self.cache.match(sequence.token_ids, salt)
+        match = found[sequence]
+        return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
+
+    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    def share_full_blocks(self, sequence: Sequence) -> None:
+        """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
+
+        If another sequence computed the same prefix first, there are two copies of it,
+        and ours are given back.
+        """
+        num_full = sequence.num_computed // self.config.block_size
+        if self.cache is None or num_full == sequence.num_inserted:
+            return
+        if sequence.node is not None:  # nothing is evicted before it is locked again below
+            self.cache.unlock(sequence.node)
+        table = sequence.table
+        result = self.cache.insert(
+            sequence.token_ids[: num_full * self.config.block_size],
+            table.block_ids[:num_full],
+            sequence.request.params.cache_salt,
+        )
+        for index in range(sequence.num_inserted, num_full):
+            if table.block_ids[index] != result.block_ids[index]:
+                self.pool.release(table.block_ids[index])
+                sequence.table_version += 1
+        self.cache.lock(result.node)
+        sequence.node, sequence.num_inserted = result.node, num_full

@@ -1,0 +1,153 @@
+"""Chapter 07: a trie of blocks, and a cache that finds blocks by chained hashes."""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
+from hashlib import sha256
+
+from minikv.blocks import BlockPool
+from minikv.radix import InsertResult, Key, MatchResult
+
+
+def keys_of(token_ids: Seq[int], block_size: int) -> list[Key]:
+    """The tokens of each whole block, in order; a rest of less than a block is left out."""
+    whole = len(token_ids) // block_size * block_size
+    return [tuple(token_ids[i : i + block_size]) for i in range(0, whole, block_size)]
+
+
+class BlockTrie:
+    """Prompts, a node for each block. Two prompts share nodes as far as they agree.
+
+    A node is what its parent's dictionary has under the block's tokens: the physical block
+    that holds their K and V, and the dictionary of the nodes that follow it.
+    """
+
+    def __init__(self, block_size: int):
+        self.block_size = block_size
+        self.root: dict[Key, tuple[int, dict]] = {}
+
+    def insert(self, token_ids: Seq[int], block_ids: Seq[int]) -> None:
+        """Remember a prompt's whole blocks. Where it is known already, the old block stays."""
+        children = self.root
+        for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
+            _, children = children.setdefault(key, (block_id, {}))
+
+    def match(self, token_ids: Seq[int]) -> list[int]:
+        """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
+        in common with any prompt inserted so far."""
+        children, block_ids = self.root, []
+        for key in keys_of(token_ids, self.block_size):
+            if key not in children:
+                break
+            block_id, children = children[key]
+            block_ids.append(block_id)
+        return block_ids
+
+
+def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) -> list[Hashable]:
+    """A name for each whole block of a prompt, in order: the hash of (the name before it, the
+    block's tokens).
+
+    Two blocks have the same name if the salts are equal and the tokens are, from the beginning
+    of the prompt to the end of the block. Otherwise their names differ, also if somebody looks
+    for two that do not: Python's own `hash` will not do, for hash(0) == hash(2**61 - 1).
+    """
+    names, before = [], b""
+    for key in keys_of(token_ids, block_size):
+        before = sha256(before + repr(key).encode()).digest()
+        names.append((salt, before))
+    return names
+
+
+class ChainedCache:
+    """A prefix cache without a tree: blocks by name, the least recently used first to go.
+
+    The pool's reference counts say who else uses a block, so nothing has to be locked. It
+    has the public methods of `minikv.RadixCache` and can take its place in the engine.
+    """
+
+    def __init__(self, pool: BlockPool, block_size: int):
+        self.pool = pool
+        self.block_size = block_size
+        self.blocks: OrderedDict[Hashable, int] = OrderedDict()  # by name, oldest use first
+
+    def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
+        """The longest cached prefix of whole blocks, made the most recently used.
+
+        The result's `node` is None. Of the blocks used together the last counts as the
+        oldest: a block that is evicted before those that follow it would make them useless.
+        """
+        names, block_ids = chained_hashes(token_ids, self.block_size, salt), []
+        for name in names:
+            if name not in self.blocks:
+                break
+            block_ids.append(self.blocks[name])
+        for name in reversed(names[: len(block_ids)]):
+            self.blocks.move_to_end(name)
+        return MatchResult(None, block_ids, len(block_ids) * self.block_size)
+
+    def insert(
+        self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
+    ) -> InsertResult:
+        """Cache whole blocks of a prefix, made the most recently used in the same order.
+
+        Where a name is known, its block stays and the caller's is not taken; the result names
+        the cache's blocks, and how many were there before. New blocks gain a holder, the cache.
+        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        """
+        names, num_existing = chained_hashes(token_ids, self.block_size, salt), 0
+        if len(block_ids) < len(names):
+            raise ValueError(f"block_ids: {len(names)} blocks of tokens, {len(block_ids)} blocks")
+        for name, block_id in zip(names, block_ids, strict=False):
+            if name in self.blocks:
+                num_existing += 1
+            else:
+                self.pool.acquire(block_id)
+                self.blocks[name] = block_id
+        for name in reversed(names):
+            self.blocks.move_to_end(name)
+        return InsertResult(None, [self.blocks[name] for name in names], num_existing)
+
+    def evict(self, num_blocks: int) -> int:
+        """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
+        first. Returns how many; less than asked when the others are in use."""
+        unused = []
+        for name, block_id in self.blocks.items():
+            if len(unused) == num_blocks:
+                break
+            if self.pool.ref_count(block_id) == 1:
+                unused.append(name)
+        for name in unused:
+            self.pool.release(self.blocks.pop(name))
+        return len(unused)
+
+    @property
+    def num_cached_blocks(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def num_evictable_blocks(self) -> int:
+        return sum(self.pool.ref_count(block_id) == 1 for block_id in self.blocks.values())
+
+    def block_ids(self) -> Iterator[int]:
+        """Every block that the cache holds."""
+        return iter(self.blocks.values())
+
+    def clear(self) -> None:
+        """Forget everything. Sequences keep the blocks that they hold themselves."""
+        for block_id in self.blocks.values():
+            self.pool.release(block_id)
+        self.blocks.clear()
+
+    def lock(self, node: None) -> None:
+        """Nothing to do: a sequence that stands on a block holds it."""
+
+    def unlock(self, node: None) -> None:
+        """Nothing to undo."""
+
+    def check(self) -> None:
+        """Raise AssertionError if a cached block is free, or cached under two names."""
+        if len(set(self.blocks.values())) < len(self.blocks):
+            raise AssertionError("chained cache: a block has two names")
+        if not all(self.pool.ref_count(block_id) for block_id in self.blocks.values()):
+            raise AssertionError("chained cache: a cached block is free")
