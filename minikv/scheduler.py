@@ -91,7 +91,7 @@ class Scheduler:
         budget -= len(decoding)
         for sequence in prefilling:
             budget -= self._add_chunk(sequence, budget, plan)
-        if not preempted:  # else an admission would be the next victim
+        if not preempted:  # what was freed is for those that run
             while self.waiting and budget > 0 and self._admit(self.waiting[0], plan):
                 sequence = self.waiting.pop(0)
                 insort(self.running, sequence, key=self.policy)
