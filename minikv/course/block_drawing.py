@@ -7,7 +7,8 @@ upper left corner; how wide a text will be is estimated.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -363,68 +364,82 @@ class Panel:
 # ── The legend ────────────────────────────────────────────────────────────────
 
 
-def _legend(steps: "Sequence[Snapshot]") -> list[tuple[str, str]]:
-    """Kind and meaning of what is to be explained, always in this order."""
-    states = {block.state for step in steps for block in step.blocks}
-    entries = [
-        ("filled", "slot of A"),
-        ("new", "new in this step"),
-        ("empty", "empty slot"),
-        ("count", "block 7, reference count 1"),
-        ("shared", "shared by A and B"),
-        ("free", "free block"),
-    ]
-    if "cached" in states:
-        entries.append(("cached", "cached, unused"))
-    if "held" in states:
-        entries.append(("held", "in use, by no table here"))
-    if any(step.warnings for step in steps):
-        entries.append(("warning", "count and tables disagree"))
-    return entries
+@dataclass(frozen=True)
+class Entry:
+    """One thing that a legend explains: a sample `width` wide, and what it means."""
 
-
-SAMPLES = dict(  # how wide what stands in front of the words is
-    filled=0.17, new=0.17, empty=0.17, count=0.64, shared=0.4, free=0.4, cached=0.4, held=0.4,
-    warning=0.28,
-)  # fmt: skip
+    width: float
+    meaning: str
+    sample: Callable[[Pen, float, float], None]  # draws it: left end, middle
 
 
 class Legend:
-    """One or two lines at the bottom of every picture."""
+    """One or more lines at the bottom of every picture."""
 
-    def __init__(self, steps: "Sequence[Snapshot]"):
-        self.entries, x, line = [], MARGIN, 0
-        for kind, meaning in _legend(steps):
-            width = SAMPLES[kind] + 0.06 + width_of(meaning, SMALL) + 0.11
+    def __init__(self, entries: Sequence[Entry]):
+        self.places, x, line = [], MARGIN, 0
+        for entry in entries:
+            width = entry.width + 0.06 + width_of(entry.meaning, SMALL) + 0.11
             if x + width > style.WIDTH:
                 x, line = MARGIN, line + 1
-            self.entries.append((kind, meaning, x, line))
+            self.places.append((entry, x, line))
             x += width
         self.height = 0.26 * (line + 1) + 0.14
 
     def draw(self, pen: Pen, y: float) -> None:
         pen.axes.plot([MARGIN, style.WIDTH - MARGIN], [y + 0.04] * 2, color=style.FAINT, lw=0.5)
-        for kind, meaning, x, line in self.entries:
+        for entry, x, line in self.places:
             middle = y + 0.2 + 0.26 * line
-            self._sample(pen, kind, x, middle)
-            pen.text(x + SAMPLES[kind] + 0.06, middle, meaning, SMALL)
+            entry.sample(pen, x, middle)
+            pen.text(x + entry.width + 0.06, middle, entry.meaning, SMALL)
 
-    def _sample(self, pen: Pen, kind: str, x: float, y: float) -> None:
-        side, body = 0.17, 0.4
-        if kind in ("filled", "new", "empty"):
-            pen.slot(x + side / 2, y, side, "" if kind == "empty" else "A", kind == "new")
-        elif kind == "warning":
-            pen.count(x + 0.03, y, 0, SMALL, wrong=True)
-        elif kind == "count":
-            pen.text(x, y, "7", SMALL)
-            pen.body(x + 0.11, y, body, side, LIVE)
-            pen.slot(x + 0.11 + body / 2 - side / 2, y, side, "A")
-            pen.slot(x + 0.11 + body / 2 + side / 2, y, side)
-            pen.text(x + 0.11 + body + 0.04, y, "1", SMALL)
-        else:
-            pen.body(x, y, body, side, **LOOKS[kind])
-            if kind == "shared":
-                pen.slot(x + body / 2, y, side, "AB")
+
+SIDE, BODY = 0.17, 0.4  # of a slot and of a block in a legend
+
+
+def slot_entry(meaning: str, names: str, new: bool = False) -> Entry:
+    return Entry(SIDE, meaning, lambda pen, x, y: pen.slot(x + SIDE / 2, y, SIDE, names, new))
+
+
+def body_entry(meaning: str, state: str, names: str = "") -> Entry:
+    def sample(pen: Pen, x: float, y: float) -> None:
+        pen.body(x, y, BODY, SIDE, **LOOKS[state])
+        if names:
+            pen.slot(x + BODY / 2, y, SIDE, names)
+
+    return Entry(BODY, meaning, sample)
+
+
+def _count_sample(pen: Pen, x: float, y: float) -> None:
+    pen.text(x, y, "7", SMALL)
+    pen.body(x + 0.11, y, BODY, SIDE, LIVE)
+    pen.slot(x + 0.11 + BODY / 2 - SIDE / 2, y, SIDE, "A")
+    pen.slot(x + 0.11 + BODY / 2 + SIDE / 2, y, SIDE)
+    pen.text(x + 0.11 + BODY + 0.04, y, "1", SMALL)
+
+
+def warning_entry(meaning: str) -> Entry:
+    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, 0, SMALL, wrong=True))
+
+
+def _legend(steps: "Sequence[Snapshot]") -> Legend:
+    """What is to be explained, always in this order."""
+    states = {block.state for step in steps for block in step.blocks}
+    entries = [
+        slot_entry("slot of A", "A"),
+        slot_entry("new in this step", "A", new=True),
+        slot_entry("empty slot", ""),
+        Entry(0.64, "block 7, reference count 1", _count_sample),
+        body_entry("shared by A and B", "shared", "AB"),
+        body_entry("free block", "free"),
+    ]
+    if "cached" in states:
+        entries.append(body_entry("cached, unused", "cached"))
+    if "held" in states:
+        entries.append(body_entry("in use, by no table here", "held"))
+    if any(step.warnings for step in steps):
+        entries.append(warning_entry("count and tables disagree"))
+    return Legend(entries)
 
 
 # ── The pictures ──────────────────────────────────────────────────────────────
@@ -432,7 +447,7 @@ class Legend:
 
 def frame(steps: "Sequence[Snapshot]", i: int) -> Figure:
     """Step `i` alone, without its words."""
-    layout, legend = Layout.fitting(steps, style.WIDTH - 2 * MARGIN, SLOT), Legend(steps)
+    layout, legend = Layout.fitting(steps, style.WIDTH - 2 * MARGIN, SLOT), _legend(steps)
     pen = Pen(MARGIN + layout.height + legend.height)
     before = steps[i - 1] if i > 0 else None
     Panel(pen, layout, MARGIN, MARGIN, steps[i], layout.lanes[i], before).draw()
@@ -440,49 +455,72 @@ def frame(steps: "Sequence[Snapshot]", i: int) -> Figure:
     return pen.figure
 
 
+def room(across: int) -> float:
+    """How wide each of so many panels beside each other may be."""
+    return (style.WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
+
+
 def film(steps: "Sequence[Snapshot]", chosen: Sequence[int]) -> Figure:
     """The chosen steps with their words, from left to right, then on the next line."""
-
-    def room(across: int) -> float:
-        return (style.WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
-
     across = len(chosen)
     while across > 1 and Layout.fitting(steps, room(across), FILM_SLOT).slot < SMALLEST:
         across -= 1
-    lines = -(-len(chosen) // across)
-    across = -(-len(chosen) // lines)  # as many on each line
-    layout, legend = Layout.fitting(steps, room(across), FILM_SLOT), Legend(steps)
-    titles = [_title(i, steps[i], room(across)) for i in chosen]
-    line = 1.35 * WORDS / 72
-    tops, height = [], MARGIN
-    for first in range(0, len(chosen), across):
-        tops.append(height)
-        height += line * max(map(len, titles[first : first + across])) + 0.08
-        height += layout.height + 0.12
+    across = evenly(len(chosen), across)
+    layout = Layout.fitting(steps, room(across), FILM_SLOT)
 
-    pen = Pen(height + legend.height)
-    before = None
-    for place, i in enumerate(chosen):
+    def panel(pen: Pen, place: int, x: float, y: float) -> None:
+        i = chosen[place]
+        before = steps[chosen[place - 1]] if place else None
+        Panel(pen, layout, x, y, steps[i], layout.lanes[i], before).draw()
+
+    titles = [(f"{i}  {steps[i].words}", steps[i].warnings) for i in chosen]
+    return strip(titles, across, [layout.height] * len(chosen), panel, _legend(steps))
+
+
+def evenly(panels: int, most: int) -> int:
+    """How many to put on a line, at most `most`, so that all lines are about as long."""
+    return -(-panels // -(-panels // most))
+
+
+def strip(
+    titles: Sequence[tuple[str, Sequence[str]]],
+    across: int,
+    heights: Sequence[float],
+    panel: Callable[[Pen, int, float, float], None],
+    legend: Legend,
+) -> Figure:
+    """Panels of one width, `across` on a line, under their words and warnings.
+
+    `panel(pen, place, x, y)` draws the place-th of them; (x, y) is its upper left corner.
+    """
+    wrapped = [_wrapped(words, warnings, room(across)) for words, warnings in titles]
+    line = 1.35 * WORDS / 72
+    tops, starts, bottom = [], [], MARGIN  # of each line: its words, and its panels
+    for first in range(0, len(titles), across):
+        tops.append(bottom)
+        starts.append(bottom + line * max(map(len, wrapped[first : first + across])) + 0.08)
+        bottom = starts[-1] + max(heights[first : first + across]) + 0.12
+
+    pen = Pen(bottom + legend.height)
+    for place, lines in enumerate(wrapped):
         row, column = divmod(place, across)
         x, top = MARGIN + column * (room(across) + GAP), tops[row]
         if column > 0:
-            bottom = tops[row + 1] if row + 1 < lines else height
-            pen.axes.plot([x - GAP / 2] * 2, [top, bottom - 0.1], color=style.FAINT, lw=0.5)
-        for n, (words, weight) in enumerate(titles[place]):
+            end = tops[row + 1] if row + 1 < len(tops) else bottom
+            pen.axes.plot([x - GAP / 2] * 2, [top, end - 0.1], color=style.FAINT, lw=0.5)
+        for n, (words, weight) in enumerate(lines):
             pen.text(x, top + (n + 0.5) * line, words, WORDS, weight=weight)
-        y = top + line * max(map(len, titles[row * across : (row + 1) * across])) + 0.08
-        Panel(pen, layout, x, y, steps[i], layout.lanes[i], before).draw()
-        before = steps[i]
-    legend.draw(pen, height)
+        panel(pen, place, x, starts[row])
+    legend.draw(pen, bottom)
     return pen.figure
 
 
-def _title(i: int, step: "Snapshot", width: float) -> list[tuple[str, str]]:
-    """What stands over a panel: its number and words, then its warnings; with their weights."""
+def _wrapped(words: str, warnings: Sequence[str], width: float) -> list[tuple[str, str]]:
+    """The lines over a panel, with their weights."""
     characters = int(width / width_of("0", WORDS))
-    title = textwrap.wrap(f"{i}  {step.words}", characters, subsequent_indent="    ")
+    title = textwrap.wrap(words, characters, subsequent_indent="    ")
     lines = [(line, "bold") for line in title]
-    for warning in step.warnings:
+    for warning in warnings:
         wrapped = textwrap.wrap(f"⚠ {warning}", characters, subsequent_indent="    ")
         lines += [(line, "normal") for line in wrapped]
     return lines

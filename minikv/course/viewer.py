@@ -90,7 +90,7 @@ class Snapshot:
         elif names and count == 0:
             warning = f"free, yet in the table of {who}"
         elif names and not 0 <= count - len(names) <= (block_id in self.cached):
-            warning = f"count {count}, but in {_plural(len(names), 'table')} here: {who}"
+            warning = f"count {count}, but in {plural(len(names), 'table')} here: {who}"
         return Block(block_id, count, names, slots, state, warning)
 
     @cached_property
@@ -110,7 +110,7 @@ class Snapshot:
         for name, table in self.tables.items():
             room = len(table.block_ids) * self.block_size
             if table.num_tokens > room:
-                found.append(f"{name}: {_plural(table.num_tokens, 'token')}, but room for {room}")
+                found.append(f"{name}: {plural(table.num_tokens, 'token')}, but room for {room}")
             for block_id in table.block_ids:
                 if not 0 <= block_id < len(self.ref_counts):
                     found.append(f"{name}: names block {block_id}, which the pool does not have")
@@ -127,7 +127,7 @@ class Snapshot:
                 f"{block_id} ({self.filled(name, index)} of {self.block_size} filled)"
                 for index, block_id in enumerate(table.block_ids)
             )
-            tokens = _plural(table.num_tokens, "token")
+            tokens = plural(table.num_tokens, "token")
             parts.append(
                 f"{name}, {tokens}, in blocks {blocks}." if blocks else f"{name}, {tokens}."
             )
@@ -144,13 +144,26 @@ class Snapshot:
         return " ".join(parts)
 
 
-def _plural(count: int, noun: str) -> str:
+def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def _copy_table(name: str, table, texts: Sequence[str]) -> Table:
+def check_letter(what: str, name: object) -> None:
+    """Raise ValueError unless `name` is one that `style` has a colour for."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Z]\d*", name):
-        raise ValueError(f"tables: a name is a letter, as in {{'A': table}}, was {name!r}")
+        raise ValueError(f"{what}: a name is a letter, as in {{'A': table}}, was {name!r}")
+
+
+def check_surface(what: str, thing: object, names: Sequence[str]) -> None:
+    """Raise TypeError unless `thing` has all that is read of it."""
+    for name in names:
+        if not hasattr(thing, name):
+            needed = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise TypeError(f"{what}: must have {needed}, lacks {name}")
+
+
+def _copy_table(name: str, table, texts: Sequence[str]) -> Table:
+    check_letter("tables", name)
     try:
         block_ids = tuple(as_int(block_id) for block_id in table.block_ids)
         return Table(block_ids, as_int(table.num_tokens), tuple(texts))
@@ -161,15 +174,79 @@ def _copy_table(name: str, table, texts: Sequence[str]) -> Table:
         ) from error
 
 
-class History:
+class Recording:
+    """Snapshots, in the order in which they were taken, and the ways to look at them.
+
+    A snapshot has `words` and `warnings`. What it is of, and how it is told and drawn,
+    each kind of recording says for itself.
+    """
+
+    title: str  # "Block tables"
+
+    def __init__(self):
+        self.steps: list = []
+
+    def describe(self, i: int, before: int | None) -> str:
+        """Step `i` in words, and what has changed since step `before`."""
+        raise NotImplementedError
+
+    def draw(self, chosen: Sequence[int]) -> Figure:
+        """These steps with their words."""
+        raise NotImplementedError
+
+    def frame(self, i: int) -> Figure:
+        """One step. Things keep their places from frame to frame."""
+        raise NotImplementedError
+
+    def picture(self, steps: Sequence[int] | None = None) -> style.Picture:
+        """All steps, or those named, from left to right, line by line."""
+        indices = range(len(self.taken()))
+        chosen = list(indices) if steps is None else [indices[i] for i in steps]
+        if not chosen:
+            raise ValueError("steps: name at least one")
+        words = [
+            f"Step {i}, {self.steps[i].words}: {self.describe(i, before)}"
+            for before, i in self.pairs(chosen)
+        ]
+        return style.Picture(self.draw(chosen), f"{self.title}. {' '.join(words)}")
+
+    def widget(self) -> Player:
+        """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
+        what = f"the {self.title[0].lower()}{self.title[1:]}"
+        return Player(what, len(self.taken()) - 1, self.frame, self._caption)
+
+    def pairs(self, chosen: Sequence[int]) -> list[tuple[int | None, int]]:
+        """Each of these steps behind the one that it is compared with: the one shown before it."""
+        first = chosen[0] - 1 if chosen[0] else None
+        return list(zip([first, *chosen], chosen, strict=False))
+
+    def taken(self) -> list:
+        """The steps. Raises ValueError while there are none."""
+        if not self.steps:
+            raise ValueError("nothing to draw yet: take a snapshot with snap(…)")
+        return self.steps
+
+    def _caption(self, i: int) -> str:
+        step = self.steps[i]
+        marks = "".join(f"<br><b>⚠ {escape(warning)}</b>" for warning in step.warnings)
+        unseen = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
+        told = escape(self.describe(i, i - 1 if i else None))
+        return (  # the picture in words, for a screen reader only
+            f"<div style='line-height:1.4'>{escape(step.words)}{marks}"
+            f"<span style='{unseen}'> {told}</span></div>"
+        )
+
+
+class History(Recording):
     """Snapshots of a pool and the block tables over it, in the order they were taken."""
 
+    title = "Block tables"
+    steps: list[Snapshot]
+
     def __init__(self, pool):
-        for name in ("num_blocks", "num_free", "ref_count"):
-            if not hasattr(pool, name):
-                raise TypeError(f"pool: must have num_blocks, num_free and ref_count, lacks {name}")
+        super().__init__()
+        check_surface("pool", pool, ("num_blocks", "num_free", "ref_count"))
         self.pool = pool
-        self.steps: list[Snapshot] = []
 
     def snap(
         self,
@@ -210,35 +287,11 @@ class History:
         self.steps.append(step)
         return step
 
-    def picture(self, steps: Sequence[int] | None = None) -> style.Picture:
-        """All steps, or those named, from left to right, line by line."""
-        indices = range(len(self._taken()))
-        chosen = indices if steps is None else [indices[i] for i in steps]
-        if not chosen:
-            raise ValueError("steps: name at least one")
-        words = [f"Step {i}, {self.steps[i].words}: {self.steps[i].describe()}" for i in chosen]
-        return style.Picture(
-            block_drawing.film(self.steps, chosen), "Block tables. " + " ".join(words)
-        )
+    def describe(self, i: int, before: int | None) -> str:
+        return self.steps[i].describe()
+
+    def draw(self, chosen: Sequence[int]) -> Figure:
+        return block_drawing.film(self.steps, chosen)
 
     def frame(self, i: int) -> Figure:
-        """One step. Things keep their places from frame to frame."""
-        return block_drawing.frame(self._taken(), range(len(self.steps))[i])
-
-    def widget(self) -> Player:
-        """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
-        return Player("the block tables", len(self._taken()) - 1, self.frame, self._caption)
-
-    def _taken(self) -> list[Snapshot]:
-        if not self.steps:
-            raise ValueError("nothing to draw yet: take a snapshot with snap(words, tables)")
-        return self.steps
-
-    def _caption(self, i: int) -> str:
-        step = self.steps[i]
-        marks = "".join(f"<br><b>⚠ {escape(warning)}</b>" for warning in step.warnings)
-        unseen = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
-        return (  # the picture in words, for a screen reader only
-            f"<div style='line-height:1.4'>{escape(step.words)}{marks}"
-            f"<span style='{unseen}'> {escape(step.describe())}</span></div>"
-        )
+        return block_drawing.frame(self.taken(), range(len(self.steps))[i])
