@@ -287,7 +287,7 @@ def fork(self):
         Edit(
             "copies for two holders, not for three",
             {"BlockTable.writable_slot": (("== 1:", "!= 2:"),)},
-            says="one after the other: their copies",
+            says="a block with three holders is written in place",
         ),
         Edit(
             "returns the slot alone",
@@ -680,10 +680,9 @@ def copy_blocks(blocks, copies):
             says="nothing is copied",
         ),
         Rewrite(
-            "leaves one copy out",
+            "empties the source",
             {"copy_blocks": '''
 def copy_blocks(blocks, copies):
-    before = blocks.clone()
     for source, target in copies:
         blocks[:, target] = blocks[:, source]
         blocks[:, source] = 0

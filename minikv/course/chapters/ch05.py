@@ -116,8 +116,9 @@ block's slots must be copied before anything is written. The method only says so
 engine's job, for all layers at once.
 
 Engines that leave this out look right for a while. In 2026 the Rust engine Atlas shared partly
-filled blocks and never copied one (issue 1193). As long as all writers wrote the same tokens nothing showed. When they
-differed, three sequences emitted the same wrong text: all read one torn block.
+filled blocks and never copied one (issue 1193). As long as all writers wrote the same tokens,
+nothing showed. When they differed, three sequences emitted the same wrong text: all of them read
+one torn block.
 
 vLLM copied on write in its first engine. Since late 2024 (pull request 9302) n samples are n
 requests, which find each other's full blocks in the prefix cache (chapter 07) and each compute the

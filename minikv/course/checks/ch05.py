@@ -60,8 +60,9 @@ class Memory:
     def read(self, table, num_tokens: int) -> str:
         """What stands at positions 0 … num_tokens - 1; "?" where nothing was ever written."""
         size, ids = table.block_size, table.block_ids
-        slots = [ids[p // size] * size + p % size for p in range(num_tokens)]
-        return "".join(self.slots.get(slot) or "?" for slot in slots)
+        room = range(min(num_tokens, len(ids) * size))
+        found = [self.slots.get(ids[p // size] * size + p % size) or "?" for p in room]
+        return "".join(found).ljust(num_tokens, "?")
 
 
 # ── 05.1 A fork ───────────────────────────────────────────────────────────────
@@ -203,10 +204,10 @@ def _(mine):
         ending.release()
         equal(
             (list(staying.block_ids), counts_of(pool, ids)),
-            (ids, [1, 1]),
+            (ids, [1] * len(ids)),
             f"(block_ids, their counts) of the other when {first} is released",
             Suspect(
-                (ids, [0, 0]),
+                (ids, [0] * len(ids)),
                 "they are free, though a table still reads them",
                 "does every block gain a holder in `fork`?",
             ),
@@ -216,7 +217,7 @@ def _(mine):
 
 
 @check(
-    "05.1", "a fork of a fork, and of an empty table", look="is anything counted by a fixed number?"
+    "05.1", "a fork of a fork, and of an empty table", look="every fork counts each block once more"
 )
 def _(mine):
     table, pool = table_of(mine, 5, 3)
@@ -363,7 +364,11 @@ def _(mine):
     a.writable_slot(7)
     new = a.block_ids[1]
     if new == old:
-        raise Wrong("after A writes position 7, its table names the old block", *NEVER_COPIES)
+        raise Wrong(
+            "after A writes position 7, its table names the block that B names, too",
+            "A has not left the shared block",
+            "what does `self.block_ids` name afterwards?",
+        )
     equal(
         counts_of(pool, (first, old, new)),
         [2, 1, 1],
@@ -442,19 +447,25 @@ def _(mine):
             found = memory.read(table, len(expected))
             what = f"{length} tokens, blocks of {size}, A and B write in turn: {letter} reads"
             if "A" in found and "B" in found:
-                raise Wrong(f"{what} {found}, expected {expected}", *NEVER_COPIES)
+                raise Wrong(
+                    f"{what} {found}, expected {expected}",
+                    "one reads what the other wrote: both write to the same block",
+                    "whose block is the slot in?",
+                )
             equal(found, expected, what)
         table.release()
 
 
 @check("05.2", "any block, not only the last", look="which block the position is in")
 def _(mine):
-    for position in (0, 5, 2, 8):
+    for position in (8, 0, 5, 2):
         a, _ = table_of(mine, 11, 4)
         b = a.fork()
         before, index = list(a.block_ids), position // 4
         what = f"a shared table of 3 blocks, position {position}, blocks of 4"
         slot, copy = slot_and_copy(a, position, what)
+        if copy is None and position == 8:
+            raise Wrong(f"{what}: no copy", *NEVER_COPIES)
         if copy is None:
             raise Wrong(
                 f"{what}: no copy, but logical block {index} has 2 holders",
@@ -495,20 +506,26 @@ def _(mine):
     (old,) = a.block_ids
     copies = [slot_and_copy(table, 2, "three owners")[1] for table in (b, c, a)]
     equal(
-        copies,
-        [(old, b.block_ids[0]), (old, c.block_ids[0]), None],
-        "three owners write one after the other: their copies",
+        [copy is not None for copy in copies],
+        [True, True, False],
+        "three owners write one after the other: who asks for a copy",
         Suspect(
-            [(old, b.block_ids[0]), None, None],
+            [True, False, False],
             "the second writes in place, though the third still reads the block",
             "for which counts is a copy due?",
         ),
         Suspect(
-            [(old, b.block_ids[0]), (old, c.block_ids[0]), (old, a.block_ids[0])],
+            [True, True, True],
             "the last one copies, too, though it is alone",
             "is the old block released with each copy?",
         ),
+        Suspect(
+            [False] * 3,
+            "a block with three holders is written in place, though the other two read it",
+            "for which counts is a copy due?",
+        ),
     )
+    equal([source for source, _ in copies[:2]], [old, old], "the blocks that are copied from")
     equal(pool.num_free, 21, "free blocks of 24 afterwards")
 
 
@@ -517,12 +534,11 @@ def _(mine):
     table, pool = table_of(mine, 7, 4)
     old = table.block_ids[1]
     pool.acquire(old)  # as the prefix cache does
-    equal(
-        slot_and_copy(table, 6, "a block that the prefix cache holds")[1],
-        (old, table.block_ids[1]),
-        "a write to a block that the prefix cache holds as well: the copy",
-        Suspect(None, *NEVER_COPIES),
-    )
+    what = "a write to a block that the prefix cache holds as well"
+    _, copy = slot_and_copy(table, 6, what)
+    if copy is None:
+        raise Wrong(f"{what}: no copy is asked for", *NEVER_COPIES)
+    equal(copy[0], old, f"{what}: the block that is copied from")
     equal(pool.ref_count(old), 1, "count of the old block: the prefix cache's")
 
 
@@ -738,7 +754,8 @@ def copied_by(formula, n: int, num_prompt: int, num_new: int, size: int) -> int:
 def check_counts(mine, cases) -> None:
     for n, num_prompt, num_new, size in cases:
         found = plain(mine.blocks_for_samples(n, num_prompt, num_new, size))
-        what = f"{n} samples, a prompt of {num_prompt}, {num_new} new tokens each, blocks of {size}"
+        tokens = f"{num_new} new token{'s' * (num_new != 1)} each"
+        what = f"{n} samples, a prompt of {num_prompt}, {tokens}, blocks of {size}"
         if not isinstance(found, list) or len(found) != 2:
             raise Wrong(
                 f"{what}: {found!r}", "two numbers are expected", "return shared, copied: a pair"
@@ -858,7 +875,7 @@ class Beams:
             ),
         )
         holders = Counter(b for child in children for b in child.table.block_ids)
-        self._check_counts(holders, children, given, blocks, what)
+        self._check_counts(holders, children, given, {parent for parent, _ in pairs}, what)
         self.live = list(children)
 
     @staticmethod
@@ -935,7 +952,7 @@ class Beams:
                     )
         equal(found, expected, f"{what}: the block ids of the new beams")
 
-    def _check_counts(self, holders, children, given, blocks, what: str) -> None:
+    def _check_counts(self, holders, children, given, chosen: set[int], what: str) -> None:
         kept = {id(child) for child in children}
         ids = range(self.pool.num_blocks)
         counts, wanted = counts_of(self.pool, ids), [holders[b] for b in ids]
@@ -946,7 +963,6 @@ class Beams:
             f"{what}: block {wrong} has count {counts[wrong]}, and {wanted[wrong]} of the new "
             f"beams hold it"
         )
-        chosen = {i for i, mine in enumerate(blocks) if any(holders[b] for b in mine)}
         left = [i for i, one in enumerate(given) if one.table.block_ids and id(one) not in kept]
         if counts[wrong] < wanted[wrong]:
             raise Wrong(
@@ -1237,7 +1253,7 @@ def _(mine):
     for num_tokens in (12, -1):
         raises(
             ValueError,
-            partial(mine.copy_prefix, table, num_tokens),
+            lambda n=num_tokens: getattr(mine.copy_prefix(table, n), "block_ids", None),
             f"the first {num_tokens} of 11 tokens",
             "nothing asks whether the table has so many tokens",
             "the first lines of `copy_prefix`",
@@ -1401,32 +1417,37 @@ def engine_on(mine, lm, block_size: int = 4) -> minikv.Engine:
     return engine
 
 
+class Watch:
+    """Keeps the most blocks that an engine holds while the model runs."""
+
+    def __init__(self, engine: minikv.Engine):
+        self.engine, self.most, self._forward = engine, 0, engine.forward
+        engine.forward = self.forward
+
+    def forward(self, *arguments):
+        self.most = max(self.most, self.engine.stats().blocks_used)
+        return self._forward(*arguments)
+
+
 def sample(mine, lm, prompt: list[int], params) -> tuple[list[list[int]], int]:
     """Tokens of all samples of one request, and the most blocks held at any time."""
     engine = engine_on(mine, lm)
+    watch = Watch(engine)
     engine.add_request(prompt, params)
-    most = 0
     while engine.has_unfinished:
         [output] = engine.step()
         engine.check()
-        most = max(most, engine.stats().blocks_used)
-    return [one.token_ids for one in output.samples], most
+    return [one.token_ids for one in output.samples], watch.most
 
 
 def search(engine: minikv.Engine, prompt: list[int], width: int, num_tokens: int, next_beams):
     """(beams, the most blocks held) of a beam search that forks and releases by `next_beams`."""
-    most, original, forward = 0, beam.next_beams, engine.forward
-
-    def watched(*arguments):
-        nonlocal most
-        most = max(most, engine.stats().blocks_used)
-        return forward(*arguments)
-
-    beam.next_beams, engine.forward = next_beams, watched
+    watch, original = Watch(engine), beam.next_beams
+    beam.next_beams = next_beams
     try:
-        return engine.beam_search(prompt, width, num_tokens), most
+        return engine.beam_search(prompt, width, num_tokens), watch.most
     finally:
-        beam.next_beams, engine.forward = original, forward
+        beam.next_beams = original
 
 
 @runs_model("05.1", "05.2", "05.4", "05.5", "05.6")
