@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from minikv.course.bench import decode, ladder, paging, radix, ragged, scheduler
+from minikv.course.bench import decode, ladder, paging, radix, ragged, scheduler, serving
 from minikv.course.bench.harness import environment, headline, positive, write_json
 
 BENCHMARKS = {
@@ -19,6 +19,7 @@ BENCHMARKS = {
     "decode": (decode, "tokens a second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
+    "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
     "paging": (paging, "slots that paging leaves unused, and the price of a block"),
 }
