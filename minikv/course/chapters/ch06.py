@@ -86,7 +86,7 @@ num_new_tokens = min(num_new_tokens, token_budget).""",
             minutes=25,
             difficulty=4,
             kind="build",
-            matters="Who lets in everybody that has a seat will throw out half of them again, "
+            matters="Who lets in everybody there is a seat for will throw out many of them again, "
             "and compute what they had twice. Who lets in too few leaves the memory idle.",
             hints=(
                 "What could make you say no? There are two things. For each of them: what have "
@@ -222,8 +222,8 @@ the last to come of those that ran, is still before all that wait.""",
             minutes=20,
             difficulty=4,
             kind="debug",
-            matters="A better rule for who gives way, ten lines, and it works in every test that "
-            "never runs out of memory. Then a user reads somebody else's sentence.",
+            matters="A better rule for who gives way, a few lines, and it works in every test that "
+            "never runs out of memory. Then answers are made of somebody else's keys and values.",
             hints=(
                 "All is well until somebody gives way, and even then not always goes wrong. What "
                 "is different about the victims with whom it does? Print, for a step that "
