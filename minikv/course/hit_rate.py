@@ -1,4 +1,4 @@
-"""Hit rate against cache size: many prompts through two caches, and no model.
+"""Hit rate against cache size: many prompts through caches of several kinds, and no model.
 
     streams = ids_of_jobs(conversations(lm, 200, turns=6, real_answers=False))
     streams = ids_of_trace(read_trace("conversation_trace.jsonl"))

@@ -218,7 +218,7 @@ finds out from the result, and has to change its block table before it gives its
 
 Why is the oldest in `unlocked` always a leaf? Whoever touches a node touches its ancestors after
 it, so no node is younger than its parent; and a parent is unlocked only if its children are. So
-nothing is searched. SGLang's tree collected its leaves into a heap for every eviction.
+nothing is searched. (SGLang's tree makes a heap of its evictable leaves whenever it evicts.)
 
 The end of a leaf goes first, since a beginning is of use without its end, and not the other way
 round. And the least recently used goes first because nobody knows the future: what was asked for
@@ -263,9 +263,10 @@ With that the two caches find and evict the same blocks, as your last check has 
 counts do what locks did.
 
 A collision here is no wrong word in a spelling checker: it is another's K and V. vLLM began with
-Python's `hash` and got a security advisory for it in 2025 (CVE-2025-25183): since Python 3.12 a
-hash could be computed beforehand, and with it a pair that collides. The default has been sha256
-since 0.10.2. The tree compares tokens, and has no such worry.""",
+Python's `hash` and got a security advisory for it in 2025 (CVE-2025-25183): since Python 3.12
+hash(None), from which the chain began, is the same everywhere, so prompts that collide could be
+worked out beforehand. Its default has been sha256 since 0.10.2. The tree compares tokens, and has
+no such worry.""",
         ),
         Exercise(
             id="07.5",
