@@ -9,9 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.mode import INTERPRETED
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+from kernels.checks import DTYPES, INDICES, check_runnable
 
 
 @triton.jit
@@ -49,11 +47,7 @@ def write_cache(
     since on a GPU the look would wait for the device; there it is the caller's to prevent.
     """
     _check(k, v, kv, slot_mapping)
-    if not INTERPRETED and not k.is_cuda:
-        raise ValueError(
-            f"k is on {k.device}: compiled kernels need CUDA tensors. Set TRITON_INTERPRET=1 "
-            "before Python starts to interpret them on the CPU"
-        )
+    check_runnable("k", k)
     num_tokens, num_kv_heads, head_dim = k.shape
     row = num_kv_heads * head_dim
     if num_tokens == 0:
@@ -94,7 +88,7 @@ def _check(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: tor
     for name, tensor in (("v", v), ("kv", kv)):
         if tensor.dtype != k.dtype:
             raise ValueError(f"{name} is {tensor.dtype}: want the dtype of k, {k.dtype}")
-    if slot_mapping.dtype not in (torch.int32, torch.int64):
+    if slot_mapping.dtype not in INDICES:
         raise ValueError(f"slot_mapping is {slot_mapping.dtype}: want int32 or int64")
 
     for name, tensor in (("v", v), ("kv", kv), ("slot_mapping", slot_mapping)):

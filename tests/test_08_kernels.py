@@ -184,34 +184,6 @@ def test_a_slot_past_the_pool(write):
         write(torch.zeros(1, 2, 8), torch.zeros(1, 2, 8), kv, torch.tensor([8]))
 
 
-COMPILE = """
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
-from kernels.cache_write import cache_write_kernel
-
-for dtype in ("fp32", "fp16", "bf16"):
-    for slot_dtype in ("i32", "i64"):
-        pointers = {"k": f"*{dtype}", "v": f"*{dtype}", "kv": f"*{dtype}"}
-        signature = {**pointers, "slot_mapping": f"*{slot_dtype}", "k_stride": "i32",
-                     "v_stride": "i64", "ROW": "constexpr", "BLOCK": "constexpr"}
-        source = ASTSource(cache_write_kernel, signature, {"ROW": 1000, "BLOCK": 1024})
-        compiled = compile(source, target=GPUTarget("cuda", ARCH, 32))
-        assert compiled.asm["cubin"], (dtype, slot_dtype)
-        assert compiled.metadata.shared == 0, compiled.metadata.shared
-"""
-
-
-@pytest.mark.parametrize("arch", [80, 89, 90, 100])
-def test_compiles_without_a_gpu(arch, tmp_path):
-    # Compiler and interpreter do not share a process.
-    result = run_python(
-        f"ARCH = {arch}\n{COMPILE}",
-        TRITON_INTERPRET="0",
-        TRITON_CACHE_DIR=str(tmp_path),
-    )
-    assert result.returncode == 0, result.stderr
-
-
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -1,0 +1,55 @@
+"""The engine's attention backend made of these kernels.
+
+minikv.Engine(lm, config, attention=TritonAttention)
+"""
+
+import torch
+
+from kernels.cache_write import write_cache
+from kernels.checks import check_runnable
+from kernels.paged_decode import make_scratch, paged_decode
+from kernels.paged_prefill import paged_prefill
+from minikv.batch import Batch
+from minikv.config import ModelConfig
+from minikv.model import Attend
+from minikv.paged import KVStore
+
+
+class TritonAttention:
+    """Paged attention in Triton: an `attend` for the model, bound to a batch.
+
+    Three launches a layer: write K and V, decodes, prefill chunks; four where contexts are
+    long enough to be split. Everything a launch depends on but the sizes of the batch stays on
+    the device, so that a step can be captured in a CUDA graph.
+    """
+
+    def __init__(self, config: ModelConfig, store: KVStore):
+        """Raises ValueError for a store on a CPU where kernels are compiled, or a head dim
+        over 256."""
+        check_runnable("store", store.blocks)
+        if config.head_dim > 256:
+            raise ValueError(
+                f"config: head_dim is {config.head_dim} and these kernels take at most 256; "
+                "leave attention at 'torch'"
+            )
+        self.windows, self.store = config.windows, store
+        self.scratch = make_scratch(
+            config.num_heads, config.num_kv_heads, config.head_dim, store.blocks.device
+        )
+
+    def bind(self, batch: Batch) -> Attend:
+        """The `attend` of this batch. Sequences with one query are the decodes at its front."""
+        n = batch.num_decodes
+        tables, lens = batch.block_tables, batch.context_lens
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            kv, window = self.store.blocks[layer], self.windows[layer]
+            write_cache(k, v, kv, batch.slot_mapping)
+            out = torch.empty(q.shape, dtype=q.dtype, device=q.device)  # (T, H, D)
+            if n > 0:
+                paged_decode(q[:n], kv, tables[:n], lens[:n], window, out[:n], self.scratch)
+            if n < len(lens):
+                paged_prefill(q, kv, tables[n:], lens[n:], batch.query_start[n:], window, out)
+            return out
+
+        return attend

@@ -1,0 +1,184 @@
+"""Prefill: chunks of queries of any length, each after what its sequence has cached.
+
+After FlashAttention (Dao et al., 2022) and vLLM's unified kernel: a program holds a tile of
+queries in registers and walks the keys before them. The batch is flat, as in `minikv.batch`;
+a chunk of four after a prefix of four, group of two query heads, eight rows a tile:
+
+    keys       0 1 2 3 4 5 6 7
+    query 4    x x x x x . . .     rows 0, 1: its two heads
+    query 5    x x x x x x . .     rows 2, 3
+    query 6    x x x x x x x .     rows 4, 5
+    query 7    x x x x x x x x     rows 6, 7
+
+A decode is a chunk of one, so both may be mixed in one launch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kernels import settings
+from kernels.checks import check_indices, check_out, check_paged, check_rows, check_runnable
+from kernels.mode import INTERPRETED
+from kernels.settings import Setting
+from kernels.walk import locate, walk
+from minikv.attention import naive_attention
+
+LOG2_E = 1.4426950408889634  # a GPU computes 2^x, not e^x: e^x = 2^(x log2(e))
+
+
+@triton.jit
+def paged_prefill_kernel(
+    q, kv, block_tables, context_lens, query_start, out,
+    num_seqs, q_stride, table_stride, scale,
+    SEQS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
+    WINDOW: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """One program a KV head (axis 0) and tile of ROWS // GROUP queries."""
+    queries: tl.constexpr = ROWS // GROUP
+    index = tl.arange(0, SEQS)
+    starts = tl.load(query_start + index, mask=index < num_seqs, other=0)
+    ends = tl.load(query_start + index + 1, mask=index < num_seqs, other=0)
+    tiles = tl.cdiv((ends - starts).to(tl.int32), queries)
+    # From the last tile back: it sees the most keys, and what takes long should start early.
+    sequence, tile = locate(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
+    if sequence >= num_seqs:  # the grid is an upper bound
+        return
+    start = tl.load(query_start + sequence).to(tl.int64)
+    num_queries = (tl.load(query_start + sequence + 1) - start).to(tl.int32)
+    context = tl.load(context_lens + sequence).to(tl.int32)
+
+    # Row r of the tile: query r // GROUP, and of its group the head r % GROUP.
+    kv_head = tl.program_id(0)
+    row = tl.arange(0, ROWS)
+    first = tile * queries
+    query = first + row // GROUP
+    is_row = (row < queries * GROUP) & (query < num_queries)
+    position = context - num_queries + query  # also the last key that the row sees
+    column = tl.arange(0, PAD)
+    mask = is_row[:, None] & (column < HEAD_DIM)[None, :]
+    place = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + column[None, :]
+    token = (start + query)[:, None]  # int64
+    rows = tl.load(q + token * q_stride + place, mask=mask, other=0.0)  # (ROWS, PAD)
+    if WIDEN:
+        rows = rows.to(tl.float32)
+
+    lowest = context - num_queries + first  # the position of the tile's first query
+    end = tl.minimum(lowest + queries, context)
+    begin = tl.maximum(lowest - WINDOW + 1, 0) if WINDOW else 0
+    # Every query sees the keys up to `lowest`: whole tiles of those need no mask.
+    full = 0 if WINDOW else (lowest + 1) // TILE * TILE
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, PAD), tl.float32)
+    kv += kv_head * HEAD_DIM
+    table = block_tables + sequence.to(tl.int64) * table_stride
+    if not WINDOW:
+        top, total, acc = walk(
+            rows, top, total, acc, kv, table, begin, full, position, scale,
+            BLOCK_SIZE, KV_HEADS * HEAD_DIM, HEAD_DIM, TILE, WINDOW, MASKED=False, WIDEN=WIDEN,
+        )  # fmt: skip
+    top, total, acc = walk(
+        rows, top, total, acc, kv, table, begin if WINDOW else full, end, position, scale,
+        BLOCK_SIZE, KV_HEADS * HEAD_DIM, HEAD_DIM, TILE, WINDOW, MASKED=True, WIDEN=WIDEN,
+    )  # fmt: skip
+    result = acc / tl.where(total > 0, total, 1.0)[:, None]  # padding has no key
+    tl.store(out + token * (KV_HEADS * GROUP * HEAD_DIM) + place, result, mask=mask)
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    window: int | None = None,
+    out: torch.Tensor | None = None,
+    setting: Setting | None = None,
+) -> torch.Tensor:
+    """Causal attention of a flat batch of chunks: (T, num_heads, head_dim).
+
+    q: (T, num_heads, head_dim); kv, block_tables, window, out, setting: as in `paged_decode`.
+    context_lens: (S,), int32 or int64: the tokens of each sequence, those of its chunk included.
+    query_start: (S + 1,), int32 or int64, not falling: the queries of sequence s are the rows
+        query_start[s] to query_start[s + 1] of q, and stand at the end of its context: query i
+        of n sees the keys 0 to context_len - n + i. Rows of q outside are neither read nor
+        written.
+
+    All on one CUDA device, or on the CPU in the interpreter. With R = rows // group queries a
+    tile, moves q and out once, and K and V of a context once for every R queries.
+
+    Raises ValueError that names the argument; what lies in GPU memory is not looked at.
+    """
+    _check(q, kv, block_tables, context_lens, query_start, window)
+    check_out(out, q)
+    check_runnable("q", q)
+    num_tokens, num_heads, head_dim = q.shape
+    num_seqs, num_kv_heads = len(context_lens), kv.shape[3]
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if num_tokens == 0 or num_seqs == 0:
+        return out
+    setting = setting or settings.choose("prefill", head_dim, q.dtype, q.device)
+    group = num_heads // num_kv_heads
+    rows = settings.rows_for(setting, group)
+    # Each sequence has at most one tile that is not full.
+    tiles = min(num_tokens, num_tokens // (rows // group) + num_seqs)
+    paged_prefill_kernel[(num_kv_heads, tiles)](
+        q, kv, block_tables, context_lens, query_start, out,
+        num_seqs, q.stride(0), block_tables.stride(0), head_dim**-0.5 * LOG2_E,
+        SEQS=triton.next_power_of_2(num_seqs), KV_HEADS=num_kv_heads, GROUP=group,
+        HEAD_DIM=head_dim, BLOCK_SIZE=kv.shape[1], ROWS=rows, PAD=settings.padded(head_dim),
+        TILE=setting.tile, WINDOW=window or 0, WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
+        num_warps=setting.num_warps, num_stages=setting.num_stages,
+    )  # fmt: skip
+    return out
+
+
+def paged_prefill_reference(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    query_start: torch.Tensor,
+    window: int | None = None,
+) -> torch.Tensor:
+    """`paged_prefill` in PyTorch: gather each sequence's K and V, then chapter 01's attention.
+
+    Same arguments, same errors, any device. Rows of q that belong to no sequence are 0.
+    """
+    _check(q, kv, block_tables, context_lens, query_start, window)
+    out = torch.zeros_like(q)
+    slots = kv.flatten(0, 1)  # (num_slots, 2, K, D)
+    starts = query_start.tolist()
+    for row, context in enumerate(context_lens.tolist()):
+        queries = slice(starts[row], starts[row + 1])
+        if context > 0:
+            key = torch.arange(context, device=q.device)
+            block = block_tables[row, key // kv.shape[1]].long()
+            k, v = slots[block * kv.shape[1] + key % kv.shape[1]].unbind(1)  # (L, K, D) each
+            out[queries] = naive_attention(q[queries], k, v, window)
+    return out
+
+
+def _check(q, kv, block_tables, context_lens, query_start, window) -> None:
+    check_paged(q, kv, block_tables, context_lens, window)
+    check_rows("query_start", query_start, len(context_lens) + 1, "one border more than sequences")
+    check_indices("query_start", query_start, q)
+    if not query_start.is_contiguous():
+        raise ValueError(f"query_start has strides {query_start.stride()}: want it contiguous")
+    if q.device.type != "cpu":
+        return
+    first, last, queries = int(query_start[0]), int(query_start[-1]), query_start.diff()
+    if first < 0 or last > len(q) or (queries < 0).any():
+        raise ValueError(
+            f"query_start is {query_start.tolist()}: want borders that do not fall, between 0 "
+            f"and the {len(q)} rows of q"
+        )
+    if (queries > context_lens).any() and (queries > 1).any():
+        row = int((queries - context_lens).argmax())
+        raise ValueError(
+            f"context_lens has {int(context_lens[row])} for {int(queries[row])} queries: want it "
+            "to count them too"
+        )
