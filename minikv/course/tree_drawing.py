@@ -37,6 +37,7 @@ Place = tuple[Hashable, ...]  # what leads to a block, itself last; the first it
 FONTS = (7.6, 7.0, 6.4)  # points: the first with which everything fits
 FEWEST, MOST = 4, 14  # letters in a line of a block's text
 SLOT, END = 0.115, 0.17  # a slot in a block; a line for each sequence that ends beside one
+INSET = 0.11  # of a block: what its text leaves of its width
 MOST_ROWS = 16
 
 
@@ -199,11 +200,11 @@ class Layout:
         if self.with_slots:
             wish, least = max(wish, self.block_size * SLOT), max(least, self.block_size * SLOT / 2)
         heads = max(width_of(scene.head, font) for scene in scenes)
-        self.fits = room_left >= least + 0.09 and num_rows <= MOST_ROWS and heads <= width
-        self.body = min(max(wish, least) + 0.09, room_left)
+        self.fits = room_left >= least + INSET and num_rows <= MOST_ROWS and heads <= width
+        self.body = min(max(wish, least) + INSET, room_left)
         self.pitch = self.body + around
-        self.letters = max(1, int((self.body - 0.09) / letter))
-        self.slot = min(SLOT, (self.body - 0.09) / self.block_size)
+        self.letters = max(1, int((self.body - INSET) / letter))
+        self.slot = min(SLOT, (self.body - INSET) / self.block_size)
 
         # From top to bottom: the head, then the rows.
         lines = 2 if longest > self.letters else 1

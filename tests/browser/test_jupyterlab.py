@@ -1,4 +1,4 @@
-"""Chapter 04 as a reader meets it: JupyterLab in a browser, the notebook, the viewer, the editor.
+"""A chapter as a reader meets it: JupyterLab in a browser, the notebook, the viewer, the editor.
 
 What no other test sees: that the page's widgets move and can be read, in both themes.
 Skipped, with a line that says why, where Chromium or playwright is missing.
@@ -19,8 +19,10 @@ from urllib.request import urlopen
 
 import pytest
 
+from minikv.course.exercise import chapter_of
+
 ROOT = Path(__file__).parents[2]
-NOTEBOOK = "notebooks/04_paged_blocks.ipynb"
+PLAYERS = {"04": "the block tables", "07": "the radix tree"}  # by chapter: one with this name
 WAIT = 30_000  # ms for one click, one picture
 RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too
 CHROMIUM = next(
@@ -47,6 +49,26 @@ DONE = """() => {
     return cells.every(cell => cell.model.executionCount) && 'all cells have run';
 }"""
 IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.kernelDisplayStatus === 'idle'"
+# How much a text differs from what it stands on, from 1 to 21 (WCAG 2); 4.5 can be read.
+CONTRAST = """text => {
+    const numbers = css => css.match(/[\\d.]+/g).map(Number);
+    const lightness = css => {
+        const [r, g, b] = numbers(css).map(x => x / 255)
+            .map(x => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    let paper = text;
+    while (numbers(getComputedStyle(paper).backgroundColor)[3] === 0) paper = paper.parentElement;
+    const both = [getComputedStyle(text).color, getComputedStyle(paper).backgroundColor]
+        .map(lightness).sort((a, b) => b - a);
+    return (both[0] + 0.05) / (both[1] + 0.05);
+}"""
+# The upper left pixel of an image.
+CORNER = """image => {
+    const canvas = new OffscreenCanvas(1, 1).getContext('2d');
+    canvas.drawImage(image, 0, 0);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+}"""
 MOVED = """([image, before, caption, words]) =>
     image.src !== before && image.complete && image.naturalWidth > 0
     && caption.textContent !== words"""
@@ -75,6 +97,7 @@ def address(course, tmp_path_factory):
     }
     own |= {"JUPYTERLAB_SETTINGS_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home)}
     own |= {"MINIKV_EXERCISES": str(course / "exercises"), "PYTHONPATH": str(ROOT)}
+    own |= {"OMP_NUM_THREADS": "1"}  # on a busy machine threads would wait for each other
     server = subprocess.Popen(
         [
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root",
@@ -94,7 +117,7 @@ def address(course, tmp_path_factory):
             assert server.poll() is None, "JupyterLab ended by itself"
             assert time.monotonic() < deadline, "JupyterLab does not answer"
             time.sleep(0.2)
-        yield f"{here}/lab/tree/{NOTEBOOK}?token={token}"
+        yield f"{here}/lab/workspaces/{{}}/tree/notebooks/{{}}?token={token}"
     finally:
         server.terminate()  # and it ends its kernels
         try:
@@ -112,8 +135,7 @@ def _answers(url):
 
 
 @pytest.fixture(scope="module")
-def page(address, screenshots):
-    """The notebook, run from top to bottom."""
+def browser():
     from playwright.sync_api import sync_playwright  # here, since it may be missing
 
     root = hasattr(os, "geteuid") and os.geteuid() == 0  # whom Chromium's sandbox refuses
@@ -121,22 +143,36 @@ def page(address, screenshots):
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT)
         try:
-            page = browser.new_page(viewport={"width": 1500, "height": 1000})
-            page.set_default_timeout(WAIT)
-            try:
-                page.goto(address, timeout=3 * WAIT)
-                page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
-                page.wait_for_function(IDLE, timeout=3 * WAIT)
-                choose(page, "Edit", "Clear Outputs of All Cells")
-                choose(page, "Run", "Run All Cells")
-                done = page.wait_for_function(DONE, timeout=RUN).json_value()
-                assert done == "all cells have run"
-            except Exception:
-                page.screenshot(path=screenshots / "not_run.png")
-                raise
-            yield page
+            yield browser
         finally:
             browser.close()
+
+
+@pytest.fixture(scope="module", params=PLAYERS)
+def chapter(request):
+    return chapter_of(request.param)
+
+
+@pytest.fixture(scope="module")
+def page(browser, address, chapter, screenshots):
+    """A chapter's notebook, run from top to bottom."""
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    page.set_default_timeout(WAIT)
+    notebook = f"{chapter.number}_{chapter.name}.ipynb"
+    try:
+        page.goto(address.format(chapter.name, notebook), timeout=3 * WAIT)
+        page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
+        page.wait_for_function(IDLE, timeout=3 * WAIT)
+        choose(page, "Edit", "Clear Outputs of All Cells")
+        choose(page, "Run", "Run All Cells")
+        done = page.wait_for_function(DONE, timeout=RUN).json_value()
+        assert done == "all cells have run"
+    except Exception:
+        page.screenshot(path=screenshots / f"{chapter.number}_not_run.png")
+        raise
+    yield page
+    page.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.close()
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +191,13 @@ def choose(page, menu, *path):
 
 
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_every_player_moves_its_picture(page, screenshots, theme):
+def test_every_player_moves_its_picture(page, chapter, screenshots, theme):
     choose(page, "Settings", "Theme", f"JupyterLab {theme}")
     page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
     players = page.locator(".jp-OutputArea-output:has(.widget-play)")
     players.first.wait_for()
+    names = [image.get_attribute("title") for image in players.locator("img.widget-image").all()]
+    assert any(name.startswith(f"{PLAYERS[chapter.number]}, step ") for name in names)
     for index in range(players.count()):
         player = players.nth(index)
         image, handle = player.locator("img.widget-image"), player.locator(".noUi-handle")
@@ -176,20 +214,26 @@ def test_every_player_moves_its_picture(page, screenshots, theme):
                 page.wait_for_function(MOVED, arg=shown)
             else:
                 assert key == "Home"  # it stood there already
-        page.screenshot(path=screenshots / f"player_{index}_{theme.lower()}.png")
+        assert caption.locator("div").last.evaluate(CONTRAST) > 4.5
+        assert image.evaluate(CORNER) == [255, 255, 255, 255]  # white paper, whatever the theme
+        name = f"{chapter.number}_player_{index}_{theme.lower()}.png"
+        page.screenshot(path=screenshots / name)
 
 
-def test_an_unsolved_exercise_is_shown_as_not_started(page, screenshots):
-    cell = page.locator(".jp-CodeCell").filter(has_text='check("04.1")').first
-    result = cell.locator(".jp-OutputArea-output").first
+def test_an_unsolved_exercise_is_shown_as_not_started(page, chapter, screenshots):
+    check = f'check("{chapter.exercises[0].id}")'
+    cell = page.locator(".jp-CodeCell").filter(has_text=check).first
+    cell.scroll_into_view_if_needed()  # where JupyterLab draws it, if it has not
+    result = cell.locator(".jp-OutputArea-output", has_text="not started")
+    result.wait_for()
     result.scroll_into_view_if_needed()
-    assert "not started" in result.inner_text()
-    page.screenshot(path=screenshots / "check.png")
+    page.screenshot(path=screenshots / f"{chapter.number}_check.png")
 
 
-def test_the_link_opens_the_exercises_in_the_editor(page, screenshots):
-    page.locator(".jp-RenderedMarkdown a", has_text="exercises/ch04_paged_blocks.py").first.click()
+def test_the_link_opens_the_exercises_in_the_editor(page, chapter, screenshots):
+    link = f"exercises/{chapter.file_name}"
+    page.locator(".jp-RenderedMarkdown a", has_text=link).first.click()
     # The editor is there before its text is.
-    editor = page.locator(".jp-FileEditor .cm-content", has_text="python -m minikv check 04.1")
-    editor.wait_for()
-    page.screenshot(path=screenshots / "editor.png")
+    check = f"python -m minikv check {chapter.exercises[0].id}"
+    page.locator(".jp-FileEditor .cm-content", has_text=check).wait_for()
+    page.screenshot(path=screenshots / f"{chapter.number}_editor.png")
