@@ -44,7 +44,8 @@ class EngineConfig:
     min_prefix_tokens: a shorter hit is not used.
     preemption: what becomes of a victim's K and V: "recompute" them later, or "swap"
         them to `swap_blocks` blocks of host memory.
-    attention: the backend. "torch" runs on every device.
+    attention: the backend. "torch" runs on every device; "triton" on CUDA, and in Triton's
+        interpreter, which is slow and for learning.
     """
 
     num_blocks: int = 512
@@ -76,10 +77,10 @@ class EngineConfig:
                 f"swap_blocks: preemption='swap' needs at least 1 and 'recompute' takes 0, "
                 f"was {self.swap_blocks} with preemption={self.preemption!r}"
             )
-        if self.attention != "torch":
+        if self.attention not in ("torch", "triton"):
             raise ValueError(
-                f"attention: must be 'torch', was {self.attention!r}; a backend of your own is "
-                "handed to Engine(..., attention=...)"
+                f"attention: must be 'torch' or 'triton', was {self.attention!r}; a backend of "
+                "your own is handed to Engine(..., attention=...)"
             )
 
 

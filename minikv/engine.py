@@ -73,7 +73,7 @@ class Engine:
         scheduler: type[Scheduler] = Scheduler,
         policy: Policy = first_come_first_served,
         sampler: Callable | None = None,
-        attention: type[TorchAttention] = TorchAttention,
+        attention: type[TorchAttention] | None = None,
     ):
         if not isinstance(lm, LanguageModel):
             raise ValueError(f"lm: must be a model from minikv.load, was {lm!r}")
@@ -93,7 +93,7 @@ class Engine:
         self.store = KVStore(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
         host = torch.device("cpu")
         self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
-        self.attention = attention(lm.config, self.store)
+        self.attention = (attention or _backend(config.attention))(lm.config, self.store)
         self.max_length = min(lm.config.max_context, config.num_blocks * config.block_size)
         self._builder = BatchBuilder(
             config.max_num_seqs,
@@ -473,6 +473,14 @@ class Engine:
             f"{needed} blocks; {self.pool.num_free} are free and {evictable} can be evicted of "
             f"{self.pool.num_blocks}. Release what is held outside the engine, or abort the request"
         )
+
+
+def _backend(name: str) -> type[TorchAttention]:
+    if name == "torch":
+        return TorchAttention
+    from kernels.attention import TritonAttention  # not before it is wanted: it needs Triton
+
+    return TritonAttention
 
 
 def _check_params(params: SamplingParams | None) -> SamplingParams:

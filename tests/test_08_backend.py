@@ -20,7 +20,9 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 
 def make_engine(lm, **config):
-    return Engine(lm, EngineConfig(**config), attention=TritonAttention)
+    engine = Engine(lm, EngineConfig(attention="triton", **config))
+    assert isinstance(engine.attention, TritonAttention)
+    return engine
 
 
 def greedy(num_tokens, **others):
