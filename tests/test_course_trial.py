@@ -165,3 +165,35 @@ def test_a_damaged_progress_file_is_put_aside(exercises):
     (exercises / ".progress" / "progress.json").write_text("{half")
     assert record.entries() == {}
     assert (exercises / ".progress" / "progress.damaged").read_text() == "{half"
+
+
+def test_a_method_that_asks_the_reference_is_not_a_solution(exercises):
+    fork = find("05.1")
+    (exercises / chapter_of(fork.id).file_name).write_text(
+        text_with(fork, {"BlockTable.fork": "def fork(self):\n    return super().fork()"})
+    )
+    report = lab.check(fork.id)
+    assert not report.passed and report.total == len(report.lines)
+    assert "it calls super().fork, which is the reference's" in words(report)
+
+
+def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):
+    (exercises / FILE).write_text(
+        right(ONE)
+        + "\nimport time\n\n"
+        + "def _slow(self, *args):\n    time.sleep(60)\nBlockTable.__init__ = _slow\n"
+    )
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "15")
+    report = lab.check(ONE.id)
+    assert report.status == "failed" and report.total == len(report.lines), report.text()
+    assert report.lines[-1].name == trial.MODEL_RUN
+    assert all(line.ok for line in report.lines[:-1])
+    assert "on a very busy machine also a right one" in words(report)
+
+
+def test_what_was_passed_once_stays_open(exercises):
+    (exercises / FILE).write_text(right(ONE))
+    assert lab.check(ONE.id).passed
+    write(exercises, "return 0")
+    assert not lab.check(ONE.id).passed and ONE.id not in record.passed()
+    assert "why it works" in repr(lab.why(ONE.id))

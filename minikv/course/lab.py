@@ -105,7 +105,7 @@ def solution(exercise_id: str, sure: bool | None = None) -> Page:
 
 def _may_see(exercise: Exercise) -> bool:
     entry = record.entry(exercise.id)
-    return entry.passed is not None or entry.seen_solution
+    return entry.solved or entry.seen_solution
 
 
 def _ask(question: str) -> bool:

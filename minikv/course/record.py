@@ -19,6 +19,7 @@ class Entry:
     passed: float | None = None  # None: not passed, or not any more
     hints: int = 0
     seen_solution: bool = False
+    solved: bool = False  # it was passed once, so nothing is given away any more
 
 
 def folder() -> Path:
@@ -64,6 +65,7 @@ def note(report: Report) -> None:
         kept.first = kept.first or now
     report.tries, report.minutes = kept.tries, (now - kept.first) / 60
     kept.passed = (kept.passed or now) if report.passed else None
+    kept.solved |= report.passed
     save(report.exercise, kept)
 
 

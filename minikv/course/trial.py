@@ -5,6 +5,7 @@ time, memory and output, so that an endless loop, a crash or a flood of print en
 sentence. The child writes what it finds, line by line, into a file that survives it.
 """
 
+import ast
 import faulthandler
 import importlib
 import json
@@ -25,12 +26,13 @@ import minikv
 from minikv.course import workbook
 from minikv.course.exercise import Exercise, chapter_of, chapters, find
 from minikv.course.report import Line, Report
-from minikv.course.skeletons import targets
+from minikv.course.skeletons import definitions, targets
 
 TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
 MEMORY_LIMIT = 4 << 30  # bytes that the child may take
 FIRST_OF_ENGINE = "04"  # the chapter from which on the parts are the engine's
+MODEL_RUN = "tinypy on your part"
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 
 
@@ -69,6 +71,8 @@ def examine(
         report.lines.append(_raised("the file can be imported", error, None, None))
         report.trace = _trace(error)
         return report
+    report.lines += _borrowed(exercise, text)
+    report.total += len(report.lines)
     for check in checks:
         tell({"start": check.name})
         try:
@@ -86,7 +90,7 @@ def examine(
     elif all(line.ok for line in report.lines) and not done.unwritten:
         report.status = "passed"
         if exercise.id in MODEL_RUNS:
-            tell({"start": "tinypy on your part"})
+            tell({"start": MODEL_RUN})
             try:
                 report.model = MODEL_RUNS[exercise.id](mine, tinypy())
             except BaseException as error:
@@ -142,6 +146,29 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
 
         attempt("together", [f"all parts of {', '.join(numbers)} in one engine"], all_of_them)
     return results
+
+
+def _borrowed(exercise: Exercise, text: str) -> list[Line]:
+    """A failed line for each method that hands its work to the one it should replace: classes of
+    a skeleton inherit what they do not show, and with it the reference's answer."""
+    found = definitions(workbook.parse(chapter_of(exercise.id), text))
+    lines = []
+    for path, target in targets(chapter_of(exercise.id)).items():
+        owner, _, method = path.rpartition(".")
+        if target.exercise != exercise.id or not owner or path not in found:
+            continue
+        calls = [node.func for node in ast.walk(found[path]) if isinstance(node, ast.Call)]
+        if any(ast.unparse(call) == f"super().{method}" for call in calls):
+            lines.append(
+                Line(
+                    f"{path} is your own",
+                    False,
+                    f"it calls super().{method}, which is the reference's",
+                    "the class inherits the answer",
+                    "what would this method do if there were none above it?",
+                )
+            )
+    return lines
 
 
 def _borrow(own: set[str], before: str = "99") -> None:
@@ -232,8 +259,9 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
             report = Report(**message["report"], lines=lines)
     if ended is not None:
         report.lines = [Line(**message["line"]) for message in messages if "line" in message]
-        report.total = next((m["total"] for m in messages if "total" in m), 0)
         running = next((m["start"] for m in reversed(messages) if "start" in m), "the start")
+        report.total = next((m["total"] for m in messages if "total" in m), 0)
+        report.total += running == MODEL_RUN
         report.lines.append(Line(running, False, ended[0], ended[1], ended[2]))
     report.printed = printed
     return report
@@ -281,7 +309,7 @@ def _in_child(
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
         try:
-            status = child.wait(START_LIMIT + limit)
+            status = child.wait(START_LIMIT + 2 * limit)  # it ends itself before that
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -314,7 +342,8 @@ def _ending(status: int | None, stack: str, limit: float) -> tuple[str, str, str
     if stack or status is None:
         return (
             f"stopped: not finished after {limit:g} s" + (f"\n{where}" if where else ""),
-            "a loop that never ends, or one that does far too much",
+            "a loop that never ends, or one that does far too much; on a very busy machine also "
+            "a right one: try again, or set MINIKV_TIME_LIMIT to more seconds",
             "what would have to change for this loop to stop?",
         )
     if status < 0:
@@ -338,6 +367,8 @@ def _child(arguments: list[str]) -> None:
 
         def tell(message: dict) -> None:
             file.write(json.dumps(message) + "\n")
+            if message.get("start") == MODEL_RUN:  # with a time of its own
+                faulthandler.dump_traceback_later(float(limit), exit=True, file=hung)
 
         import torch
 
