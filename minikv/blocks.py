@@ -119,12 +119,12 @@ class BlockTable:
 
     def fork(self) -> "BlockTable":
         """A second table over the same blocks; every one of them gains a holder."""
-        copy = type(self)(self.pool, self.block_size)
+        twin = type(self)(self.pool, self.block_size)
         for block_id in self.block_ids:
             self.pool.acquire(block_id)
-        copy.block_ids = self.block_ids.copy()
-        copy.num_tokens = self.num_tokens
-        return copy
+        twin.block_ids = self.block_ids.copy()
+        twin.num_tokens = self.num_tokens
+        return twin
 
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
         """The slot to write `position` in, and the copy that must happen first, if any.

@@ -146,18 +146,18 @@ class RadixCache:
         from its end. Returns how many; less than asked when the rest is locked."""
         if num_blocks < 0:
             raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
-        freed = 0
-        while freed < num_blocks and self.unlocked:
+        gone = 0
+        while gone < num_blocks and self.unlocked:
             leaf = next(iter(self.unlocked))
-            while leaf.block_ids and freed < num_blocks:
+            while leaf.block_ids and gone < num_blocks:
                 self.pool.release(leaf.block_ids.pop())
                 key = leaf.keys.pop()
-                freed += 1
+                gone += 1
             if not leaf.block_ids:
                 self._remove(leaf, key)
-        self.num_cached_blocks -= freed
-        self.num_evictable_blocks -= freed
-        return freed
+        self.num_cached_blocks -= gone
+        self.num_evictable_blocks -= gone
+        return gone
 
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold themselves."""
