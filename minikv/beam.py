@@ -63,8 +63,8 @@ def beam_search(
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
     """One new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. All parents' tables are released, once the
-    children hold what they need of them: what is left without a holder is free again.
+    A parent may have several children, or none. All parents' tables are released, or handed on
+    to a child, once the children hold what they need: what is left without a holder is free.
     """
     children = []
     for index, (parent, token_id) in enumerate(chosen):

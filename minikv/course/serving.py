@@ -25,9 +25,9 @@ from tqdm import tqdm
 
 from minikv.blocks import BlockPool
 from minikv.config import EngineConfig
-from minikv.course.bench.harness import no_gc
 from minikv.course.running_table import machine
 from minikv.course.table import Table
+from minikv.course.timing import no_gc
 from minikv.course.workload import Job, write_code
 from minikv.engine import Engine
 from minikv.loader import LanguageModel

@@ -7,18 +7,15 @@ of the repeats, with the least and the greatest behind it.
 """
 
 import argparse
-import gc
 import importlib.metadata
 import json
 import operator
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +23,7 @@ from tqdm import tqdm
 
 import minikv
 from minikv.course.files import write_whole
+from minikv.course.timing import timed
 
 
 class Spread:
@@ -109,24 +107,6 @@ def _cell(value: Any) -> str:
         if isinstance(value, Spread)
         else short(value)
     )
-
-
-@contextmanager
-def no_gc() -> Iterator[None]:
-    """The garbage collector off: it would run in one contender's time for another's garbage."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """(seconds, what `work` returned), with the garbage collector off."""
-    with no_gc():
-        started = perf_counter()
-        result = work()
-        return perf_counter() - started, result
 
 
 class Race(NamedTuple):

@@ -14,7 +14,8 @@ import argparse
 from pathlib import Path
 
 import minikv
-from minikv.course.bench.harness import Goal, Spread, Table, bar, positive, timed
+from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
+from minikv.course.timing import timed
 from minikv.course.workload import Length, chat_like, read_trace
 
 CONTEXT = 2048  # tokens, a usual model's maximum when paging was invented
