@@ -73,8 +73,8 @@ def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
     """One new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. All parents' tables are released, once the
-    children hold what they need of them: what is left without a holder is free again.
+    A parent may have several children, or none. All parents' tables are released, or handed on
+    to a child, once the children hold what they need: what is left without a holder is free.
     """
     raise NotImplementedError("Exercise 05.4: next_beams")
 
@@ -104,10 +104,11 @@ def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
 
     blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
     place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
-    step; most steps ask for none. Each source is read from memory once.
+    step; most steps ask for none. After the call each `to_block` holds what its `from_block`
+    held when its turn came: a block may be a target after it was a source.
     """
     targets: dict[int, int] = {}  # by source
     for source, target in copies:
         targets[source] = target
-    for source, wanted in targets.items():
-        blocks[:, wanted] = blocks[:, source]
+    for source, target in targets.items():
+        blocks[:, target] = blocks[:, source]

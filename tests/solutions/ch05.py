@@ -132,14 +132,14 @@ def fork(self):
         ),
         Edit(
             "forgets the number of tokens",
-            {"BlockTable.fork": (("    copy.num_tokens = self.num_tokens\n", ""),)},
+            {"BlockTable.fork": (("    twin.num_tokens = self.num_tokens\n", ""),)},
             says="num_tokens of the fork is never set",
         ),
         Edit(
             "promises what the blocks can take",
             {"BlockTable.fork": (
-                ("copy.num_tokens = self.num_tokens",
-                 "copy.num_tokens = len(self.block_ids) * self.block_size"),
+                ("twin.num_tokens = self.num_tokens",
+                 "twin.num_tokens = len(self.block_ids) * self.block_size"),
             )},
             says="num_tokens is what the blocks can take",
         ),
@@ -155,7 +155,7 @@ def fork(self):
         ),
         Edit(
             "returns nothing",
-            {"BlockTable.fork": (("    return copy\n", ""),)},
+            {"BlockTable.fork": (("    return twin\n", ""),)},
             says="nothing is returned",
         ),
         Rewrite(
@@ -179,6 +179,30 @@ def fork(self):
     return twin
 '''},
             says="the fork takes blocks of its own",
+        ),
+        Rewrite(
+            "makes chapter 04's table",
+            {"BlockTable.fork": '''
+def fork(self):
+    twin = blocks.BlockTable(self.pool, self.block_size)
+    twin.share(self.block_ids)
+    twin.num_tokens = self.num_tokens
+    return twin
+'''},
+            says="the fork is chapter 04's class",
+        ),
+        Edit(
+            "acquires the list",
+            {"BlockTable.fork": (
+                ("    for block_id in self.block_ids:\n        self.pool.acquire(block_id)\n",
+                 "    self.pool.acquire(self.block_ids)\n"),
+            )},
+            says="`acquire` takes one block id",
+        ),
+        Edit(
+            "freezes the list",
+            {"BlockTable.fork": (("self.block_ids.copy()", "tuple(self.block_ids)"),)},
+            says="block_ids must be a list",
         ),
         Edit(
             "shares full blocks only",
@@ -303,6 +327,31 @@ def fork(self):
             )},
             says="nobody asks whether the table has this position",
         ),
+        Edit(
+            "accepts the position after the last",
+            {"BlockTable.writable_slot": (("< self.num_tokens:", "<= self.num_tokens:"),)},
+            says="one position too many",
+        ),
+        Edit(
+            "accepts what the blocks can take",
+            {"BlockTable.writable_slot": (
+                ("< self.num_tokens:", "< len(self.block_ids) * self.block_size:"),
+            )},
+            says="what the blocks can take is no promise",
+        ),
+        Edit(
+            "accepts positions from the end",
+            {"BlockTable.writable_slot": (("if not 0 <= position <", "if not position <"),)},
+            says="a position below 0 is accepted",
+        ),
+        Edit(
+            "says slots for blocks",
+            {"BlockTable.writable_slot": (
+                ("(block_id, new_block)",
+                 "(block_id * self.block_size + offset, new_block * self.block_size + offset)"),
+            )},
+            says="these are slots",
+        ),
         Rewrite(
             "takes its block out of the table first",
             {"BlockTable.writable_slot": '''
@@ -375,6 +424,23 @@ def writable_slot(self, position):
             says="rounded down, so the last tokens have none",
         ),
         Rewrite(
+            "always one block more",
+            {"blocks_for_samples": """
+def blocks_for_samples(n, num_prompt, num_new, block_size):
+    each, full = (num_prompt + num_new) // block_size + 1, num_prompt // block_size
+    return full + n * (each - full) if num_new else each, n * each
+"""},
+            says="one block too many where the tokens end with a block",
+        ),
+        Rewrite(
+            "shares the first token after a full prompt",
+            counts(
+                "full + (num_prompt % block_size == 0) + n * (each - full - "
+                "(num_prompt % block_size == 0)) if num_new else each"
+            ),
+            says="a prompt that ends with a block: the next one is counted once",
+        ),
+        Rewrite(
             "rounds up twice",
             counts(RIGHT, "n * (up(num_prompt) + up(num_new))"),
             says="prompt and new tokens are rounded up apart",
@@ -434,7 +500,7 @@ def next_beams(beams, chosen):
                 ("    for parent in beams:\n",
                  "    for parent in [b for i, b in enumerate(beams) if i not in dict(chosen)]:\n"),
             )},
-            says="what they held stays held",
+            says="a parent that has children is not released",
         ),
         Rewrite(
             "hands the table over",
@@ -613,6 +679,27 @@ def copy_prefix(table, num_tokens):
             says="nothing asks whether the table has so many tokens",
         ),
         Rewrite(
+            "forks and forgets the rest",
+            {"copy_prefix": '''
+def copy_prefix(table, num_tokens):
+    if not 0 <= num_tokens <= table.num_tokens:
+        raise ValueError
+    branch = table.fork()
+    branch.block_ids = branch.block_ids[: -(-num_tokens // table.block_size)]
+    branch.num_tokens = num_tokens
+    return branch
+'''},
+            says="a holder that no longer names them",
+        ),
+        Edit(
+            "holds a block for no tokens",
+            {"copy_prefix": (
+                ("[: -(-num_tokens // table.block_size)]",
+                 "[: max(1, -(-num_tokens // table.block_size))]"),
+            )},
+            says="a branch of no tokens holds a block",
+        ),
+        Rewrite(
             "forks the whole table",
             {"copy_prefix": '''
 def copy_prefix(table, num_tokens):
@@ -668,6 +755,32 @@ def copy_blocks(blocks, copies):
             "copies backwards",
             {"copy_blocks": (("in copies:", "in reversed(copies):"),)},
             says="in another order than they were asked for",
+        ),
+        Rewrite(
+            "sorts the copies",
+            {"copy_blocks": '''
+def copy_blocks(blocks, copies):
+    for source, target in sorted(set(copies)):
+        blocks[:, target] = blocks[:, source]
+'''},
+            says="in the order of the blocks' numbers",
+        ),
+        Edit(
+            "has no dimension for the targets",
+            {"copy_blocks": (
+                ("        for target in wanted:\n            blocks[:, target] = blocks[:, source]",
+                 "        blocks[:, wanted] = blocks[:, source]"),
+            )},
+            says="has no dimension for the targets",
+        ),
+        Rewrite(
+            "needs a copy",
+            {"copy_blocks": '''
+def copy_blocks(blocks, copies):
+    sources, targets = zip(*copies)
+    blocks[:, list(targets)] = blocks[:, list(sources)]
+'''},
+            says="most steps ask for no copy",
         ),
         Rewrite(
             "copies a copy",

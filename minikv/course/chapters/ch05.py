@@ -38,7 +38,13 @@ CHAPTER = Chapter(
                 (
                     ("dict[int, list[int]]", "dict[int, int]"),
                     ("targets.setdefault(source, []).append(target)", "targets[source] = target"),
-                    ("blocks[:, [source]]", "blocks[:, source]"),
+                    (
+                        "    for source, wanted in targets.items():\n"
+                        "        for target in wanted:\n"
+                        "            blocks[:, target] = blocks[:, source]\n",
+                        "    for source, target in targets.items():\n"
+                        "        blocks[:, target] = blocks[:, source]\n",
+                    ),
                 ),
             ),
         ),
@@ -165,8 +171,8 @@ is partly filled, and `full` counts all of them.""",
         Exercise(
             id="05.4",
             title="Beams fork and end",
-            minutes=20,
-            difficulty=3,
+            minutes=15,
+            difficulty=2,
             kind="build",
             matters="Beam search branches and prunes in every step. A block released too early "
             "goes to somebody else while a beam still reads it; one released too late is lost.",
@@ -191,9 +197,9 @@ a parent with two children goes from 1 to 3 to 2, a block of a parent with none 
 what all beams share never moves.
 
 First all forks, then all releases. The other way round a block can be free for a moment, and
-another allocation, in this thread or the next, may take it. An only child would do with its
-parent's table, without either. vLLM's first engine did that for the last child of every parent,
-and readers of its code were puzzled (issue 1101).
+another allocation, in this thread or the next, may take it. Handing a parent's table on to its
+last child, without fork or release, is right as well. vLLM's first engine did so, and readers of
+its code were puzzled (issue 1101).
 
 Without a block table beams have to move memory. `transformers` picks the surviving rows of its
 cache and copies all of them, in every step (`reorder_cache`). Here at most the last block of each
@@ -228,7 +234,9 @@ so: how many blocks hold the first 6 tokens, and who has to hear of it?""",
 The broken one shares what is full and opens a new block for the rest, as if the rest were still to
 come. But those tokens were computed: their K and V lie in a block of the other table, and nothing
 ever puts them into the new one. The branch attends to whatever lies there. The counts are
-perfect, no invariant of the pool is hurt, and `engine.check()` has nothing to say.
+perfect, no invariant of the pool is hurt, and `engine.check()` has nothing to say. The cut after
+21 tokens is luck: one position of 21 holds nothing, which moves the scores of the next tokens, and
+by too little to change which is the likeliest.
 
 Sharing the partly filled block is not dangerous, because sharing never is: only writing is, and
 `writable_slot` looks before each write. Here it may even copy a block that is full. The other
@@ -244,7 +252,7 @@ copies it on write where blocks are very large (pull request 46384, 2026).""",
         Exercise(
             id="05.6",
             title="Right for two",
-            minutes=10,
+            minutes=15,
             difficulty=2,
             kind="debug",
             matters="The bookkeeping is right and every count fits. What has to be moved in memory "
@@ -258,7 +266,9 @@ copies it on write where blocks are very large (pull request 46384, 2026).""",
 targets after (1, 2):   {1: 2}
 targets after (1, 3):   ?
 targets after (1, 4):   ?
-what should be in the place of a single target?""",
+what should be in the place of a single target?
+and then: one target after the other is simplest. For all at once, blocks[:, [2, 3, 4]] has a
+dimension for them that blocks[:, 1] lacks and blocks[:, [1]] keeps""",
             ),
             works="""\
 One source can have many targets: n samples leave the same block to the last of them. A

@@ -1,6 +1,7 @@
 """Checks of chapter 05: forks, copies on first write, beams, branches, and the copies of a step."""
 
 import random
+import re
 from collections import Counter
 from functools import partial
 
@@ -45,8 +46,8 @@ class Memory:
         self.slots: dict[int, str] = {}
 
     def write(self, table, position: int, value: str) -> None:
-        slot, copy = table.writable_slot(position)
         size = table.block_size
+        slot, copy = slot_and_copy(table, position, f"position {position}, blocks of {size}")
         if copy is not None:
             source, target = copy
             for offset in range(size):
@@ -68,8 +69,20 @@ class Memory:
 # ── 05.1 A fork ───────────────────────────────────────────────────────────────
 
 
+NEVER_SET = "num_tokens of the fork is never set", "the fields of the new table"
+
+
 def forked(table):
-    twin = table.fork()
+    try:
+        twin = table.fork()
+    except TypeError as error:
+        if not re.search(r"'(list|tuple)'", str(error)):
+            raise
+        raise Wrong(
+            f"fork(): TypeError ({error})",
+            "`acquire` takes one block id, not a list of them",
+            "a loop over `self.block_ids`",
+        ) from error
     if twin is None:
         raise Wrong("fork() gives None", "nothing is returned", "what stands at the end of `fork`?")
     if twin is table:
@@ -77,6 +90,18 @@ def forked(table):
             "fork() gives the same table, not a second one",
             "both samples would write their tokens into one table",
             "make a new table in `fork`",
+        )
+    if not isinstance(twin, type(table)):
+        raise Wrong(
+            f"fork() gives a {type(twin).__name__} that is not of the table's own class",
+            "the fork is chapter 04's class, with its methods and not with yours",
+            "use `type(self)` or `BlockTable`",
+        )
+    if not isinstance(twin.block_ids, list):
+        raise Wrong(
+            f"block_ids of the fork is a {type(twin.block_ids).__name__}",
+            "block_ids must be a list: the fork grows at its end",
+            "which call makes a second list of a list?",
         )
     if twin.pool is not table.pool:
         raise Wrong(
@@ -108,7 +133,7 @@ def _(mine):
         (twin.num_tokens, twin.block_size),
         (7, 4),
         "num_tokens and block_size of the fork",
-        Suspect((0, 4), "num_tokens of the fork is never set", "the fields of the new table"),
+        Suspect((0, 4), *NEVER_SET),
         Suspect(
             (8, 4),
             "num_tokens is what the blocks can take, not what was asked for",
@@ -178,6 +203,7 @@ def _(mine):
     table, _ = table_of(mine, 8, 4)
     twin = forked(table)
     before = list(table.block_ids)
+    equal(twin.num_tokens, 8, "num_tokens of the fork of 8 tokens", Suspect(0, *NEVER_SET))
     twin.grow(1)
     if len(table.block_ids) > len(before):
         raise Wrong(
@@ -243,8 +269,20 @@ def two_samples(mine):
 
 
 def slot_and_copy(table, position: int, what: str):
-    """What writable_slot says, as (slot, copy as a tuple or None)."""
-    found = table.writable_slot(position)
+    """What writable_slot says, as (slot, copy as a tuple or None).
+
+    Refuses what is wrong wherever it happens: a copy of a block with one holder, and a pair
+    that is turned round or names slots.
+    """
+    index, size = position // table.block_size, table.block_size
+    old = table.block_ids[index]
+    alone = table.pool.ref_count(old) == 1
+    try:
+        found = table.writable_slot(position)
+    except OutOfBlocks as error:
+        if not alone:
+            raise
+        raise Wrong(f"{what}: OutOfBlocks ({error})", *ALWAYS_COPIES) from error
     if not isinstance(found, tuple) or len(found) != 2:
         raise Wrong(
             f"{what}: {found!r}, expected a pair",
@@ -252,12 +290,34 @@ def slot_and_copy(table, position: int, what: str):
             "what stands after `return`?",
         )
     slot, copy = found
-    return plain(slot), copy if copy is None else tuple(plain(copy))
+    if copy is None:
+        return plain(slot), None
+    copy, new = tuple(plain(copy)), table.block_ids[index]
+    if alone:
+        raise Wrong(f"{what}: the copy {copy}, expected None", *ALWAYS_COPIES)
+    if new != old and copy == (new, old):
+        raise Wrong(
+            f"{what}: the copy {copy}, expected {(old, new)}",
+            "the pair is turned round: an empty block would be copied over the others' tokens",
+            "(from_block, to_block)",
+        )
+    starts, offset = (old * size, new * size), position % size
+    if new != old and copy != (old, new) and copy in (starts, tuple(s + offset for s in starts)):
+        raise Wrong(
+            f"{what}: the copy {copy}, expected {(old, new)}",
+            "these are slots: block numbers are asked for",
+            "(from_block, to_block)",
+        )
+    return plain(slot), copy
 
 
 NEVER_COPIES = (
     "the block is written in place, though others hold it: their tokens are overwritten",
     "what does the pool count for this block?",
+)
+NOT_RELEASED = (
+    "the old block was never released, so B will copy, too, and the block leaks when both finish",
+    "what happens to the old block after you take the new one?",
 )
 ALWAYS_COPIES = (
     "a block with a single owner is copied: nobody else would have seen the write",
@@ -271,9 +331,7 @@ def _(mine):
     ids = list(table.block_ids)
     for position in (7, 4, 2, 0):
         what = f"one owner, position {position}, blocks of 4, table {ids}"
-        slot, copy = slot_and_copy(table, position, what)
-        if copy is not None:
-            raise Wrong(f"{what}: the copy {copy}, expected None", *ALWAYS_COPIES)
+        slot, _ = slot_and_copy(table, position, what)
         block_id = ids[position // 4]
         equal(
             slot,
@@ -333,11 +391,6 @@ def _(mine):
         copy,
         (old, new),
         f"A writes position 7, its table was {[first, old]} and is {a.block_ids}: the copy",
-        Suspect(
-            (new, old),
-            "the pair is turned round: an empty block would be copied over B's tokens",
-            "(from_block, to_block)",
-        ),
     )
     equal(
         slot,
@@ -373,12 +426,7 @@ def _(mine):
         counts_of(pool, (first, old, new)),
         [2, 1, 1],
         "after A writes position 7: counts of logical block 0, B's block 1, A's block 1",
-        Suspect(
-            [2, 2, 1],
-            "the old block was never released, so B will copy, too, and the block leaks when both "
-            "finish",
-            "what happens to the old block after you take the new one?",
-        ),
+        Suspect([2, 2, 1], *NOT_RELEASED),
         Suspect(
             [2, 2, 2],
             "the old block was never released, and the new one is counted twice",
@@ -413,8 +461,7 @@ def _(mine):
         "B writes position 7 after A: (slot, copy)",
         Suspect(
             lambda: (b.block_ids[1] * 4 + 3, (old, b.block_ids[1])),
-            "B copies as well, and nobody is left on the old block",
-            "what is the old block's count when A has taken its copy?",
+            *NOT_RELEASED,
         ),
     )
     before = list(a.block_ids)
@@ -514,11 +561,7 @@ def _(mine):
             "the second writes in place, though the third still reads the block",
             "for which counts is a copy due?",
         ),
-        Suspect(
-            [True, True, True],
-            "the last one copies, too, though it is alone",
-            "is the old block released with each copy?",
-        ),
+        Suspect([True, True, True], *NOT_RELEASED),
         Suspect(
             [False] * 3,
             "a block with three holders is written in place, though the other two read it",
@@ -539,7 +582,12 @@ def _(mine):
     if copy is None:
         raise Wrong(f"{what}: no copy is asked for", *NEVER_COPIES)
     equal(copy[0], old, f"{what}: the block that is copied from")
-    equal(pool.ref_count(old), 1, "count of the old block: the prefix cache's")
+    equal(
+        pool.ref_count(old),
+        1,
+        "count of the old block: the prefix cache's",
+        Suspect(2, *NOT_RELEASED),
+    )
 
 
 @check(
@@ -589,16 +637,37 @@ def _(mine):
 
 @check("05.2", "a position without a token is refused", look="the first lines of `writable_slot`")
 def _(mine):
-    a, pool = table_of(mine, 7, 4)
+    accepted = set()
+    for position in (-1, 6, 7, 8):
+        a, _ = table_of(mine, 6, 4)
+        _keep = a.fork()
+        try:
+            a.writable_slot(position)
+            accepted.add(position)
+        except Exception as error:
+            if not isinstance(error, ValueError):
+                accepted.add(position)
+    cause = (
+        "nobody asks whether the table has this position: -1 is the last block of a Python list, "
+        "and 6 has a slot that was not promised"
+    )
+    if -1 not in accepted:
+        cause = (
+            "what the blocks can take is no promise: the last position is num_tokens - 1"
+            if 7 in accepted
+            else "one position too many: the last one is num_tokens - 1"
+        )
+    elif accepted == {-1}:
+        cause = "a position below 0 is accepted: -1 is the last block of a Python list"
+    a, pool = table_of(mine, 6, 4)
     b = a.fork()
-    for position in (-1, 7, 8):
+    for position in (-1, 6, 7, 8):
         before = (list(a.block_ids), pool.num_free)
         raises(
             ValueError,
             partial(a.writable_slot, position),
-            f"position {position} of a table of 7 tokens",
-            "nobody asks whether the table has this position: -1 is the last block of a Python "
-            "list, and 7 has a slot that was not promised",
+            f"position {position} of a table of 6 tokens, blocks of 4",
+            cause,
             "0 up to, not including, `self.num_tokens`",
         )
         equal((list(a.block_ids), pool.num_free), before, "(block_ids, free) after it was refused")
@@ -721,8 +790,22 @@ MISTAKES = {  # shared, as a mistake would give it: (formula of n, each, full, b
         lambda n, each, full, begun, new: begun + n * (each - full) if new else each,
         "n samples: how many copies are made?",
     ),
+    "the block of the first token after the prompt is counted once, but everybody writes to it": (
+        lambda n, each, full, begun, new: full + 1 + n * (each - full - 1) if new else each,
+        "the first token after a full block opens a new one: whose?",
+    ),
+    "a prompt that ends with a block: the next one is counted once, but each sample opens one": (
+        lambda n, each, full, begun, new: (
+            full + (begun == full) + n * (each - full - (begun == full)) if new else each
+        ),
+        "the first token after a full block opens a new one: whose?",
+    ),
 }
 COPIED = {
+    "one block too many where the tokens end with a block": (
+        lambda n, tokens, begun, new, size: n * (tokens // size + 1),
+        "8 tokens in blocks of 4 need 2 blocks",
+    ),
     "the number of blocks is rounded down, so the last tokens have none": (
         lambda n, tokens, begun, new, size: n * (tokens // size),
         "7 tokens in blocks of 4 need 2 blocks",
@@ -826,6 +909,11 @@ class Beams:
             for position in range(one.num_computed, len(one.token_ids)):
                 self.memory.write(one.table, position, chr(one.token_ids[position]))
             one.num_computed = len(one.token_ids)
+
+    def split(self, letters: str) -> None:
+        """A child of the prompt's beam for each letter, by the reference, and the next step."""
+        self.live = beam.next_beams(self.live, [(0, ord(letter)) for letter in letters])
+        self.compute()
 
     def choose(self, chosen: list[tuple[int, str]], what: str) -> None:
         """next_beams, looked at, and then the next step."""
@@ -977,15 +1065,17 @@ class Beams:
                 "which of `beams` are released?",
             )
         if left and set(left) <= chosen:
-            whom = "no parent is released" if len(left) == len(given) else "parents are left over"
             raise Wrong(
                 message,
-                f"{whom}: what they held stays held when they have gone",
+                "a parent that has children is not released: what it held stays held when it has "
+                "gone",
                 "the children hold blocks of their own account; who lets go of the parent's?",
             )
         raise Wrong(
             message,
-            "no parent is released, or not every one"
+            "no parent is released: what they held stays held when they have gone"
+            if len(left) == len(given)
+            else "not every parent is released"
             if left
             else "a block is counted for somebody who is not there",
             "every child is a fork, and every parent is released once",
@@ -1027,8 +1117,7 @@ def _(mine):
 @check("05.4", "a beam without children is given back at once", look="which tables are released")
 def _(mine):
     beams = start(mine)
-    beams.choose([(0, "P"), (0, "Q"), (0, "R")], "3 children of the prompt's beam")
-    beams.compute()
+    beams.split("PQR")
     free = beams.pool.num_free
     beams.choose([(1, "X"), (1, "Y"), (1, "Z")], "3 beams, and all children are beam 1's")
     equal(beams.pool.num_free, free + 2, "free blocks when 2 of 3 beams are pruned, a block each")
@@ -1084,6 +1173,28 @@ def branched(mine, table, num_tokens: int):
             "a second table is expected",
             "what stands after `return`?",
         )
+    size = table.block_size
+    equal(
+        branch.num_tokens,
+        num_tokens,
+        f"the first {num_tokens} of {table.num_tokens} tokens, blocks of {size}: num_tokens of "
+        "the branch",
+        Suspect(
+            up(num_tokens, size) * size,
+            "num_tokens is what its blocks can take: the next token would leave a gap",
+            "the last line: what the branch has, not what it could hold",
+        ),
+        Suspect(
+            table.num_tokens,
+            "the branch has all tokens of the table, not the first few",
+            "which number of tokens was asked for?",
+        ),
+        Suspect(
+            num_tokens // size * size,
+            "the tokens after the last full block are cut off",
+            "they were computed, too, and lie in a block of the table",
+        ),
+    )
     return branch
 
 
@@ -1096,32 +1207,18 @@ def conversation(block_size: int, text: str = "abcdefghijk", num_blocks: int = 2
     return table, pool, memory
 
 
+LEFT_BEHIND = (
+    "the blocks after the prefix have a holder that no longer names them",
+    "what was forked and is not kept has to be released",
+)
+
+
 def check_branch(mine, num_tokens: int, block_size: int, text: str = "abcdefghijk") -> None:
     table, pool, memory = conversation(block_size, text)
     before = list(table.block_ids)
     branch = branched(mine, table, num_tokens)
     what = f"the first {num_tokens} of {len(text)} tokens, blocks of {block_size}"
     size, room = block_size, len(branch.block_ids) * block_size
-    equal(
-        branch.num_tokens,
-        num_tokens,
-        f"{what}: num_tokens of the branch",
-        Suspect(
-            up(num_tokens, size) * size,
-            "num_tokens is what its blocks can take: the next token would leave a gap",
-            "the last line: what the branch has, not what it could hold",
-        ),
-        Suspect(
-            len(text),
-            "the branch has all tokens of the table, not the first few",
-            "which number of tokens was asked for?",
-        ),
-        Suspect(
-            num_tokens // size * size,
-            "the tokens after the last full block are cut off",
-            "they were computed, too, and lie in a block of the table",
-        ),
-    )
     if room < num_tokens:
         raise Wrong(
             f"{what}: {len(branch.block_ids)} blocks, room for {room} tokens",
@@ -1142,6 +1239,11 @@ def check_branch(mine, num_tokens: int, block_size: int, text: str = "abcdefghij
         list(branch.block_ids),
         before[: up(num_tokens, size)],
         f"{what}: block_ids of the branch",
+        Suspect(
+            before[:1] if num_tokens == 0 else None,
+            "a branch of no tokens holds a block, and needs none",
+            "how many blocks do 0 tokens need?",
+        ),
         Suspect(
             before[: num_tokens // size + 1],
             "one block too many where the prefix ends with a block",
@@ -1168,6 +1270,7 @@ def check_branch(mine, num_tokens: int, block_size: int, text: str = "abcdefghij
             "the pool is never told that the blocks have another holder",
             "every block of the branch gains a holder",
         ),
+        Suspect([2] * len(before), *LEFT_BEHIND),
     )
 
 
@@ -1242,7 +1345,13 @@ def _(mine):
         equal(found, "abcdefghijk"[:num_tokens], f"{what}: it reads")
         stranger.release()
         branch.release()
-        equal(pool.num_free, pool.num_blocks, "free blocks when all have ended")
+        leaked = 3 - up(num_tokens, 4)
+        equal(
+            pool.num_free,
+            pool.num_blocks,
+            "free blocks when all have ended",
+            Suspect(pool.num_blocks - leaked, *LEFT_BEHIND),
+        )
 
 
 @check("05.5", "no tokens, all tokens, too many", look="the first lines of `copy_prefix`")
@@ -1272,7 +1381,7 @@ def branch_on_tinypy(mine, lm, cut: int, block_size: int = 4) -> tuple[list[int]
     go_on(engine, first, 10)
     tokens = first.token_ids[:cut] + lm.encode("return")
     other = Request(-2, tokens, minikv.SamplingParams()).sequences[0]
-    other.table, other.num_computed = mine.copy_prefix(first.table, cut), cut
+    other.table, other.num_computed = branched(mine, first.table, cut), cut
     return go_on(engine, other, 8), lm.generate_naively(tokens, 8)
 
 
@@ -1296,14 +1405,35 @@ def _(mine):
 # ── 05.6 Right for two ────────────────────────────────────────────────────────
 
 
-def check_copies(mine, copies, what: str, shape=(3, 6, 4, 2, 2, 3)) -> None:
+def make_copies(mine, blocks, copies, what: str) -> None:
+    try:
+        mine.copy_blocks(blocks, list(copies))
+    except Exception as error:
+        message = f"{what}, copies {list(copies)}: {type(error).__name__} ({error})"
+        if not copies:
+            raise Wrong(
+                message,
+                "most steps ask for no copy: the list is empty",
+                "what does your code do with an empty list?",
+            ) from error
+        if re.search("shape mismatch|must match", str(error)):
+            raise Wrong(
+                message,
+                "`blocks[:, source]` has no dimension for the targets: `blocks[:, [source]]` "
+                "keeps one",
+                "the shapes on both sides of `=`, or one target after the other",
+            ) from error
+        raise
+
+
+def check_copies(mine, copies, what: str, shape=(4, 6, 4, 2, 2, 3)) -> None:
     """One block after the other by hand, and then the reader's way."""
     before = torch.randn(shape, generator=torch.Generator().manual_seed(len(copies)))
     expected = before.clone()
     for source, target in copies:
         expected[:, target] = expected[:, source]
     found = before.clone()
-    mine.copy_blocks(found, list(copies))
+    make_copies(mine, found, copies, what)
     wrong = [b for b in range(shape[1]) if not torch.equal(found[:, b], expected[:, b])]
     if not wrong:
         return
@@ -1312,9 +1442,11 @@ def check_copies(mine, copies, what: str, shape=(3, 6, 4, 2, 2, 3)) -> None:
     turned = before.clone()
     for source, target in copies:
         turned[:, source] = turned[:, target]
-    backwards = before.clone()
+    backwards, by_number = before.clone(), before.clone()
     for source, target in reversed(copies):
         backwards[:, target] = backwards[:, source]
+    for source, target in sorted(copies):
+        by_number[:, target] = by_number[:, source]
     message = f"{what}, copies {copies}: blocks {wrong} do not hold what they should"
     if torch.equal(found, before):
         cause, look = "nothing is copied", "what is written to `blocks`, in place?"
@@ -1322,6 +1454,12 @@ def check_copies(mine, copies, what: str, shape=(3, 6, 4, 2, 2, 3)) -> None:
         cause, look = (
             "copied the wrong way round: over the block that others still read",
             "(from_block, to_block)",
+        )
+    elif list(copies) != sorted(copies) and torch.equal(found, by_number):
+        cause, look = (
+            "the copies are made in the order of the blocks' numbers, and a source was overwritten "
+            "before it was read",
+            "the order of `copies`",
         )
     elif len(copies) > 1 and torch.equal(found, backwards):
         cause, look = (
@@ -1371,7 +1509,7 @@ def _(mine):
 
 @check("05.6", "all layers, all slots, K and V", look="the dimensions of `blocks`")
 def _(mine):
-    for shape in ((1, 6, 4, 2, 1, 2), (7, 6, 1, 2, 1, 2), (5, 6, 16, 2, 2, 8), (6, 6, 3, 2, 1, 1)):
+    for shape in ((3, 6, 4, 2, 1, 2), (7, 6, 1, 2, 1, 2), (5, 6, 16, 2, 2, 8), (6, 6, 3, 2, 1, 1)):
         check_copies(mine, [(3, 5), (3, 0)], f"three samples, memory of shape {shape}", shape)
 
 
@@ -1380,6 +1518,7 @@ def _(mine):
     # The last holder of block 1 was preempted after the first copy was planned, and block 1 given
     # to another request: it is read first, and written to later.
     check_copies(mine, [(1, 2), (5, 1)], "a block that changes hands within the step")
+    check_copies(mine, [(5, 4), (1, 5)], "a block that changes hands within the step")
     check_copies(
         mine, [(1, 2), (1, 3), (5, 1), (5, 4)], "a block that changes hands within the step"
     )
@@ -1413,7 +1552,7 @@ def engine_on(mine, lm, block_size: int = 4) -> minikv.Engine:
     """An engine on the reader's tables, whose copies the reader's function makes."""
     config = minikv.EngineConfig(num_blocks=128, block_size=block_size, prefix_cache=False)
     engine = minikv.Engine(lm, config, block_table=mine.BlockTable)
-    engine.store.copy_to = lambda other, pairs: mine.copy_blocks(other.blocks, pairs)
+    engine.store.copy_to = lambda other, pairs: make_copies(mine, other.blocks, pairs, "tinypy")
     return engine
 
 
@@ -1474,8 +1613,9 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     copied = width * up(total, 4)
     return (
         f"{width} samples of {SAMPLES.max_tokens} tokens, same tokens as the oracle, {held} blocks "
-        f"instead of {copied}; {width} beams of {SAMPLES.max_tokens} tokens, the oracle's scores, "
-        f"{most} blocks instead of {copied}; a branch in the middle, same tokens as the oracle."
+        f"({copied} without sharing); {width} beams of {SAMPLES.max_tokens} tokens, the oracle's "
+        f"scores, {most} blocks ({copied} without sharing); a branch in the middle, same tokens "
+        "as the oracle."
     )
 
 
