@@ -91,7 +91,11 @@ class RadixCache(radix.RadixCache):
     # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
-        while (node := node.parent) is not None and node.parent is not None:
+        path = []  # up to the root
+        while node.parent is not None:
+            node = node.parent
+            path.append(node)
+        for node in path[:-1]:  # the root is never locked
             if node.lock_count == 0:
                 del self.unlocked[node]
                 self.num_evictable_blocks -= len(node.block_ids)
@@ -100,7 +104,11 @@ class RadixCache(radix.RadixCache):
     # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises ValueError for a node that is not locked."""
-        while (node := node.parent) is not None and node.parent is not None:
+        path = []  # up to the root
+        while node.parent is not None:
+            node = node.parent
+            path.append(node)
+        for node in path[:-1]:  # the root is never locked
             if node.lock_count == 0:
                 raise ValueError("this node is not locked: unlock was called once too often")
             node.lock_count -= 1

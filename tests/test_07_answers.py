@@ -115,6 +115,8 @@ def test_it_keeps_what_is_in_use_and_clears_the_rest():
     assert pool.ref_count(own[0]) == 1 and cache.match([1, 2]).num_tokens == 0
     with pytest.raises(ValueError, match="block_ids: 2 blocks of tokens, 1 blocks"):
         cache.insert([1, 2, 3, 4], own[:1])
+    with pytest.raises(ValueError, match="num_blocks: must be at least 0, was -1"):
+        cache.evict(-1)
 
 
 def test_check_notices():

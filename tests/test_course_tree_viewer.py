@@ -336,7 +336,7 @@ def test_what_happened_is_marked():
     drawn = [legend_and_rest(history.frame(index)) for index in range(7)]
     assert "the tree is empty" in drawn[0]
     assert "✂" in drawn[2] and "✂" not in drawn[1] and "✂" not in drawn[3]
-    assert "locked" in drawn[2] and "unlocked" in drawn[4]
+    assert "+1 lock" in drawn[2] and "−1 lock" in drawn[4]
     assert [text.count("evicted") for text in drawn] == [0, 0, 0, 0, 0, 1, 3]
     assert "root" in drawn[1] and {"no salt", "a·salt"} <= set(drawn[3])
 

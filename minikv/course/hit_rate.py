@@ -14,6 +14,7 @@ Answers are not cached: the next turn of a chat finds its old prompt, and not wh
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
+from itertools import cycle
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -164,18 +165,14 @@ def hit_rates(
     return HitRates(sizes, rates, len(streams), total, distinct)
 
 
-LOOKS = (  # marker, its size, line, colour: one cache's points may lie on another's
-    ("o", 8, "-", style.PALETTE[0]),
-    ("x", 6, ":", style.PALETTE[3]),
-    ("s", 4, "--", style.PALETTE[5]),
-    ("^", 6, "-.", style.PALETTE[1]),
-)
+LOOKS = (("x", style.PALETTE[3]), ("s", style.PALETTE[5]), ("^", style.PALETTE[1]))
 
 
 def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
-    """Hit rate over cache size; `block_size` in tokens, for the label."""
+    """Hit rate of the first cache over its size, and in a corner how far below it the others are;
+    `block_size` in tokens, for the label."""
+    (first, values), *others = rates.rates.items()
     best = max(values[-1] for values in rates.rates.values())
-    values = next(iter(rates.rates.values()))
     enough = next(
         size for size, rate in zip(rates.sizes, values, strict=True) if rate >= 0.9 * values[-1]
     )
@@ -183,22 +180,28 @@ def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
         f"{enough:,} blocks, {enough / rates.num_distinct:.0%} of all distinct ones, "
         f"find 90% of what can be found"
     )
-    figure, axes = style.new_axes(
-        title, f"cache size (blocks of {block_size} tokens)", "hit blocks (% of all)", height=3.3
-    )
-    for index, (cache, values) in enumerate(rates.rates.items()):
-        marker, size, line, color = LOOKS[index % len(LOOKS)]
-        axes.plot(rates.sizes, [100 * value for value in values], marker + line, label=cache,
-                  color=color, markersize=size, linewidth=1.8,
-                  markerfacecolor="none", markeredgewidth=1.3)  # fmt: skip
+    label = f"cache size (blocks of {block_size} tokens)"
+    figure, axes = style.new_axes(title, label, f"hit blocks, {first} (% of all)", height=3.3)
+    axes.plot(rates.sizes, [100 * value for value in values], "o-",
+              color=style.PALETTE[0], markerfacecolor="none", linewidth=1.8)  # fmt: skip
+    corner = axes.inset_axes((0.6, 0.17, 0.39, 0.5), facecolor=style.PAPER)
+    for (cache, lower), (marker, color) in zip(others, cycle(LOOKS), strict=False):
+        below = [100 * (a - b) for a, b in zip(values, lower, strict=True)]
+        corner.plot(rates.sizes, below, f"{marker}-", label=cache, color=color, linewidth=1.2,
+                    markersize=4, markerfacecolor="none")  # fmt: skip
+    corner.set_title(f"points below the {first}", fontsize=9, loc="left")
     axes.axhline(100 * best, color=style.FAINT, linewidth=0.8, linestyle=":")
     axes.annotate(f"{best:.1%}: nothing evicted", (0, 100 * best), (4, 2), va="bottom",
                   xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9,
                   color=style.INK)  # fmt: skip
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
+    for each in (axes, corner):
+        each.set_xscale("log")
+        each.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
+        each.tick_params(labelsize=9)
     axes.set_ylim(0, max(1, 115 * best))
-    axes.legend(loc="lower right", frameon=False, fontsize=9)
+    corner.spines[["top", "right"]].set_visible(False)
+    corner.margins(y=0.9)
+    corner.legend(frameon=False, fontsize=8, loc="upper right", borderaxespad=0)
     rows = "; ".join(
         f"{cache} "
         + ", ".join(

@@ -341,7 +341,7 @@ def _scene(step: Snapshot, before: Snapshot | None, with_salts: bool) -> Scene:
                 outlined=True,
                 num_locks=node.lock_count,
                 turn=node.turn,
-                change="locked" if more > 0 else "unlocked" if more < 0 else "",
+                change=f"{'+' if more > 0 else '−'}{plural(abs(more), 'lock')}" if more else "",
                 cut=bool(changes) and node.places[0] in changes.split,
             )
         )

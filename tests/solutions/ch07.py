@@ -117,6 +117,8 @@ def insert(self, token_ids, block_ids, salt=None):
 """,
         "ChainedCache.evict": """
 def evict(self, num_blocks):
+    if num_blocks < 0:
+        raise ValueError(num_blocks)
     done = 0
     for name in list(self.blocks):
         if done < num_blocks and self.pool.ref_count(self.blocks[name]) < 2:
@@ -306,6 +308,23 @@ def match(self, token_ids):
             says="the lower half keeps all keys, also those of the upper one",
         ),
         Edit(
+            "hands out the node's own list",
+            {"RadixCache._walk": (
+                ("        block_ids += child.block_ids",
+                 "        block_ids = block_ids + child.block_ids if block_ids"
+                 " else child.block_ids"),
+            )},
+            says="the list is the node's own, and grows with the node",
+        ),
+        Edit(
+            "forgets the lock, and looks at the lower half's",
+            {"RadixCache._split": (
+                ("    upper.lock_count = lower.lock_count\n", ""),
+                ("if upper.lock_count == 0", "if lower.lock_count == 0"),
+            )},
+            says="the upper half has no lock",
+        ),
+        Edit(
             "cuts the keys, not the blocks",
             {"RadixCache._split": (
                 ("lower.keys[length:], lower.block_ids[length:]",
@@ -330,7 +349,7 @@ def match(self, token_ids):
         Edit(
             "forgets the lock",
             {"RadixCache._split": (("    upper.lock_count = lower.lock_count\n", ""),)},
-            says="the upper half is not locked: what a sequence stands on could be evicted",
+            says="the upper half has no lock: what a sequence stands on could be evicted",
         ),
         Edit(
             "forgets that the upper half can be evicted",
@@ -436,9 +455,34 @@ def _split(self, upper, length):
         Edit(
             "evicts whole nodes",
             {"RadixCache.evict": (
-                ("while leaf.block_ids and freed < num_blocks:", "while leaf.block_ids:"),
+                ("while leaf.block_ids and gone < num_blocks:", "while leaf.block_ids:"),
             )},
             says="a whole node goes, where 2 blocks were asked for",
+        ),
+        Edit(
+            "looks at the number of blocks too late",
+            {"RadixCache.insert": (
+                ("if len(block_ids) < len(keys):", "if False:"),
+                ("    new_blocks = list", "    if len(block_ids) < len(keys):\n"
+                 "        raise ValueError(len(block_ids))\n    new_blocks = list"),
+            )},
+            says="something is changed before the error is raised",
+        ),
+        Edit(
+            "counts what is evictable as well",
+            {"RadixCache.insert": (
+                ("+= len(new_blocks)\n",
+                 "+= len(new_blocks)\n        self.num_evictable_blocks += len(new_blocks)\n"),
+            )},
+            says="`_append` has counted them already",
+        ),
+        Edit(
+            "makes a root for nothing",
+            {"RadixCache.insert": (
+                ("    if not keys:\n", "    if not keys:\n"
+                 "        self._roots.setdefault(salt, Root(salt))\n"),
+            )},
+            says="a root is made though there is nothing to insert",
         ),
         Edit(
             "evicts the youngest",
@@ -464,25 +508,25 @@ def _split(self, upper, length):
         ),
         Edit(
             "never stops",
-            {"RadixCache.evict": (("freed < num_blocks and self.unlocked", "freed < num_blocks"),)},
+            {"RadixCache.evict": (("gone < num_blocks and self.unlocked", "gone < num_blocks"),)},
             says="the loop goes on when nothing unlocked is left",
         ),
         Edit(
             "returns what was asked for",
-            {"RadixCache.evict": (("return freed", "return num_blocks"),)},
+            {"RadixCache.evict": (("return gone", "return num_blocks"),)},
             says="that is what was asked for, not what went",
         ),
         Edit(
             "counts nothing",
             {"RadixCache.evict": (
-                ("    self.num_cached_blocks -= freed\n", ""),
-                ("    self.num_evictable_blocks -= freed\n", ""),
+                ("    self.num_cached_blocks -= gone\n", ""),
+                ("    self.num_evictable_blocks -= gone\n", ""),
             )},
             says="the two counters are not told",
         ),
         Edit(
             "forgets what is evictable",
-            {"RadixCache.evict": (("    self.num_evictable_blocks -= freed\n", ""),)},
+            {"RadixCache.evict": (("    self.num_evictable_blocks -= gone\n", ""),)},
             says="num_evictable_blocks is not told",
         ),
         Edit(
@@ -540,6 +584,58 @@ def chained_hashes(token_ids, block_size, salt=None):
                 ("sha256(before + repr(key).encode()).digest()", "hash((before, key))"),
             )},
             says="Python's hash() of two prompts can be equal",
+        ),
+        Edit(
+            "puts the salt into Python's hash, too",
+            {"chained_hashes": (
+                ("sha256(before + repr(key).encode()).digest()", "hash((salt, before, key))"),
+                ("names.append((salt, before))", "names.append(before)"),
+            )},
+            says="Python's hash() of the two is the same",
+        ),
+        Edit(
+            "takes two bytes of the hash",
+            {"chained_hashes": (
+                ("sha256(before + repr(key).encode()).digest()",
+                 "sha256(before + repr(key).encode()).digest()[:2]"),
+            )},
+            says="the names are so short that they collide by chance",
+        ),
+        Edit(
+            "takes the salt's text",
+            {"chained_hashes": (("names.append((salt, before))",
+                                 "names.append((str(salt), before))"),)},
+            says="the salt's text is in the names, and two salts may have the same text",
+        ),
+        Edit(
+            "stores before it refuses",
+            {"ChainedCache.insert": (
+                ("if len(block_ids) < len(names):", "if False:"),
+                ("zip(names, block_ids, strict=False)",
+                 "zip(names, list(block_ids)[:max(len(names), 1)], strict=True)"),
+            )},
+            says="blocks are stored before the error is raised",
+        ),
+        Edit(
+            "refuses more blocks than names",
+            {"ChainedCache.insert": (("len(block_ids) < len(names)",
+                                      "len(block_ids) != len(names)"),)},
+            says="more blocks than names are refused, and should be left alone",
+        ),
+        Edit(
+            "stops at the first block in use",
+            {"ChainedCache.evict": (
+                ("        if self.pool.ref_count(block_id) == 1:\n"
+                 "            unused.append(name)\n",
+                 "        if self.pool.ref_count(block_id) != 1:\n            break\n"
+                 "        unused.append(name)\n"),
+            )},
+            says="it stops at the first block that is in use",
+        ),
+        Edit(
+            "evicts less than nothing",
+            {"ChainedCache.evict": (("if num_blocks < 0:", "if False:"),)},
+            says="nothing looks at the sign",
         ),
         Edit(
             "lets tokens run into each other",
@@ -689,6 +785,29 @@ def chained_hashes(token_ids, block_size, salt=None):
             )},
             says="`unlock` gives nothing back",
         ),
+        Rewrite(
+            "unlocks from the root down",
+            {"RadixCache.unlock": '''
+def unlock(self, node):
+    if node.parent is not None and node.lock_count == 0:
+        raise ValueError("not locked")
+    path = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    for node in reversed(path):
+        node.lock_count -= 1
+        if node.lock_count == 0:
+            self.unlocked[node] = None
+            self.num_evictable_blocks += len(node.block_ids)
+'''},
+            says="nodes are unlocked from the root down",
+        ),
+        Edit(
+            "locks the root",
+            {"RadixCache.lock": (("while node.parent is not None:", "while node is not None:"),)},
+            says="the root is never locked",
+        ),
         Edit(
             "accepts one unlock too many",
             {"RadixCache.unlock": (
@@ -730,6 +849,31 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "            table.block_ids[index] = result.block_ids[index]"),
             )},
             says="a block lost a holder that is still there",
+        ),
+        Edit(
+            "does not say that the table has changed",
+            {"Scheduler.share_full_blocks": (
+                ("            sequence.table_version += 1\n", ""),
+            )},
+            says="the next step still reads the blocks that were given back",
+        ),
+        Edit(
+            "asks for the prompt alone",
+            {"Scheduler.look_up": (("sequence.token_ids[:-1]",
+                                    "sequence.request.prompt_ids[:-1]"),)},
+            says="only the prompt is looked up",
+        ),
+        Edit(
+            "cuts the hit, and not its node",
+            {"Scheduler.look_up": (
+                ("sequence.token_ids[:-1]", "sequence.token_ids"),
+                ("    return match if", "    if match.num_tokens == len(sequence.token_ids):\n"
+                 "        size = self.config.block_size\n"
+                 "        match = MatchResult(\n"
+                 "            match.node, match.block_ids[:-1], match.num_tokens - size)\n"
+                 "    return match if"),
+            )},
+            says="the hit is cut and its node is not",
         ),
         Edit(
             "leaves nothing to compute",

@@ -111,6 +111,8 @@ class ChainedCache:
     def evict(self, num_blocks: int) -> int:
         """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
         first. Returns how many; less than asked when the others are in use."""
+        if num_blocks < 0:
+            raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
         unused = []
         for name, block_id in self.blocks.items():
             if len(unused) == num_blocks:

@@ -12,11 +12,15 @@ ONLY_WHOLE_PROMPTS = (
         "    return block_ids[:known]",
     ),
 )
+PATH_TO_THE_ROOT = (
+    "    path = []  # up to the root\n"
+    "    while node.parent is not None:\n"
+    "        node = node.parent\n"
+    "        path.append(node)\n"
+    "    for node in path[:-1]:  # the root is never locked\n"
+)
 LOCKS_FROM_THE_PARENT = (
-    (
-        "    while node.parent is not None:\n",
-        "    while (node := node.parent) is not None and node.parent is not None:\n",
-    ),
+    ("    while node.parent is not None:\n", PATH_TO_THE_ROOT),
     (
         "        node.lock_count += 1\n        node = node.parent\n",
         "        node.lock_count += 1\n",
@@ -27,8 +31,7 @@ UNLOCKS_FROM_THE_PARENT = (
         "    if node.parent is not None and node.lock_count == 0:\n"
         '        raise ValueError("this node is not locked: unlock was called once too often")\n'
         "    while node.parent is not None:\n",
-        "    while (node := node.parent) is not None and node.parent is not None:\n"
-        "        if node.lock_count == 0:\n"
+        PATH_TO_THE_ROOT + "        if node.lock_count == 0:\n"
         "            raise ValueError("
         '"this node is not locked: unlock was called once too often")\n',
     ),
@@ -105,7 +108,7 @@ CHAPTER = Chapter(
         Exercise(
             id="07.1",
             title="A tree that only knows whole prompts",
-            minutes=15,
+            minutes=10,
             difficulty=2,
             kind="debug",
             matters="Most of what requests have in common is a beginning that nobody ever sent "
@@ -142,7 +145,7 @@ counts: so many hits for so many requests, known beforehand.""",
         Exercise(
             id="07.2",
             title="Walk down, and split",
-            minutes=30,
+            minutes=35,
             difficulty=4,
             kind="build",
             matters="The walk is done for every request that waits. Where it ends inside a node, "
@@ -201,11 +204,11 @@ nobody can tell the difference.""",
     new = the caller's blocks from `depth` on, as many as there are keys
     if there are any: acquire each; append them below node; count them as cached
     touch the node;  the result: node, the tree's blocks + new, depth
-evict: refuse a negative number;  freed = 0
-    until enough is freed or nothing is unlocked:
-        leaf = the first of `unlocked`;  from its end: release a block, drop its key, freed + 1
+evict: refuse a negative number;  gone = 0
+    until enough is gone or nothing is unlocked:
+        leaf = the first of `unlocked`;  from its end: release a block, drop its key, gone + 1
         if the leaf is empty: remove it, by the key that was dropped last
-    both counters go down by freed; return it""",
+    both counters go down by gone; return it""",
             ),
             works="""\
 Two numbers have two meanings. The pool's reference count says who holds a block; the tree is one
@@ -248,13 +251,15 @@ match:   collect blocks until a name is missing; then make these names the young
 insert:  refuse too few blocks
     for each name and block: known? count it.  new? acquire the block, store it
     make all the names the youngest, the last one first;  look their blocks up for the result
-evict:   from the oldest on, where nobody but the cache holds the block: forget and release it""",
+evict:   refuse a negative number
+    from the oldest on, where nobody but the cache holds the block: forget and release it""",
             ),
             works="""\
-A name has the name before it inside, which has the one before that. So it stands for the whole
-beginning, in 32 bytes, and a walk down a tree becomes a row of looks into one dictionary. No
-pointers, no cuts; and two machines call the same prefix by the same name, which a tree's nodes do
-not do.
+A hash has the hash before it inside, which has the one before that. So 32 bytes and the salt stand
+for the whole beginning, and a walk down a tree becomes a row of looks into one dictionary. (The
+beginning itself would be a name, too. Each would be as long as all before it: memory and time
+would grow with the square of the prompt.) No pointers, no cuts; and two machines call the same
+prefix by the same name, which a tree's nodes do not do.
 
 What the tree knew by its shape has to be kept by order. Nothing links a block to those behind it.
 If it goes before they do they stay, take room, and are found by nobody, until it comes back. So of
@@ -271,7 +276,7 @@ no such worry.""",
         Exercise(
             id="07.5",
             title="A prefix that vanished",
-            minutes=15,
+            minutes=10,
             difficulty=3,
             kind="debug",
             matters="Nothing fails until memory is tight. Then a prefix that a request is standing "
@@ -288,7 +293,7 @@ so: look at the node first, then step to its parent
 the same in unlock: and there the node that is handed in decides whether it is locked at all""",
             ),
             works="""\
-The step to the parent came first, so the loop did its work for the parent, and the node itself got
+The step to the parent came first, so the path began with the parent, and the node itself got
 nothing. mini-sglang shipped this in 2025 (pull request 52). On a path of many nodes nearly
 everything is locked, and short tests pass.
 
@@ -334,7 +339,8 @@ goes on naming it, the next request to allocate writes over it. mini-sglang had 
 Nothing left to compute. The cache has K and V, not logits. To know what follows the last token the
 model has to look at it once. So the longest useful hit is one token short of the prompt: vLLM sets
 `max_cache_hit_length` to the prompt's length minus 1 (pull request 17999). A prompt that ends
-between blocks never shows the bug, a test with a nice round length does.
+between blocks never shows the bug, a test with a nice round length does. And why not drop the last
+block of a full hit? Its node would still have it, so the lock would hold more than the hit.
 
 Remembered too long. An answer of the cache is true until the next eviction, and nobody who waits
 has a lock. Between two attempts the blocks may go to somebody else. The lucky case is an error; the

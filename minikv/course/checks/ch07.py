@@ -5,10 +5,12 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
+from itertools import combinations
 
 import minikv
 from minikv.course.answers.ch07 import keys_of
 from minikv.course.checking import Suspect, Wrong, check, equal, raises, runs_model, tinypy
+from minikv.radix import Root
 
 SIZES = (4, 1, 3, 16)
 SALTS = (None, None, "x")
@@ -205,8 +207,16 @@ def check_trie(mine, size: int, stored: list[str], asked: str) -> None:
         *[
             Suspect([called[b] for b in known_by_mistake(trie, token_ids, mistake)], *why)
             for mistake, why in TRIE_MISTAKES.items()
+            if explains_the_same_again(mine, mistake)
         ],
     )
+
+
+def explains_the_same_again(mine, mistake: str) -> bool:
+    """Whether a mistake also gives what is found of a prompt that is stored as it is."""
+    trie, token_ids = mine.BlockTrie(1), [1, 2, 3]
+    trie.insert(token_ids, [0, 1, 2])
+    return list(trie.match(token_ids)) == known_by_mistake(trie, token_ids, mistake)
 
 
 @check("07.1", "the same prompt again", look="what `match` returns, and when")
@@ -337,6 +347,12 @@ UNSOUND = {  # what `check` says: what may have brought it about, where to look
 }
 
 
+FROM_THE_ROOT = (
+    "nodes are unlocked from the root down, so eviction would take a parent first",
+    "in which order do the node and its ancestors get into `unlocked`?",
+)
+
+
 class Tree:
     """A reader's RadixCache. Prompts are words; a block is called by the prefix that it ends.
 
@@ -370,11 +386,13 @@ class Tree:
                 "of what is left of the prompt and the node's keys, which is shorter?",
             ) from error
         except KeyError as error:
-            raise Wrong(
-                f"{self.words(what)}: KeyError",
+            why = (
                 "a node is looked for where it is not: in `unlocked`, or in `children`",
                 "who is in `unlocked`? Under which key does a node stand?",
-            ) from error
+            )
+            if error.args and isinstance(error.args[0], Root):
+                why = "the root is never locked, nor unlocked", "where does the loop stop?"
+            raise Wrong(f"{self.words(what)}: KeyError", *why) from error
         except (TypeError, AttributeError) as error:
             if "NoneType" not in str(error):
                 raise
@@ -417,13 +435,15 @@ class Tree:
             found += freed
         return found
 
-    def sound(self, what: str) -> None:
-        """Every invariant holds, or else Wrong that says which does not."""
+    def sound(self, what: str, **better: tuple[str, str]) -> None:
+        """Every invariant holds, or else Wrong that says which does not. `better`: a cause and a
+        look for what `check` says, by a word of it."""
         try:
             self.cache.check()
         except AssertionError as error:
             said = str(error).removeprefix("prefix cache: ")
-            why = next((why for key, why in UNSOUND.items() if key in said), (None, None))
+            known = better | UNSOUND
+            why = next((why for key, why in known.items() if key in said), (None, None))
             raise Wrong(f"{self.words(what)}: check() says: {said}", *why) from error
         except (AttributeError, KeyError) as error:
             raise Wrong(
@@ -484,6 +504,8 @@ def play(mine, size: int, seed: int, steps: int, kinds: str) -> None:
                 if name not in model.block:
                     model.block[name] = block_id
                     held += [block_id] * keep
+                elif block_id != model.block[name]:
+                    tree.called[block_id] = f"the caller's {name[1]}"
             _same(tree, result.block_ids, [model.block.get(name) for name in names], what)
             equal(result.num_existing, len(there), tree.words(f"{what}: num_existing"))
             _same(tree, on_path(result.node), result.block_ids, f"{what}: down to its node")
@@ -520,7 +542,7 @@ def play(mine, size: int, seed: int, steps: int, kinds: str) -> None:
                 tree.pool.release(held.pop(draw.randrange(len(held))))
         else:
             continue
-        tree.sound(what)
+        tree.sound(what, **({"younger": FROM_THE_ROOT} if kind == "u" else {}))
         equal(
             (tree.cache.num_cached_blocks, tree.cache.num_evictable_blocks),
             (len(model.block), sum(not model.locks[name] for name in model.block)),
@@ -741,18 +763,23 @@ def _(mine):
         node = tree.match("ABC").node
         tree.cache.lock(node)
         tree.cache.lock(node)
-        tree.match("A")
+        no_lock = (
+            "the upper half has no lock: what a sequence stands on could be evicted",
+            "the lock count of a new node above a locked one",
+        )
+        try:
+            tree.match("A")
+        except Wrong as error:
+            if node.lock_count == 2 and node.parent.lock_count == 0:
+                raise Wrong(error.what, *no_lock) from error
+            raise
         what = "ABC locked twice, then a match of A"
         locks = dict(sorted((spelled(one), one.lock_count) for one in tree.cache.nodes()))
         equal(
             locks,
             {"A": 2, "BC": 2, "X": 0},
             tree.words(f"{what}: lock counts of the nodes"),
-            Suspect(
-                {"A": 0, "BC": 2, "X": 0},
-                "the upper half is not locked: what a sequence stands on could be evicted",
-                "the lock count of a new node above a locked one",
-            ),
+            Suspect({"A": 0, "BC": 2, "X": 0}, *no_lock),
             Suspect(
                 {"A": 1, "BC": 2, "X": 0},
                 "the upper half has one lock, whatever the node had",
@@ -779,6 +806,24 @@ def _(mine):
             tree.evict_one_by_one(),
             ["ABC", "AB", "A"],
             tree.words(f"{what}, unlocked twice, and evicted one by one"),
+        )
+
+
+@check("07.2", "what a match has found stays as it is", look="the third result of `_walk`")
+def _(mine):
+    for size in SIZES:
+        tree = Tree(mine, size, "AB")
+        found = tree.match("AB").block_ids
+        tree.insert("ABCD")
+        equal(
+            tree.names(found),
+            ["A", "AB"],
+            tree.words("match of AB, then insert of ABCD; the list that the match has returned"),
+            Suspect(
+                ["A", "AB", "ABC", "ABCD"],
+                "the list is the node's own, and grows with the node",
+                "is a new list made, or is a node's list handed out?",
+            ),
         )
 
 
@@ -849,13 +894,20 @@ def _(mine):
             f"{what}: num_cached_blocks",
             Suspect(0, "new blocks are not counted", "who changes num_cached_blocks?"),
         )
+        equal(
+            tree.cache.num_evictable_blocks,
+            3,
+            f"{what}: num_evictable_blocks",
+            Suspect(6, "they are counted twice: `_append` has counted them already",
+                    "which counter is left to `insert`?"),
+        )  # fmt: skip
         tree.sound("insert of ABC+")
         for block_id in own:
             tree.pool.release(block_id)
         equal(tree.pool.num_free, 5, f"{what}, which then ends: free blocks of 8")
 
 
-@check("07.3", "where a prefix is known, the tree's own blocks stay", look="new blocks are which?")
+@check("07.3", "where a prefix is known, the tree's own blocks stay", look="which blocks are new?")
 def _(mine):
     for size in SIZES:
         for stored, word, there in (
@@ -923,24 +975,36 @@ def _(mine):
             equal(tree.names(tree.match(word).block_ids), expected, f"{what}, then a match finds")
 
 
+def state(tree: Tree) -> tuple:
+    """All that a call that is refused must leave as it was."""
+    return (
+        shape_of(tree.cache),
+        list(tree.cache._roots),
+        [spelled(node) for node in tree.cache.unlocked],
+        (tree.cache.num_cached_blocks, tree.cache.num_evictable_blocks, tree.pool.num_free),
+    )
+
+
 @check("07.3", "too few blocks are refused, too many left alone", look="how many blocks are needed")
 def _(mine):
-    tree = Tree(mine, 4, "AB")
-    own = [tree.pool.allocate()]
-    before = (shape_of(tree.cache), tree.pool.num_free)
-    raises(
-        ValueError,
-        lambda: tree.cache.insert(tokens_of("XYZ", 4), own),
-        "insert of XYZ with 1 block",
-        "nothing compares the number of blocks with that of the keys",
-        "the first lines of `insert`",
-    )
-    if (shape_of(tree.cache), tree.pool.num_free) != before:
-        raise Wrong(
-            "insert of XYZ with 1 block is refused, and the tree is not what it was",
-            "something is changed before the error is raised",
-            "the order of the lines",
+    for word, salt in (("XYZ", None), ("XYZ", "new"), ("AXY", None), ("ABC", None)):
+        tree = Tree(mine, 4, "AB", "C")
+        own, before = [tree.pool.allocate()], state(tree)
+        what = tree.words(f"insert of {word} of salt {salt} with 1 block")
+        raises(
+            ValueError,
+            partial(tree.cache.insert, tokens_of(word, 4), own, salt),
+            what,
+            "nothing compares the number of blocks with that of the keys",
+            "the first lines of `insert`",
         )
+        if state(tree) != before:
+            raise Wrong(
+                f"{what} is refused, and the tree is not what it was",
+                "something is changed before the error is raised: a root is made, a node cut, or "
+                "used",
+                "what has to be looked at first?",
+            )
     for size in (4, 3, 16):
         tree = Tree(mine, size, "AB")
         own = [tree.pool.allocate() for _ in range(5)]
@@ -959,7 +1023,10 @@ def _(mine):
     tree = Tree(mine, 4)
     result = tree.call(lambda: tree.cache.insert([1, 2, 3], []), "insert of 3 tokens")
     equal((list(result.block_ids), result.num_existing), ([], 0), "insert of 3 tokens, blocks of 4")
-    tree.sound("insert of 3 tokens")
+    tree.sound(
+        "insert of 3 tokens",
+        root=("a root is made though there is nothing to insert", "when is a root made?"),
+    )
 
 
 @check("07.3", "a salt is a tree of its own", look="which root the walk begins at")
@@ -1250,15 +1317,30 @@ def _(mine):
 
 @check("07.4", "another salt, other names", look="where does the salt go?")
 def _(mine):
-    salts = (None, "", "one", "two", 0, ("one",))
+    salts = ("one", "two", None, "None", 1, "1", ("one",), "", 0)
     for size in SIZES:
-        names = [name for salt in salts for name in named(mine, "ABC", size, salt)]
-        if len(set(names)) < len(names):
-            raise Wrong(
-                f"blocks of {size}: ABC of {len(salts)} salts has {len(set(names))} different "
-                f"names, expected {len(names)}",
+        for one, other in combinations(salts, 2):
+            same = set(named(mine, "ABC", size, one)) & set(named(mine, "ABC", size, other))
+            if not same:
+                continue
+            why = (
                 "the salt is not in every name: one tenant's block is found by another",
                 "where does the salt go, and does it reach the second block?",
+            )
+            if str(one) == str(other):
+                why = (
+                    "the salt's text is in the names, and two salts may have the same text",
+                    "what has to go into a name, if any two salts are to differ in it?",
+                )
+            elif hash(one) == hash(other):
+                why = (
+                    "Python's hash() of the two is the same",
+                    "a name that has the salt itself in it",
+                )
+            raise Wrong(
+                f"blocks of {size}: ABC of salt {one!r} and of salt {other!r} have {len(same)} "
+                "names in common, expected 0",
+                *why,
             )
         equal(named(mine, "AB", size, "one"), named(mine, "ABC", size, "one")[:2], "the same salt")
 
@@ -1282,6 +1364,14 @@ def _(mine):
                 "tokens run into each other on the way into the hash",
                 "how are the tokens of a block turned into bytes?",
             )
+    different = len({mine.chained_hashes([token], 1)[0] for token in range(5000)})
+    equal(
+        different,
+        5000,
+        "5,000 prompts of one token, blocks of 1: different names",
+        Suspect(different, "the names are so short that they collide by chance",
+                "how many bytes of the hash are in a name?"),
+    )  # fmt: skip
 
 
 class Chain:
@@ -1411,13 +1501,46 @@ def _(mine):
         )
         equal(result.num_existing, 2, f"{what}: num_existing")
         chain.sound("insert of ABCD")
-    raises(
-        ValueError,
-        lambda: mine.ChainedCache(minikv.BlockPool(4), 4).insert(tokens_of("AB", 4), []),
-        "insert of AB without blocks",
-        "nothing compares the number of blocks with that of the names",
-        "the first lines of `insert`",
-    )
+
+
+@check("07.4", "too few blocks are refused, too many left alone", look="how many blocks are needed")
+def _(mine):
+    for size in (4, 3, 16):
+        chain = Chain(mine, size, "AB")
+        own = [chain.pool.allocate() for _ in range(3)]
+        what = f"{chain.before}insert of ABCD with 3 blocks"
+        raises(
+            ValueError,
+            partial(chain.cache.insert, tokens_of("ABCD", size), own),
+            what,
+            "nothing compares the number of blocks with that of the names",
+            "the first lines of `insert`",
+        )
+        counts = [chain.pool.ref_count(block_id) for block_id in own]
+        if counts != [1, 1, 1] or chain.cache.num_cached_blocks != 2:
+            raise Wrong(
+                f"{what} is refused; the reference counts of these are {counts} then, expected "
+                f"[1, 1, 1], and {chain.cache.num_cached_blocks} blocks are cached, expected 2",
+                "blocks are stored before the error is raised",
+                "what has to be looked at first?",
+            )
+        own += [chain.pool.allocate() for _ in range(2)]
+        what = f"{chain.before}insert of ABC+ with 5 blocks"
+        try:
+            chain.cache.insert(tokens_of("ABC+", size), own)
+        except ValueError as error:
+            raise Wrong(
+                f"{what}: ValueError ({error})",
+                "more blocks than names are refused, and should be left alone",
+                "what does a sequence hold whose last block is not full?",
+            ) from error
+        equal(
+            [chain.pool.ref_count(block_id) for block_id in own],
+            [1, 1, 2, 1, 1],
+            f"{what}: their reference counts",
+            Suspect([1, 1, 2, 2, 2], "blocks without a name are acquired", "how many names?"),
+        )
+        chain.sound("insert of ABC+ with 5 blocks")
 
 
 @check("07.4", "tenants do not meet", look="where does the salt go?")
@@ -1506,6 +1629,8 @@ def _(mine):
         )
         chain.pool.freed.clear()
         found, gone = chain.cache.evict(3), chain.names(chain.pool.freed)
+        if chain.cache.num_cached_blocks == 3:
+            used = "it stops at the first block that is in use", "who may come behind that one?"
         equal(gone, ["X"], f"{chain.before}evict(3) frees", Suspect([], *used))
         equal(
             (found, chain.match("AB")),
@@ -1515,6 +1640,13 @@ def _(mine):
             Suspect((3, ["A", "AB"]), "that is what was asked for", "what is counted?"),
         )
         chain.sound("evict(3)")
+    raises(
+        ValueError,
+        lambda: Chain(mine, 4, "A").cache.evict(-1),
+        "evict(-1)",
+        "nothing looks at the sign",
+        "the first lines of `evict`",
+    )
 
 
 @check("07.4", "a block whose parent is gone", look="what a match makes of a gap in the chain")
@@ -1584,7 +1716,7 @@ EVICTED = (
 )
 NO_ANCESTORS = (
     "only the node itself is locked, not what it stands on",
-    "does the loop of `lock` go up to the root?",
+    "does the loop of `lock` go through all nodes, up to the child of the root?",
 )
 
 
@@ -1636,7 +1768,7 @@ def _(mine):
         tree = Tree(mine, size, "ABCD", "ABE", "X")
         nodes = [tree.match(word).node for word in ("ABCD", "ABCD", "ABE")]
         for node in nodes:
-            tree.cache.lock(node)
+            tree.call(partial(tree.cache.lock, node), "lock")
         locks = dict(sorted((spelled(node), node.lock_count) for node in tree.cache.nodes()))
         equal(
             locks,
@@ -1650,7 +1782,7 @@ def _(mine):
         found = []
         for node in nodes:
             try:
-                tree.cache.unlock(node)
+                tree.call(partial(tree.cache.unlock, node), "unlock")
             except ValueError as error:
                 raise Wrong(
                     f"{tree.words('unlock of what was locked')}: ValueError ({error})",
@@ -1678,7 +1810,7 @@ def _(mine):
                 "when does a node become evictable again?",
             ),
         )
-        tree.sound("all unlocked")
+        tree.sound("all unlocked", younger=FROM_THE_ROOT)
         equal(len(tree.evict_one_by_one()), 6, tree.words("all unlocked: blocks that can be freed"))
 
 
@@ -1708,7 +1840,7 @@ def _(mine):
                 "with which node does each of the two begin?",
             ) from error
         equal(tree.cache.num_evictable_blocks, 3, tree.words("and unlocked: evictable blocks"))
-        tree.sound("ABC locked, a match of A, then unlock")
+        tree.sound("ABC locked, a match of A, then unlock", younger=FROM_THE_ROOT)
 
 
 @check("07.5", "one unlock too many is refused, and a miss may be locked", look="the first lines")
@@ -1771,11 +1903,19 @@ LOOKUP = "`look_up`: what it asks the cache for, and when"
 SHARING = "`share_full_blocks`: the loop over the blocks that are new in the tree"
 
 
+def only(mine, method: str) -> type:
+    """The reader's scheduler with nothing but `method` of what is to be mended: the other one is
+    the reference's."""
+    [other] = {"look_up", "share_full_blocks"} - {method}
+    return type("Scheduler", (mine.Scheduler,), {other: vars(minikv.Scheduler)[other]})
+
+
 @check("07.6", "two equal prompts in one step", look=SHARING)
 def _(mine):
+    scheduler = only(mine, "share_full_blocks")
     prompt = (prompt_of(STACK) * 2)[:13]
     for size, count in ((4, 2), (4, 3), (1, 2), (3, 2)):
-        engine = engine_on(minikv.RadixCache, mine.Scheduler, block_size=size, num_blocks=64)
+        engine = engine_on(minikv.RadixCache, scheduler, block_size=size, num_blocks=64)
         ids = [add(engine, prompt, 9) for _ in range(count)]
         engine.step()
         tables = [list(sequence.table.block_ids) for sequence in engine.scheduler]
@@ -1821,13 +1961,31 @@ def _(mine):
         outputs = finish(engine)
         for request_id in ids:
             equal(outputs[request_id], oracle(tuple(prompt), 9), f"{what}, to the end: new tokens")
+    engine, outputs = engine_on(minikv.RadixCache, scheduler), {}
+    ids = [add(engine, prompt, 3) for _ in range(2)]
+    step(engine, outputs)
+    free = [engine.pool.allocate() for _ in range(engine.pool.num_free)]
+    engine.store.blocks[:, free] = 9.0  # as if somebody used what is free
+    for block_id in free:
+        engine.pool.release(block_id)
+    finish(engine, outputs)
+    for request_id in ids:
+        if outputs[request_id] != oracle(tuple(prompt), 3):
+            raise Wrong(
+                "two equal prompts in one step; the blocks that are free then are written to: "
+                f"new tokens {outputs[request_id]}, expected {oracle(tuple(prompt), 3)}",
+                "the next step still reads the blocks that were given back: nobody told the batch "
+                "builder that the table has changed",
+                "`sequence.table_version`",
+            )
 
 
 @check("07.6", "a prompt that is cached to its last token", look=LOOKUP)
 def _(mine):
+    scheduler = only(mine, "look_up")
     for size in (4, 1, 3):
         prompt = (prompt_of(STACK) * 2)[:12]
-        engine = engine_on(minikv.RadixCache, mine.Scheduler, block_size=size)
+        engine = engine_on(minikv.RadixCache, scheduler, block_size=size)
         add(engine, prompt, 5)
         finish(engine)
         before = engine.stats()
@@ -1854,8 +2012,18 @@ def _(mine):
             Suspect(0, "a full hit is no hit at all any more", "one token must be left"),
         )
         equal(outputs[request_id], oracle(tuple(prompt), 5), f"{what}: new tokens")
+        add(engine, prompt, 5)
+        [waiting] = engine.scheduler.waiting
+        match = engine.scheduler.look_up(waiting)
+        if match is not None and on_path(match.node) != list(match.block_ids):
+            raise Wrong(
+                f"{what}: {len(match.block_ids)} blocks in the result, and its node ends with "
+                f"block {len(on_path(match.node))}",
+                "the hit is cut and its node is not: the lock holds more than the hit",
+                "can the cache be asked for what you want?",
+            )
     prompt = (prompt_of(STACK) * 2)[:14]  # a hit of 12, and two tokens behind it
-    engine = engine_on(minikv.RadixCache, mine.Scheduler)
+    engine = engine_on(minikv.RadixCache, scheduler)
     finish(engine, {add(engine, prompt, 1): []})
     add(engine, prompt, 1)
     finish(engine)
@@ -1882,7 +2050,7 @@ STALE = (
 def _(mine):
     prefix, rest = prompt_of(STACK)[:12], prompt_of(QUEUE)[:9]
     other = prompt_of("import os\n")[:3] + prompt_of(QUEUE)[9:13]
-    engine = engine_on(minikv.RadixCache, mine.Scheduler, num_blocks=8)
+    engine = engine_on(minikv.RadixCache, only(mine, "look_up"), num_blocks=8)
     add(engine, prefix, 1)
     finish(engine)  # 3 blocks stay cached
     outputs: dict[int, list[int]] = {}
@@ -1913,7 +2081,7 @@ def finish_stale(engine: minikv.Engine, outputs: dict[int, list[int]], what: str
 def _(mine):
     prefix, rest = prompt_of(STACK)[:8], prompt_of(QUEUE)[:6]
     other = prompt_of("import os\n")[:3] + prompt_of(QUEUE)[9:17]
-    engine = engine_on(minikv.RadixCache, mine.Scheduler, num_blocks=8)
+    engine = engine_on(minikv.RadixCache, only(mine, "look_up"), num_blocks=8)
     add(engine, prefix, 1)
     finish(engine)
     jobs, outputs = [(other, 17), (prefix + rest, 15)], {}
@@ -1926,12 +2094,33 @@ def _(mine):
     for request_id, (prompt, count) in zip(ids, jobs, strict=True):
         if outputs[request_id] != oracle(tuple(prompt), count):
             raise Wrong(f"{what}: other tokens than the oracle's", *STALE)
+    engine = engine_on(minikv.RadixCache, only(mine, "look_up"))
+    request_id = add(engine, prefix, 12)
+    for _ in range(7):
+        step(engine, {})
+    [sequence] = engine.scheduler.running
+    engine.scheduler.preempt(sequence, minikv.Plan())
+    match, length = engine.scheduler.look_up(sequence), len(sequence.token_ids)
+    equal(
+        match.num_tokens if match is not None else 0,
+        (length - 1) // 4 * 4,
+        f"preempted with {len(prefix)} tokens of the prompt and {length - len(prefix)} new ones, "
+        "nothing evicted, blocks of 4: tokens that it finds",
+        Suspect(
+            (len(prefix) - 1) // 4 * 4,
+            "only the prompt is looked up, and what it has said itself is computed again",
+            "`request.prompt_ids` or `sequence.token_ids`?",
+        ),
+        Suspect(0, *STALE),
+    )
+    equal(finish(engine)[request_id], oracle(tuple(prefix), 12), "preempted: new tokens")
 
 
 @check("07.6", "salt, threshold and swap are as they were", look=LOOKUP)
 def _(mine):
+    scheduler = only(mine, "look_up")
     prompt = (prompt_of(STACK) * 2)[:21]
-    engine, found = engine_on(minikv.RadixCache, mine.Scheduler), []
+    engine, found = engine_on(minikv.RadixCache, scheduler), []
     for salt in ("one", "two", "one", None, None):
         before = engine.stats().hit_tokens
         add(engine, prompt, 1, cache_salt=salt)
@@ -1954,7 +2143,7 @@ def _(mine):
     )
     found = []
     for least in (20, 21):
-        engine = engine_on(minikv.RadixCache, mine.Scheduler, min_prefix_tokens=least)
+        engine = engine_on(minikv.RadixCache, scheduler, min_prefix_tokens=least)
         for _ in range(2):
             add(engine, prompt, 1)
             finish(engine)
@@ -1966,7 +2155,7 @@ def _(mine):
         Suspect([20, 20], "the threshold is gone: every hit is used", "`min_prefix_tokens`"),
         Suspect([0, 0], "a hit as long as the threshold is refused", "`min_prefix_tokens`"),
     )
-    engine = engine_on(minikv.RadixCache, mine.Scheduler, preemption="swap", swap_blocks=16)
+    engine = engine_on(minikv.RadixCache, scheduler, preemption="swap", swap_blocks=16)
     add(engine, prompt, 16)
     step(engine, {})
     [sequence] = engine.scheduler.running
@@ -1979,9 +2168,7 @@ def _(mine):
             "hit would have them written to blocks that others read",
             "the first lines of `look_up`",
         )
-    engine = minikv.Engine(
-        tinypy(), minikv.EngineConfig(prefix_cache=False), scheduler=mine.Scheduler
-    )
+    engine = minikv.Engine(tinypy(), minikv.EngineConfig(prefix_cache=False), scheduler=scheduler)
     add(engine, prompt, 2)
     equal(finish(engine), {0: oracle(tuple(prompt), 2)}, "without a prefix cache: new tokens")
 
@@ -2024,8 +2211,8 @@ def busy(prefix_cache, scheduler=minikv.Scheduler) -> str:
 
 @runs_model("07.2", "07.3", "07.5", "07.6")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """Everything on the reader's radix tree and scheduler."""
-    return f"{busy(mine.RadixCache, mine.Scheduler)}, on your tree and your scheduler."
+    """On a radix tree and a scheduler of which some is the reader's."""
+    return f"{busy(mine.RadixCache, mine.Scheduler)}."
 
 
 @runs_model("07.4")
