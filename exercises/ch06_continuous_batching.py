@@ -115,7 +115,8 @@ class Scheduler(scheduler.Scheduler):
     # ── 06.2 Admission ────────────────────────────────────────────────────────────
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
-        was; returns which. A block for each sequence that runs has to be left over."""
+        was; returns which. A block for each sequence that runs has to be left over (one, however
+        many samples it has yet to fork into)."""
         raise NotImplementedError("Exercise 06.2: Scheduler._admit")
 
     def _begin(
@@ -168,7 +169,8 @@ class Scheduler(scheduler.Scheduler):
 
 class FreesTheMost(Scheduler):
     """Preempts whoever holds the most blocks, be it the first to come: one victim frees as
-    much as several small ones."""
+    much as several small ones. The largest of all that run, or of those whose turn has not come
+    yet in this step: both are right."""
 
     # ── 06.5 The largest gives way: broken, mend it ───────────────────────────────
     def _add_decodes(

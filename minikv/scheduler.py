@@ -194,7 +194,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
-        was; returns which. A block for each sequence that runs has to be left over."""
+        was; returns which. A block for each sequence that runs has to be left over (one, however
+        many samples it has yet to fork into)."""
         seats = sum(map(_seats, self.running)) + _seats(sequence)
         if seats > self.config.max_num_seqs:
             return False
@@ -204,7 +205,7 @@ class Scheduler:
             self.cache.lock(hit.node)  # before anything is evicted to make room
             table.share(hit.block_ids)
         needed = -(-len(sequence.token_ids) // self.config.block_size) - len(table.block_ids)
-        # Room for one more block for each running sequence, or the next step would preempt.
+        # A block more for each that runs: those need not leave in the next step. The newcomer may.
         if not self._make_free(needed, headroom=len(self.running)):
             table.release()
             if hit is not None:

@@ -94,6 +94,28 @@ def test_the_walk_through():
     assert "7 (4 of 4 filled), 1 (4 of 4 filled), 3 (1 of 4 filled)" in last.describe()
 
 
+def test_a_slot_is_new_to_whoever_takes_it_over_and_not_to_whoever_shares_it():
+    pool = BlockPool(2)
+    history = History(pool)
+    a, b = (BlockTable(pool, block_size=2) for _ in "AB")
+
+    def new(tables, cached=()):
+        history.snap("", tables, cached=cached)
+        return history.steps[-1].filled_slots - history.steps[-2].filled_slots
+
+    history.snap("", {})
+    a.grow(2)
+    block = a.block_ids[0]
+    assert new({"A": a}) == {(block, 0), (block, 1)}
+    b.share(a.block_ids)
+    assert new({"A": a, "B": b}) == new({"B": b}) == set()  # A's table is no longer shown
+    assert new({}, cached={block}) == new({"A": a}) == set()  # cached, and used again
+    a.release(), b.release()
+    b.grow(1)
+    assert b.block_ids == [block]
+    assert new({"B": b}) == {(block, 0)}
+
+
 def test_copy_on_write():
     history = fork()
     assert [states(step)[:3] for step in history.steps] == [

@@ -392,7 +392,7 @@ def scheduler_picture(times: Mapping[int, Seq[float]]) -> style.Picture:
     figure, axes = style.new_axes(
         title, "running sequences, all in decode", "host time a step (ms)", height=2.8
     )
-    _line(axes, list(times), list(times.values()), 1, "")
+    _line(axes, list(times), list(times.values()), 0, "")
     axes.set(xlim=(0, None), ylim=(0, None))
     rows = "; ".join(f"{running}: {median(values):.3f} ms" for running, values in times.items())
     return style.Picture(figure, f"A line. {title}. {rows}.")

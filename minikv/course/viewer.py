@@ -46,6 +46,18 @@ class Block:
     warning: str  # "" while the count fits the tables
 
 
+class Filled(dict[tuple[int, int], frozenset[str]]):
+    """By (block id, offset), the tables that fill a slot; none if a prefix cache alone has it."""
+
+    def __sub__(self, before: "Filled") -> frozenset[tuple[int, int]]:
+        """The slots that are new: empty before, or somebody else's, and not shared since."""
+        return frozenset(
+            slot
+            for slot, names in self.items()
+            if slot not in before or (names and before[slot] and not names & before[slot])
+        )
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """A pool and some block tables at one moment."""
@@ -94,10 +106,10 @@ class Snapshot:
         return Block(block_id, count, names, slots, state, warning)
 
     @cached_property
-    def filled_slots(self) -> frozenset[tuple[int, int]]:
-        """(block id, offset) of every slot that holds a token, or did when it was cached."""
-        return frozenset(
-            (block.id, offset)
+    def filled_slots(self) -> "Filled":
+        """Every slot that holds a token, or did when it was cached, and whose that is."""
+        return Filled(
+            ((block.id, offset), frozenset(names))
             for block in self.blocks
             for offset, names in enumerate(block.slots)
             if names or block.id in self.cached

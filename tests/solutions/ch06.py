@@ -251,6 +251,14 @@ WRONG = {
             )},
             says="the engine counts what was computed, once it is",
         ),
+        Edit(
+            "counts a chunk of one token as a decode",
+            {"Scheduler._add_chunk": (
+                ("    return num_tokens", "    plan.num_decodes += num_tokens == 1\n"
+                 "    return num_tokens"),
+            )},
+            says="a chunk is counted as a decode",
+        ),
     ),
     "06.2": (
         Edit(
@@ -278,6 +286,36 @@ WRONG = {
                  "table.grow(len(sequence.request.prompt_ids)"),
             )},
             says="blocks for the prompt only",
+        ),
+        Edit(
+            "asks for the prompt, grows for all",
+            {"Scheduler._admit": (
+                ("-(-len(sequence.token_ids) // ", "-(-len(sequence.request.prompt_ids) // "),
+            )},
+            says="blocks are counted for the prompt, and the table grows for all tokens",
+        ),
+        Edit(
+            "always one block more",
+            {"Scheduler._admit": (
+                ("-(-len(sequence.token_ids) // self.config.block_size)",
+                 "len(sequence.token_ids) // self.config.block_size + 1"),
+            )},
+            says="one block too many is asked for when a prompt fills its blocks",
+        ),
+        Edit(
+            "a block to spare for each seat",
+            {"Scheduler._admit": (
+                ("headroom=len(self.running)", "headroom=sum(map(_seats, self.running))"),
+            )},
+            says="a block is kept back for each seat",
+        ),
+        Edit(
+            "moves the request itself",
+            {"Scheduler._admit": (
+                ("    return True", "    self.waiting.remove(sequence)\n"
+                 "    self.running.append(sequence)\n    return True"),
+            )},
+            says="the lists belong to `schedule`",
         ),
         Edit(
             "blocks for the first chunk",
@@ -392,6 +430,16 @@ WRONG = {
             "decodes cost nothing",
             {"Scheduler.schedule": (("    budget -= len(decoding)\n", ""),)},
             says="decodes are not taken off the budget",
+        ),
+        Edit(
+            "whoever gives way costs a token",
+            {"Scheduler.schedule": (
+                ("    preempted = self._add_decodes(decoding, prefilling, plan)\n"
+                 "    budget -= len(decoding)\n",
+                 "    budget -= len(decoding)\n"
+                 "    preempted = self._add_decodes(decoding, prefilling, plan)\n"),
+            )},
+            says="the budget shrinks by a token for somebody who gave way",
         ),
         Edit(
             "chunks cost nothing",
@@ -598,6 +646,15 @@ WRONG = {
             says="nobody asks whether the host has room",
         ),
         Edit(
+            "moves what fits",
+            {"Scheduler.preempt": (
+                ("    if swap and",
+                 "    used = min(used, self.host_pool.num_free) if swap else used\n"
+                 "    if swap and"),
+            )},
+            says="what fits is moved",
+        ),
+        Edit(
             "never fills the host",
             {"Scheduler.preempt": (("used <= self", "used < self"),)},
             says="exactly as many as are needed, and that is treated as too few",
@@ -698,6 +755,13 @@ WRONG = {
             "the smallest",
             {"FreesTheMost._add_decodes": (("max(victims", "min(victims"),)},
             says="whoever holds the fewest blocks gives way",
+        ),
+        Edit(
+            "the most computed",
+            {"FreesTheMost._add_decodes": (
+                ("len(one.table.block_ids))", "one.num_computed)"),
+            )},
+            says="the most computed tokens decide",
         ),
         Edit(
             "decodes alone",

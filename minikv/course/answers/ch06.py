@@ -6,7 +6,8 @@ from minikv.sequence import Sequence
 
 class FreesTheMost(Scheduler):
     """Preempts whoever holds the most blocks, be it the first to come: one victim frees as
-    much as several small ones."""
+    much as several small ones. The largest of all that run, or of those whose turn has not come
+    yet in this step: both are right."""
 
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan

@@ -83,7 +83,7 @@ num_new_tokens = min(num_new_tokens, token_budget).""",
         Exercise(
             id="06.2",
             title="Admission",
-            minutes=25,
+            minutes=30,
             difficulty=4,
             kind="build",
             matters="Who lets in everybody there is a seat for will throw out many of them again, "
@@ -112,10 +112,11 @@ itself, only to be admitted again. vLLM reserves chunk by chunk, and issue 25538
 see-saw. What is promised here is the prompt; the output still grows block by block, since nobody
 knows its length.
 
-The block to spare for each that runs is a rule of thumb. At most one block a sequence is opened
-in a step, so nobody has to leave in the very next one. Keeping more is safer and fills the memory
-less. vLLM's version 0 kept one per cent of its blocks free, version 1 began without a reserve,
-and got one as an option in 2026 (pull request 44594).
+The block to spare for each that runs is a rule of thumb. A decode opens at most one block in a
+step, so those that ran before need not leave in the next one; the newcomer, for whom nothing is
+kept back, may. Keeping more is safer and fills the memory less. vLLM's version 0 kept one per cent
+of its blocks free, version 1 began without a reserve, and got one as an option in 2026 (pull
+request 44594).
 
 Locking comes before evicting, or the room you make is the hit you stand on: it counts as evictable
 as long as nobody has locked it. vLLM subtracts such blocks by hand from those that are free.
@@ -166,8 +167,9 @@ today; a stream of small ones would keep the large one out for ever. (The price 
 head-of-line blocking, and the notebook shows it.)
 
 After a preemption nobody is admitted: the blocks just freed are for those that run. (In order of
-arrival nobody would get in anyway. The victim stands first in the queue, and needs more than it
-has just given back. With another policy somebody small might slip in.)
+arrival nobody would get in anyway. The victim stands first in the queue, and needs at least as
+much as it has given back, and one of those blocks is taken. With another policy somebody small
+might slip in.)
 
 Counting one token a decode relies on `max_batch_tokens` being at least `max_num_seqs`, which
 EngineConfig insists on. Otherwise decodes could use up more than the budget.""",
@@ -250,7 +252,9 @@ a count noticed, and the server crashed; here nothing counts, and the text is wr
 Both ways out are right, and the second has more to it than a slot. What was done for the victim in
 this step has to be undone: with several samples also the copy of a shared block that is in the
 plan already. vLLM's fix undoes, and a year later a step was found that it had not undone (issue
-49097). To choose among those for whom nothing was done yet is less to think about.
+49097). To choose among those for whom nothing was done yet is less to think about. It has a price:
+whoever has a slot is spared for this step, however large. Those who came first have theirs first,
+and are often the largest, so it is often a smaller one that goes, and perhaps a second after it.
 
 And is the rule any better? It frees more blocks at once. But the largest is often the oldest: it
 has the most to compute again, and it was promised to be served first. A request that is large

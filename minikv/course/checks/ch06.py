@@ -118,12 +118,17 @@ class Bench:
         """The next step's plan, looked through if `strict`."""
         scheduler = self.scheduler
         before = list(scheduler.running)
+        computed = {sequence: sequence.num_computed for sequence in scheduler}
         plan = scheduler.schedule()
         if not isinstance(plan, Plan):
             raise Wrong(
                 f"schedule() returns {plan!r}", "a Plan is expected", "what stands after `return`?"
             )
         if strict:
+            for one in plan.sequences if self.cache is None else ():  # a hit counts as computed
+                if one.num_computed > computed.get(one, 0):
+                    what = f"{name(one)}'s num_computed is {one.num_computed} when its step"
+                    raise Wrong(f"{what} is planned, and was {computed.get(one, 0)}", *COUNTED)
             look_through(plan, scheduler, self.config)
             idle = [
                 name(s) for s in scheduler.running if s not in before and s not in plan.sequences
@@ -192,6 +197,12 @@ class Bench:
                     "who gets no token, and why?",
                 )
         return steps
+
+
+COUNTED = (
+    "the engine counts what was computed, once it is; counted here as well, tokens are left out",
+    "is anything computed yet?",
+)
 
 
 def look_through(plan: Plan, scheduler, config: minikv.EngineConfig) -> None:
@@ -440,10 +451,14 @@ def check_chunk(mine, prompt, start, budget, outputs=0, block_size=4) -> None:
     )
     if sequence.num_computed != start:
         raise Wrong(
-            f"{what}: num_computed is {sequence.num_computed} when the chunk is planned",
-            "the engine counts what was computed, once it is; counted here as well, tokens are "
-            "left out",
-            "is anything computed yet?",
+            f"{what}: num_computed is {sequence.num_computed} when the chunk is planned", *COUNTED
+        )
+    if plan.num_decodes:
+        raise Wrong(
+            f"{what}: num_decodes of the plan is {plan.num_decodes}, expected 0",
+            "a chunk is counted as a decode; those come first in the plan, and each of them is one "
+            "token of a sequence that `_add_decodes` has served",
+            "which three lists of the plan does a chunk go to?",
         )
 
 
@@ -451,6 +466,7 @@ def check_chunk(mine, prompt, start, budget, outputs=0, block_size=4) -> None:
 def _(mine):
     check_chunk(mine, prompt=7, start=0, budget=16)
     check_chunk(mine, prompt=16, start=0, budget=16)
+    check_chunk(mine, prompt=1, start=0, budget=16)
 
 
 @check("06.1", "a longer one is cut", look="the smaller of two numbers")
@@ -512,7 +528,9 @@ def _(mine):
 
 
 def admit(bench: Bench, sequence: Sequence, what: str, plan: Plan | None = None) -> bool:
-    """`_admit`, and that it says yes or no."""
+    """`_admit`, and that it says yes or no, and nothing but that."""
+    scheduler = bench.scheduler
+    before = list(scheduler.waiting), list(scheduler.running)
     try:
         said = bench.scheduler._admit(sequence, Plan() if plan is None else plan)
     except minikv.OutOfBlocks as error:
@@ -526,6 +544,13 @@ def admit(bench: Bench, sequence: Sequence, what: str, plan: Plan | None = None)
             f"{what}: `_admit` returns {said!r}, expected True or False",
             "`schedule` has to know whether the request is in",
             "what stands after `return`, on every way out?",
+        )
+    if (list(scheduler.waiting), list(scheduler.running)) != before:
+        raise Wrong(
+            f"{what}: `_admit` has changed `waiting` or `running`",
+            "the lists belong to `schedule`, which moves the request once `_admit` has said yes: "
+            "it would be moved twice",
+            "what is `_admit` asked for, and what not?",
         )
     return said
 
@@ -612,16 +637,28 @@ def check_table(bench: Bench, sequence: Sequence, what: str, look: str) -> None:
 ALL_TOKENS = "how many tokens the table grows by"
 
 
+TOO_MUCH = (
+    "more is kept back than one block for each that runs; who is alone needs none",
+    "for whom is a block kept back?",
+)
+ONE_MORE = (
+    "one block too many is asked for when a prompt fills its blocks to the last slot",
+    "a division that is rounded up: 16 tokens are 4 blocks of 4, and 17 are 5",
+)
+
+
 @check("06.2", "blocks for all of its tokens, at any block size", look=ALL_TOKENS)
 def _(mine):
-    for block_size in (1, 3, 4, 16):
-        for prompt in (1, 4, 16, 37):
-            bench = Bench(mine.Scheduler, block_size=block_size)
-            sequence = bench.add(prompt)
-            what = f"a prompt of {prompt} in an empty pool of 64"
-            expect_yes(bench, sequence, what, None, "the conditions for a no")
-            check_table(bench, sequence, what, ALL_TOKENS)
-            equal(sequence.num_computed, 0, f"{what}: num_computed")
+    sizes = [(size, prompt) for size in (1, 3, 4, 16) for prompt in (1, 4, 16, 37)]
+    sizes.sort(key=lambda pair: pair[1] % pair[0] == 0)
+    for block_size, prompt in sizes:  # those that fill their blocks exactly come last
+        needed = -(-prompt // block_size)
+        bench = Bench(mine.Scheduler, block_size=block_size, num_blocks=needed)
+        sequence = bench.add(prompt)
+        what = f"a prompt of {prompt} in blocks of {block_size}, {needed} in all and free"
+        expect_yes(bench, sequence, what, *(TOO_MUCH if prompt % block_size else ONE_MORE))
+        check_table(bench, sequence, what, ALL_TOKENS)
+        equal(sequence.num_computed, 0, f"{what}: num_computed")
 
 
 @check("06.2", "also for what it wrote before it was preempted", look=ALL_TOKENS)
@@ -633,8 +670,28 @@ def _(mine):
     what = "a prompt of 6 with 7 tokens of output"
     expect_yes(bench, sequence, what, None, "the conditions for a no")
     check_table(bench, sequence, what, ALL_TOKENS)
+    for free in (1, 2, 3):  # too few for its prompt, enough for its prompt, enough for all
+        bench = Bench(mine.Scheduler, num_blocks=3)
+        bench.hold(3 - free)
+        sequence = bench.add(6)
+        sequence.token_ids += [7] * 5
+        sequence.num_preemptions = 1
+        what = f"blocks of 4, {free} free, a prompt of 6 with 5 tokens of output"
+        if free == 3:
+            expect_yes(bench, sequence, what, *TOO_MUCH)
+            continue
+        try:
+            expect_no(bench, sequence, what, "the pool is not asked", "what `_make_free` says")
+        except Wrong as wrong:
+            if free == 2:
+                raise Wrong(wrong.what, *PROMPT_ALONE) from wrong
+            raise
 
 
+PROMPT_ALONE = (
+    "blocks are counted for the prompt, and the table grows for all tokens",
+    "which list of the sequence holds prompt and output?",
+)
 SEATS = (
     "nobody counts seats",
     "what does `max_num_seqs` limit? `_seats` says what a sequence takes",
@@ -665,8 +722,8 @@ def _(mine):
 
 
 HEADROOM = (
-    "no block is left over for those that run: their next token that opens a block would "
-    "preempt whom this step has admitted",
+    "no block is left over for those that run: the next of them to open one would find none, and "
+    "somebody is preempted",
     "what does the second argument of `_make_free` do?",
 )
 
@@ -674,8 +731,8 @@ HEADROOM = (
 @check("06.2", "a block to spare for each that runs", look="the second argument of `_make_free`")
 def _(mine):
     for running, prompt, num_blocks, fits in (
-        (0, 13, 3, False), (2, 12, 7, True), (2, 12, 6, False), (1, 9, 5, True), (1, 9, 4, False),
-        (0, 12, 3, True), (3, 1, 7, True), (3, 1, 6, False),
+        (0, 13, 3, False), (2, 11, 7, True), (2, 11, 6, False), (1, 9, 5, True), (1, 9, 4, False),
+        (0, 11, 3, True), (3, 1, 7, True), (3, 1, 6, False),
     ):  # fmt: skip
         bench = Bench(mine.Scheduler, num_blocks=num_blocks)
         for _ in range(running):
@@ -684,11 +741,19 @@ def _(mine):
         free = bench.pool.num_free
         what = f"{running} running, {free} blocks of 4 free, a prompt of {prompt}"
         if fits:
-            why = "more is kept back than one block for each that runs; who is alone needs none"
-            expect_yes(bench, sequence, what, why, "for whom is a block kept back?")
+            expect_yes(bench, sequence, what, *TOO_MUCH)
             check_table(bench, sequence, what, ALL_TOKENS)
         else:
             expect_no(bench, sequence, what, *HEADROOM)
+    bench = Bench(mine.Scheduler, num_blocks=5)
+    bench.run_one(3, computed=2, n=3)
+    expect_yes(
+        bench,
+        bench.add(11),
+        "1 running that has yet to fork into 3 samples, 4 blocks of 4 free, a prompt of 11",
+        "a block is kept back for each seat; a request counts once, however many samples",
+        "`_seats` is for the seats; how many sequences run?",
+    )
 
 
 def prefix(num_tokens: int) -> list[int]:
@@ -728,16 +793,17 @@ IGNORED = (
 
 @check("06.2", "a hit: stand on what is cached, take blocks for the rest", look=IGNORED[1])
 def _(mine):
-    for num_blocks in (8, 4):
-        check_hit(mine, num_blocks)
+    # The second has no room to count them again, the third none to spare.
+    for num_blocks, why in ((8, IGNORED), (6, IGNORED), (4, TOO_MUCH)):
+        check_hit(mine, num_blocks, *why)
 
 
-def check_hit(mine, num_blocks: int) -> None:
+def check_hit(mine, num_blocks: int, *why: str) -> None:
     bench = Bench(mine.Scheduler, cached=True, num_blocks=num_blocks)
     blocks = bench.cache_prefix(prefix(12))
     sequence = bench.add(14, tokens=[*prefix(12), 1, 2])
     what = f"12 of 14 prompt tokens are cached in 3 of {num_blocks} blocks"
-    expect_yes(bench, sequence, what, *IGNORED)
+    expect_yes(bench, sequence, what, *why)
     equal(
         sequence.table.block_ids[:3],
         blocks,
@@ -833,8 +899,8 @@ def _(mine):
 
 @check(
     "06.2",
-    "tinypy, short of blocks: nobody comes in to be thrown out again",
-    cause="a request is admitted that the very next steps have to preempt",
+    "tinypy, short of blocks: the oracle's tokens, and no more preemptions than need be",
+    cause="requests are let in for whom there is no room, or kept out for whom there is",
     look="the checks above: which of them fails?",
 )
 def _(mine):
@@ -1076,6 +1142,25 @@ def _(mine):
         "(step that preempts, what it computes), shortest prompt first: A has 7, B 6, and C, "
         "who comes in just that step, 1",
         Suspect(lambda: (step, f"{alone}, C 1"), *AGAIN),
+    )
+
+
+GAVE_WAY = (
+    "the budget shrinks by a token for somebody who gave way: it is taken off before it is clear "
+    "who decodes",
+    "what does `_add_decodes` do to the list, and when is its length what you need?",
+)
+
+
+@check("06.3", "who gives way costs no budget", look=GAVE_WAY[1])
+def _(mine):
+    bench = Bench(mine.Scheduler, num_blocks=14, max_num_seqs=4, max_batch_tokens=6)
+    bench.run_one(8), bench.run_one(40, computed=8), bench.run_one(5)
+    equal(
+        words(bench.step()),
+        "A 1, B 5",
+        "a budget of 6, no block free: A needs one, B reads a long prompt, C gives way; the step",
+        Suspect("A 1, B 4", *GAVE_WAY),
     )
 
 
@@ -1453,6 +1538,12 @@ def _(mine):
             [0, None, 0, host, 0],
             f"{what}: [blocks moved, host_block_ids, num_computed, free on the host, "
             "num_swaps_out]",
+            Suspect(
+                lambda sequence=sequence, host=host: [host, sequence.host_block_ids, 9, 0, 1],
+                "what fits is moved, and the tokens of the block that is left behind still count "
+                "as computed",
+                "all of the blocks in use, or none",
+            ),
         )
 
 
@@ -1617,14 +1708,23 @@ def _(mine):
             Suspect("A", "whoever asks gives way itself", promise),
             *[Suspect("C", "whoever holds the fewest blocks gives way", promise)] * (victim == "B"),
         )
-    bench = Bench(mine.FreesTheMost, num_blocks=8)
-    bench.run_one(8), bench.run_one(6), bench.run_one(14, computed=4)
-    what = "A and B have 2 blocks each, C, half prefilled, has 4, none is free and A needs one"
+    bench = Bench(mine.FreesTheMost, num_blocks=11)
+    bench.run_one(8), bench.run_one(6)
+    bench.run_one(14, computed=4), bench.run_one(12, computed=9)
+    what = (
+        "A and B have 2 blocks each; of their prompts C has computed 4 tokens and holds 4 blocks, "
+        "D 9 tokens and 3 blocks; none is free and A needs one"
+    )
     crowded_plan(bench, what)
     equal(
         "".join(name(s) for s in bench.scheduler.waiting),
         "C",
         f"{what}: who waits now",
+        Suspect(
+            "D",
+            "the most computed tokens decide, or the last to come, not the most blocks",
+            "a prefill's blocks are reserved before its tokens are computed",
+        ),
         Suspect("B", "only decodes are asked to give way", "the lists of those who run"),
         Suspect("A", "only decodes are asked to give way", "the lists of those who run"),
     )
