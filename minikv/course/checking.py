@@ -13,7 +13,7 @@ instead of what was expected, it names the mistake.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,6 +141,32 @@ def raises(
     raise Wrong(
         f"{what}: no error, but {shown(plain(result))}; expected {kind.__name__}", cause, look
     )
+
+
+def check_numbers(exercise: str, function: str, questions: Mapping, near: float = 0.0) -> None:
+    """A check of `exercise` for each number in the dictionary that the reader's `function` returns.
+
+    questions: key -> ((what it is, the answer, where to look), suspects …). Numbers that are the
+    same but for a share of `near` count as equal.
+    """
+
+    def compare(mine: SimpleNamespace, key: str) -> None:
+        found, ((what, expected, _), *suspects) = getattr(mine, function)(), questions[key]
+        if not isinstance(found, dict) or key not in found:
+            raise Wrong(
+                f"{function}() has no {key!r}",
+                f"a dictionary with the {len(questions)} keys of the docstring is expected",
+                "how the key is written",
+            )
+        value = plain(found[key])
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise Wrong(f"{key!r} is {value!r}", "a number is expected", "what the key stands for")
+        known = (expected, *(suspect.value for suspect in suspects))
+        value = next((one for one in known if abs(value - one) <= near * one), value)
+        equal(value, expected, what, *suspects)
+
+    for key, ((_, _, look), *_) in questions.items():
+        check(exercise, key, look=look)(partial(compare, key=key))
 
 
 def plain(value: Any) -> Any:

@@ -618,7 +618,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
         Rewrite(
             "leaves a number out",
             {"before_the_sweep": 'def before_the_sweep():\n    return {"blocks of 16": 82}\n'},
-            says="a dictionary with the five keys of the docstring is expected",
+            says="a dictionary with the 5 keys of the docstring is expected",
         ),
         Rewrite("leaves the dots", answers(largest=None), says="a number is expected"),
     ),

@@ -785,7 +785,7 @@ WRONG = {
         Rewrite(
             "leaves a number out",
             {"before_the_race": 'def before_the_race():\n    return {"static steps": 15}\n'},
-            says="a dictionary with the six keys of the docstring is expected",
+            says="a dictionary with the 6 keys of the docstring is expected",
         ),
         Rewrite("leaves the dots", answers(equal_steps=None), says="a number is expected"),
     ),

@@ -14,9 +14,9 @@ from minikv.course.checking import (
     Suspect,
     Wrong,
     check,
+    check_numbers,
     close,
     equal,
-    plain,
     raises,
     runs_model,
     tinypy,
@@ -1063,22 +1063,7 @@ SWEEP = {  # key: (what it is, the answer, where to look, suspects)
 }
 
 
-def check_answer(mine, key: str) -> None:
-    found, ((what, expected, _), *suspects) = mine.before_the_sweep(), SWEEP[key]
-    if not isinstance(found, dict) or key not in found:
-        raise Wrong(
-            f"before_the_sweep() has no {key!r}",
-            "a dictionary with the five keys of the docstring is expected",
-            "how the key is written",
-        )
-    value = plain(found[key])
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Wrong(f"{key!r} is {value!r}", "a number is expected", "what the key stands for")
-    equal(value, expected, what, *suspects)
-
-
-for key, ((_, _, look), *_) in SWEEP.items():
-    check("04.6", key, look=look)(partial(check_answer, key=key))
+check_numbers("04.6", "before_the_sweep", SWEEP)
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 import minikv
 from minikv import BlockPool, RadixCache, Request, SamplingParams
-from minikv.course.checking import Suspect, Wrong, check, equal, plain, runs_model, tinypy
+from minikv.course.checking import (
+    Suspect,
+    Wrong,
+    check,
+    check_numbers,
+    equal,
+    plain,
+    runs_model,
+    tinypy,
+)
 from minikv.course.style import letter
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
@@ -1801,26 +1810,7 @@ RACE = {  # key: (what it is, the answer, where to look), suspects
 }  # fmt: skip
 
 
-def check_answer(mine, key: str) -> None:
-    found, ((what, expected, _), *suspects) = mine.before_the_race(), RACE[key]
-    if not isinstance(found, dict) or key not in found:
-        raise Wrong(
-            f"before_the_race() has no {key!r}",
-            "a dictionary with the six keys of the docstring is expected",
-            "how the key is written",
-        )
-    value = plain(found[key])
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Wrong(f"{key!r} is {value!r}", "a number is expected", "what the key stands for")
-    for number in (expected, *(suspect.value for suspect in suspects)):
-        if key == "break-even" and abs(value - number) <= 0.01 * number:  # rounded as you like
-            value = number
-            break
-    equal(value, expected, what, *suspects)
-
-
-for key, ((_, _, look), *_) in RACE.items():
-    check("06.6", key, look=look)(partial(check_answer, key=key))
+check_numbers("06.6", "before_the_race", RACE, near=0.01)  # rounded as you like
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────
