@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import BlockPool, Engine, EngineConfig, RadixCache, SamplingParams
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -303,3 +303,28 @@ class NaiveBackend:
             return out
 
         return attend
+
+
+class LoggingPool(BlockPool):
+    """Remembers in which order blocks became free."""
+
+    def __init__(self, num_blocks):
+        super().__init__(num_blocks)
+        self.freed = []
+
+    def release(self, block_id):
+        super().release(block_id)
+        if self.ref_count(block_id) == 0:
+            self.freed.append(block_id)
+
+
+class LocksOnlyAncestors(RadixCache):
+    """Broken: the matched node itself stays evictable."""
+
+    def lock(self, node):
+        if node.parent is not None:
+            super().lock(node.parent)
+
+    def unlock(self, node):
+        if node.parent is not None:
+            super().unlock(node.parent)

@@ -353,6 +353,14 @@ def test_the_running_table_counts_shared_slots_once(lm):
     assert run.kv_bytes_per_token == round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen)
 
 
+def test_the_running_table_takes_a_single_token(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=1, repeats=1, upto="07")
+    alone = lm.config.kv_bytes_per_token(lm.dtype)
+    for name, [run] in table.runs.items():
+        assert run.kv_bytes_per_token == (0 if name.startswith("01") else alone)
+        assert name[:2] < "04" or run.wasted is None
+
+
 def test_the_running_table_shows_the_rungs_so_far(lm):
     ends = [next(iter(running_table.RUNGS)), next(reversed(running_table.RUNGS))]
     table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1)

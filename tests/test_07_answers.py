@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers import careful_engine, drain, greedy_tokens, small, step
+from helpers import LoggingPool, careful_engine, drain, greedy_tokens, small, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,17 +60,6 @@ def test_names_do_not_collide_where_pythons_hash_does():
 
 
 # ── The cache without a tree ──────────────────────────────────────────────────
-
-
-class LoggingPool(BlockPool):
-    def __init__(self, num_blocks):
-        super().__init__(num_blocks)
-        self.freed = []
-
-    def release(self, block_id):
-        super().release(block_id)
-        if self.ref_count(block_id) == 0:
-            self.freed.append(block_id)
 
 
 @settings(max_examples=60)

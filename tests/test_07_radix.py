@@ -4,25 +4,12 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from helpers import cached_prefixes
+from helpers import LoggingPool, cached_prefixes
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from minikv import BlockPool, RadixCache
-
-
-class LoggingPool(BlockPool):
-    """Remembers in which order blocks became free."""
-
-    def __init__(self, num_blocks):
-        super().__init__(num_blocks)
-        self.freed = []
-
-    def release(self, block_id):
-        super().release(block_id)
-        if self.ref_count(block_id) == 0:
-            self.freed.append(block_id)
+from minikv import RadixCache
 
 
 class Tree:

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from helpers import LocksOnlyAncestors
 
 import minikv
 from minikv.course import together
@@ -57,16 +58,6 @@ class TwiceFree(minikv.BlockPool):
             self._free.append(block_id)
 
 
-class LocksAncestorsOnly(minikv.RadixCache):
-    def lock(self, node):
-        if node.parent is not None:
-            super().lock(node.parent)
-
-    def unlock(self, node):
-        if node.parent is not None:
-            super().unlock(node.parent)
-
-
 class WholePromptHits(minikv.Scheduler):  # nothing is left to compute
     def look_up(self, sequence):
         if self.cache is None or sequence.host_block_ids is not None:
@@ -93,7 +84,7 @@ class RemembersHits(minikv.Scheduler):  # of before an eviction
 @pytest.mark.parametrize(
     "part",
     [
-        NoCopy, ForkWithoutHolders, LeakyTable, TwiceFree, LocksAncestorsOnly,
+        NoCopy, ForkWithoutHolders, LeakyTable, TwiceFree, LocksOnlyAncestors,
         WholePromptHits, KeepsItsOwnCopies, RemembersHits,
     ],
     ids=lambda part: part.__name__,

@@ -4,6 +4,7 @@ must be caught by the same check."""
 import pytest
 import torch
 from helpers import (
+    LocksOnlyAncestors,
     NaiveBackend,
     RecordingSampler,
     assert_empty,
@@ -62,18 +63,6 @@ def test_bug_01_two_equal_prompts_in_one_step(llama):
     broken = Engine(llama.lm, small(), block_table=FreesBeforeRemapping)
     with pytest.raises(AssertionError, match="reference count"):
         generate(broken, [prompt] * 2, SamplingParams(max_tokens=9))
-
-
-class LocksOnlyAncestors(RadixCache):
-    """Broken: the matched node itself stays evictable."""
-
-    def lock(self, node):
-        if node.parent is not None:
-            super().lock(node.parent)
-
-    def unlock(self, node):
-        if node.parent is not None:
-            super().unlock(node.parent)
 
 
 def test_bug_02_lock_covers_the_matched_node(llama):

@@ -140,12 +140,13 @@ def _run_in_engine(
     found = [sample.token_ids for output in outputs for sample in output.samples]
     if any(token_ids != found[0] for token_ids in found):
         raise AssertionError(f"equal requests, greedy, and different tokens: {found}")
-    seen, stored, reserved = (sum(column) for column in zip(*counts[:-1], strict=True))
+    # The last step gave all back. With a single token there is no other, and nothing to count.
+    seen, stored, reserved = (sum(count[i] for count in counts[:-1]) for i in range(3))
     return Run(
         found[0],
         seconds,
-        round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen) if seen else 0,
-        1 - stored / reserved if reserved else None,  # the last step gave all back
+        round(lm.config.kv_bytes_per_token(lm.dtype) * (stored / seen if seen else 1)),
+        1 - stored / reserved if reserved else None,
         len(found),
     )
 

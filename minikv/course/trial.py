@@ -71,7 +71,7 @@ def examine(
         report.lines.append(_raised("the file can be imported", error, None, None))
         report.trace = _trace(error)
         return report
-    report.lines += _borrowed(exercise, text)
+    report.lines += _inherited(exercise, text)
     report.total += len(report.lines)
     for check in checks:
         tell({"start": check.name})
@@ -148,7 +148,7 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
     return results
 
 
-def _borrowed(exercise: Exercise, text: str) -> list[Line]:
+def _inherited(exercise: Exercise, text: str) -> list[Line]:
     """A failed line for each method that hands its work to the one it should replace: classes of
     a skeleton inherit what they do not show, and with it the reference's answer."""
     found = definitions(workbook.parse(chapter_of(exercise.id), text))
