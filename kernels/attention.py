@@ -5,6 +5,7 @@ minikv.Engine(lm, config, attention=TritonAttention)
 
 import torch
 
+from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_cache
 from kernels.checks import check_runnable
 from kernels.paged_decode import make_scratch, paged_decode
@@ -36,6 +37,23 @@ class TritonAttention:
         self.scratch = make_scratch(
             config.num_heads, config.num_kv_heads, config.head_dim, store.blocks.device
         )
+
+    recordable = True  # in a CUDA graph: nothing that `bind` makes asks the host
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy blocks (from, to) within the store, all layers, one pair after the other.
+
+        A block that was read may be written by a later pair: then it takes another launch.
+        """
+        blocks, together, touched = self.store.blocks, [], set()
+        for source, target in pairs:
+            if target in touched:
+                copy_blocks(blocks, blocks, torch.tensor(together))
+                together, touched = [], set()
+            together.append((source, target))
+            touched |= {source, target}
+        if together:
+            copy_blocks(blocks, blocks, torch.tensor(together))
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. Sequences with one query are the decodes at its front."""

@@ -13,7 +13,7 @@ A decode is a sequence with one query; nothing else sets it apart from prefill.
 """
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from minikv.sequence import Sequence
 
 @dataclass(slots=True)
 class Batch:
-    """All int64. The tensors are on the model's device; `*_host` are their numpy twins."""
+    """All int64, made on the CPU; `*_host` stay there when the tensors are sent `to` a device."""
 
     token_ids: torch.Tensor  # (T,)
     positions: torch.Tensor  # (T,)
@@ -35,13 +35,23 @@ class Batch:
     context_lens_host: np.ndarray
     query_start_host: np.ndarray
 
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on the model's device, sent in one piece, not waited for."""
+        if device.type == "cpu":
+            return self
+        names = [field.name for field in fields(self) if field.type is torch.Tensor]
+        parts = [getattr(self, name) for name in names]
+        sent = torch.cat([part.flatten() for part in parts]).to(device, non_blocking=True)
+        pieces = sent.split([part.numel() for part in parts])
+        views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
+        return replace(self, **dict(zip(names, views, strict=True)))
+
 
 class BatchBuilder:
     """Builds batches; keeps the block tables of the last one, since most rows stay as they were."""
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int, device: torch.device):
+    def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.block_size = block_size
-        self.device = device
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
         # What the rows hold: the tables of these sequences, in these versions.
         self._held: list[Sequence] = []
@@ -66,14 +76,14 @@ class BatchBuilder:
         context_lens = query_start[1:] + starts
         query_start.cumsum(out=query_start)
         width = -(-int(context_lens.max()) // self.block_size)
-        flat = self._tensor([token_ids, positions, slot_mapping])  # (3, T): one transfer
+        flat = _tensor([token_ids, positions, slot_mapping])  # (3, T)
         return Batch(
             token_ids=flat[0],
             positions=flat[1],
             slot_mapping=flat[2],
-            block_tables=self._tensor(self._rows(sequences)[:, :width]),
-            context_lens=self._tensor(context_lens),
-            query_start=self._tensor(query_start),
+            block_tables=_tensor(self._rows(sequences)[:, :width]),
+            context_lens=_tensor(context_lens),
+            query_start=_tensor(query_start),
             num_decodes=num_decodes,
             context_lens_host=context_lens,
             query_start_host=query_start,
@@ -99,5 +109,6 @@ class BatchBuilder:
         self._held, self._versions = list(sequences), versions
         return self._tables[: len(sequences)]
 
-    def _tensor(self, values) -> torch.Tensor:
-        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self.device)
+
+def _tensor(values) -> torch.Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))

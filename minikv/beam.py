@@ -110,9 +110,9 @@ def log_probs_of(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
             counts.append(count)
             slots.append(slot)
             copies += [copy] if copy is not None else []
-        engine.store.copy_to(engine.store, copies)
+        engine.copy_blocks(copies)
         logits = engine.forward(beams, counts, slots)
         for beam, count in zip(beams, counts, strict=True):
             beam.num_computed += count
         if beams[0].num_computed == len(beams[0].token_ids):
-            return logits.log_softmax(-1)
+            return logits.float().log_softmax(-1)

@@ -17,10 +17,12 @@ from time import perf_counter
 
 import torch
 
-from minikv.batch import BatchBuilder
+from minikv.ahead import TokenRelay
+from minikv.batch import Batch, BatchBuilder
 from minikv.beam import beam_search
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig, require_int
+from minikv.graphs import DecodeGraphs
 from minikv.loader import LanguageModel
 from minikv.model import Transformer
 from minikv.outputs import BeamOutput, Delta, RequestOutput, find_stop
@@ -59,6 +61,15 @@ class Stats:
         return self.hit_tokens / self.looked_up_tokens if self.looked_up_tokens else 0.0
 
 
+@dataclass(slots=True)
+class Launched:
+    """A step under way: who gets a token, at which place of its `token_ids`, and which."""
+
+    ready: list[Sequence]
+    places: list[int]
+    token_ids: Callable[[], list[int]]  # waits for the ids
+
+
 class Engine:
     """Serves one model from one pool of blocks."""
 
@@ -95,16 +106,23 @@ class Engine:
         self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
         self.attention = (attention or _backend(config.attention))(lm.config, self.store)
         self.max_length = min(lm.config.max_context, config.num_blocks * config.block_size)
-        self._builder = BatchBuilder(
-            config.max_num_seqs,
-            -(-self.max_length // config.block_size),
-            config.block_size,
-            lm.device,
-        )
+        self._max_blocks = -(-self.max_length // config.block_size)  # of a sequence
+        self._builder = BatchBuilder(config.max_num_seqs, self._max_blocks, config.block_size)
+        on_gpu = lm.device.type == "cuda"
+        self.relay = TokenRelay(config.max_num_seqs, lm.device) if on_gpu else None
+        self.graphs = self._make_graphs()
+        self._ahead: Launched | None = None  # the step under way
         self._requests: dict[int, Request] = {}  # unfinished
         self._next_id = 0
         self._steps = self._computed = self._generated = 0
         self._model_seconds = self._host_seconds = 0.0
+
+    def _make_graphs(self) -> DecodeGraphs | None:
+        if self.lm.device.type != "cuda" or not getattr(self.attention, "recordable", False):
+            return None
+        shape = self.config.max_num_seqs, self.lm.config.vocab_size
+        logits = torch.empty(shape, dtype=self.lm.dtype, device=self.lm.device)
+        return DecodeGraphs(self._compute, self.config.max_num_seqs, self._max_blocks, logits)
 
     # ── Requests ──────────────────────────────────────────────────────────────
 
@@ -211,38 +229,79 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Run one batch. Returns the requests that got tokens, as they stand now.
 
+        On a GPU the next batch is launched before this one's tokens are read (`minikv.ahead`).
         If it is interrupted or fails, no request is lost: all are computed again
         from their tokens.
         """
         if not self._requests:
             return []
-        started = perf_counter()
+        started, model_seconds = perf_counter(), self._model_seconds
         try:
-            plan = self.scheduler.schedule()
-            if not plan.sequences:
+            launched, self._ahead = self._ahead or self._launch(), None
+            if launched is None:
                 raise RuntimeError(self._why_stuck())
-            self._move_blocks(plan)
-            scheduled = perf_counter()
-            logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
-            ready, rows = self._commit(plan)
-            token_ids = self._sample(logits, ready, rows)
-            sampled = perf_counter()
-            outputs = self._append(ready, token_ids)
+            if self.relay is not None:
+                self._ahead = self._launch_ahead()
+            waiting = perf_counter()
+            token_ids = launched.token_ids()
+            self._model_seconds += perf_counter() - waiting
+            outputs = self._append(launched, token_ids)
         except BaseException:
-            self.scheduler.recompute_all()
+            self._start_over()
             raise
         self._steps += 1
-        self._computed += sum(plan.num_tokens)
-        self._generated += len(token_ids)
-        self._model_seconds += sampled - scheduled
-        self._host_seconds += perf_counter() - sampled + scheduled - started
+        model_seconds = self._model_seconds - model_seconds
+        self._host_seconds += perf_counter() - started - model_seconds
         return outputs
+
+    def _start_over(self) -> None:
+        """Compute every K and V again, from the tokens that are known."""
+        self._ahead = None
+        for sequence in self.scheduler:
+            sequence.forget_unknown()
+        self.scheduler.recompute_all()
+
+    def _launch(self) -> Launched | None:
+        """Plan a step and start it; None if nothing can run now."""
+        plan = self.scheduler.schedule()
+        self._move_blocks(plan)
+        if not plan.sequences:  # the last to run may have been swapped out
+            return None
+        started = perf_counter()
+        logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
+        ready, rows = self._commit(plan)
+        token_ids = self._sample(logits, ready, rows)
+        self._computed += sum(plan.num_tokens)
+        launched = Launched(ready, [len(sequence.token_ids) for sequence in ready], token_ids)
+        for row, sequence in enumerate(ready):
+            sequence.num_computed = len(sequence.token_ids)
+            sequence.token_ids.append(-1 - row)  # until it is known
+        self._model_seconds += perf_counter() - started
+        return launched
+
+    def _launch_ahead(self) -> Launched | None:
+        """Start the step after the one under way, without those that get their last token there."""
+        last = [s for s in self.scheduler.running if len(s.token_ids) == s.request.max_length]
+        for sequence in last:
+            self.scheduler.running.remove(sequence)
+        try:
+            return self._launch()
+        finally:
+            for sequence in last:
+                self.scheduler.add_running(sequence)
 
     def _move_blocks(self, plan: Plan) -> None:
         """Bring blocks where the batch expects them, each read before it is overwritten."""
         self.store.copy_to(self.host_store, plan.swap_out)
-        self.store.copy_to(self.store, plan.copies)
+        self.copy_blocks(plan.copies)
         self.host_store.copy_to(self.store, plan.swap_in)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy-on-write: blocks (from, to) of the store, each read before it is overwritten."""
+        if hasattr(self.attention, "copy_blocks"):  # a backend may have a kernel for it
+            self.attention.copy_blocks(pairs)
+        else:
+            self.store.copy_to(self.store, pairs)
 
     @torch.inference_mode()
     def forward(
@@ -251,15 +310,24 @@ class Engine:
         """Compute the next `num_tokens[i]` tokens of each sequence; logits after the last
         of each: (S, vocab_size)."""
         batch = self._builder.build(sequences, num_tokens, slots)
+        if self.graphs is not None and batch.num_decodes == len(sequences):
+            return self.graphs.run(batch)
+        return self._compute(batch.to(self.lm.device))
+
+    def _compute(self, batch: Batch, out: torch.Tensor | None = None) -> torch.Tensor:
+        token_ids = batch.token_ids
+        if self.relay is not None:
+            token_ids = self.relay.resolve(token_ids)
         attend = self.attention.bind(batch)
-        hidden = self.transformer.forward(batch.token_ids, batch.positions, attend)  # (T, hidden)
-        if len(hidden) > len(sequences):
+        hidden = self.transformer.forward(token_ids, batch.positions, attend)  # (T, hidden)
+        num_seqs = len(batch.context_lens)
+        if len(hidden) > num_seqs:
             hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
-        return self.transformer.logits(hidden)
+        return self.transformer.logits(hidden, out)
 
     def _commit(self, plan: Plan) -> tuple[list[Sequence], list[int]]:
         """Count what the chunks computed, share their blocks, fork finished prompts. (A decode's
-        one token is counted where it gets the next, in `_append`.)
+        one token is counted where it gets the next, in `_launch`.)
 
         Returns the sequences that get a token, and for each its row in the step's logits.
         """
@@ -287,33 +355,46 @@ class Engine:
         self.scheduler.add_running(twin)
         return twin
 
-    def _sample(self, logits: torch.Tensor, ready: list[Sequence], rows: list[int]) -> list[int]:
+    def _sample(
+        self, logits: torch.Tensor, ready: list[Sequence], rows: list[int]
+    ) -> Callable[[], list[int]]:
+        """Choose their tokens; returns the call that waits for the ids."""
         if not ready:
-            return []
+            return list
         if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
-            logits = logits[torch.tensor(rows, device=logits.device)]
+            logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
         params = [sequence.request.params for sequence in ready]
         draws = [
             sequence.draw() if param.temperature > 0 else None
             for sequence, param in zip(ready, params, strict=True)
         ]
-        return self.sampler(logits, params, draws)
+        token_ids = self.sampler(logits, params, draws)
+        if self.relay is not None:
+            return self.relay.send(token_ids)
+        return torch.as_tensor(token_ids).tolist
 
-    def _append(self, ready: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
+    def _append(self, launched: Launched, token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its token, let go of those that are finished."""
-        moved = dict.fromkeys(sequence.request for sequence in ready)  # once each, in order
-        for sequence, token_id in zip(ready, token_ids, strict=True):
-            tokens, request = sequence.token_ids, sequence.request
-            sequence.num_computed = len(tokens)
-            if sequence.next_slot is None:  # its last block is full
+        size = self.config.block_size
+        moved: dict[Request, None] = {}  # once each, in order
+        for sequence, place, token_id in zip(
+            launched.ready, launched.places, token_ids, strict=True
+        ):
+            if sequence.finish_reason is not None:  # known only after this step was launched
+                continue
+            request = sequence.request
+            moved[request] = None
+            sequence.token_ids[place] = token_id
+            full, before = sequence.num_computed // size, (place - 1) // size  # blocks
+            if full > before and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
-            tokens.append(token_id)
             if token_id in request.stop_ids or (
                 request.longest_stop > 0 and self._hits_stop_string(sequence)
             ):
                 self._finish(sequence, "stop")
-            elif len(tokens) == request.max_length:
+            elif place + 1 == request.max_length:
                 self._finish(sequence, "length")
+            self._generated += 1
         return [RequestOutput(request, self.lm.decode) for request in moved]
 
     def _hits_stop_string(self, sequence: Sequence) -> bool:
@@ -333,10 +414,13 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: str) -> None:
         """A sequence gives its blocks back; with the last of its request the request is done."""
         self.scheduler.remove(sequence)
+        sequence.forget_unknown()
         sequence.finish_reason = reason
         request = sequence.request
         if all(sequence.finish_reason for sequence in request.sequences):
             del self._requests[request.request_id]
+        if not self._requests:
+            self._ahead = None
 
     # ── Everything else ───────────────────────────────────────────────────────
 
@@ -374,7 +458,8 @@ class Engine:
             raise ValueError(f"state_dict: must map names to tensors, was {state_dict!r}")
         old = self.transformer
         self.transformer = Transformer(old.config, state_dict, old.device, old.dtype)
-        self.scheduler.recompute_all()
+        self.graphs = self._make_graphs()  # the old ones read the old weights
+        self._start_over()
         if self.cache is not None:
             self.cache.clear()
 

@@ -55,7 +55,8 @@ class LanguageModel:
         attend = self.transformer.attend_naively if cache is None else cache.attend
         ids = torch.tensor(list(token_ids), device=self.device)
         positions = torch.arange(start, start + len(ids), device=self.device)
-        return self.transformer.logits(self.transformer.forward(ids, positions, attend))
+        hidden = self.transformer.forward(ids, positions, attend)
+        return self.transformer.logits(hidden).float()
 
     def generate_naively(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """Greedy tokens, everything recomputed at every step: the oracle of every chapter.

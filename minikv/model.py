@@ -152,6 +152,9 @@ class Transformer:
         self.turns = torch.stack([angles.cos(), angles.sin() * sign], 1).to(
             device, dtype
         )  # (P, 2, D)
+        self.project, self.mix = project, mix
+        if device.type == "cuda":  # one kernel for what stands between two matrix products
+            self.project, self.mix = (torch.compile(f, dynamic=True) for f in (project, mix))
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -161,28 +164,39 @@ class Transformer:
         cos, sin = self.turns.index_select(0, positions).split(1, dim=1)  # (T, 1, D) each
         x = self.embedding.index_select(0, token_ids)  # (T, hidden)
         for i, layer in enumerate(self.layers):
-            qkv = layer.qkv(layer.norm_1(x))
-            qkv = qkv.view(len(x), -1, c.head_dim)  # (T, H + 2 K, D)
-            # (T, H + K, D) and (T, K, D)
-            qk, v = qkv.split([c.num_heads + c.num_kv_heads, c.num_kv_heads], 1)
-            if layer.q_norm is not None:
-                q, k = qk.tensor_split([c.num_heads], dim=1)
-                qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
-            qk = rotate(qk, cos, sin)
-            q, k = qk.tensor_split([c.num_heads], dim=1)  # (T, H, D), (T, K, D)
-            x = x + layer.out(attend(i, q, k, v).flatten(1))
-            gate_up = layer.gate_up(layer.norm_2(x))
-            gate, up = gate_up.chunk(2, -1)  # (T, intermediate) each
-            x = x + layer.down(F.silu(gate) * up)
+            q, k, v = self.project(layer, x, cos, sin, c.num_heads, c.num_kv_heads)
+            x = self.mix(layer, x, attend(i, q, k, v))
         return self.norm(x)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden (S, hidden_size) -> (S, vocab_size) float32."""
-        return self.head(hidden).float()
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden (S, hidden_size) -> (S, vocab_size), written to `out` if given (CUDA only)."""
+        if out is not None:
+            return torch.mm(hidden, self.head.weight.T, out=out)
+        return self.head(hidden)
 
     def attend_naively(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """The `attend` that keeps nothing: the batch is one whole sequence."""
         return naive_attention(q, k, v, self.config.windows[layer])
+
+
+def project(
+    layer: Layer, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int, kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The part of a layer before attention: x (T, hidden) -> q (T, H, D), k and v (T, K, D)."""
+    qkv = layer.qkv(layer.norm_1(x)).view(len(x), -1, cos.shape[-1])  # (T, H + 2 K, D)
+    qk, v = qkv.split([heads + kv_heads, kv_heads], 1)  # (T, H + K, D) and (T, K, D)
+    if layer.q_norm is not None:
+        q, k = qk.tensor_split([heads], dim=1)
+        qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
+    q, k = rotate(qk, cos, sin).tensor_split([heads], dim=1)
+    return q, k, v
+
+
+def mix(layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+    """The part after attention: x (T, hidden), attended (T, H, D) -> the layer's (T, hidden)."""
+    x = x + layer.out(attended.flatten(1))
+    gate, up = layer.gate_up(layer.norm_2(x)).chunk(2, -1)  # (T, intermediate) each
+    return x + layer.down(F.silu(gate) * up)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

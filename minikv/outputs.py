@@ -69,7 +69,7 @@ class RequestOutput:
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
         # Sequences only ever grow, so their lengths now are enough.
-        self._counts = [len(sequence.token_ids) for sequence in request.sequences]
+        self._counts = [sequence.num_output for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:
@@ -82,9 +82,8 @@ class RequestOutput:
     @property
     def samples(self) -> list[SampleOutput]:
         """One for each of `n`."""
-        num_prompt = len(self._request.prompt_ids)
         return [
-            SampleOutput(sequence, count - num_prompt, self._decode)
+            SampleOutput(sequence, count, self._decode)
             for sequence, count in zip(self._request.sequences, self._counts, strict=False)
         ]
 

@@ -45,8 +45,9 @@ class KVStore:
         """
         if pairs:
             source, target = torch.tensor(pairs).T
-            copied = self.blocks[:, source.to(self.blocks.device)]
-            other.blocks[:, target.to(other.blocks.device)] = copied.to(other.blocks.device)
+            copied = self.blocks[:, source.to(self.blocks.device, non_blocking=True)]
+            target = target.to(other.blocks.device, non_blocking=True)
+            other.blocks[:, target] = copied.to(other.blocks.device)
 
 
 def blockwise_attention(

@@ -74,22 +74,26 @@ class SamplingParams:
 
 
 def probabilities(
-    logits: torch.Tensor, params: SamplingParams
+    logits: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distribution to draw from, likeliest first: (kept,) probabilities and their token ids.
+    """The distributions to draw from, likeliest first: probabilities and their token ids, (S, V).
 
-    logits (vocab_size,) float32. Temperature first, then top-k, then top-p (Holtzman
-    et al., 2020) over what top-k left; the token that crosses top_p is kept.
+    logits (S, vocab_size), one SamplingParams a row. Temperature first, then top-k, then
+    top-p (Holtzman et al., 2020) over what top-k left; the token that crosses top_p is kept,
+    and what is left out has probability 0. Nothing here waits for the device.
     """
-    kept = min(params.top_k or len(logits), len(logits))
-    logits = logits.double()
-    values, token_ids = ((logits - logits.max()) / params.temperature).topk(kept)
+    vocab_size = logits.shape[1]
+    rules = [(p.temperature, p.top_k or vocab_size, p.top_p) for p in params]
+    rules = torch.tensor(rules, dtype=torch.float64).to(logits.device, non_blocking=True)
+    temperature, top_k, top_p = rules[:, :, None].unbind(1)  # (S, 1) each
+    # Stable: which of two equal logits comes first must not depend on the company.
+    values, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
+    values = (values.double() - values[:, :1].double()) / temperature
+    values.masked_fill_(torch.arange(vocab_size, device=logits.device) >= top_k, -torch.inf)
     p = values.softmax(-1)
-    if params.top_p < 1:
-        before = p.cumsum(-1) - p  # probability of all likelier tokens
-        kept = int((before < params.top_p).sum())
-        p, token_ids = p[:kept] / p[:kept].sum(), token_ids[:kept]
-    return p, token_ids
+    before = p.cumsum(-1) - p  # probability of all likelier tokens
+    p = p.masked_fill((before >= top_p) & (top_p < 1), 0)
+    return p / p.sum(-1, keepdim=True), token_ids
 
 
 class Sampler:
@@ -97,15 +101,21 @@ class Sampler:
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[float | None]
-    ) -> list[int]:
-        """logits (S, vocab_size) float32; one SamplingParams and one draw a row.
+    ) -> torch.Tensor:
+        """logits (S, vocab_size); one SamplingParams and one draw a row.
 
-        A draw is uniform in [0, 1), or None for a greedy row. Returns S token ids.
+        A draw is uniform in [0, 1), or None for a greedy row. Returns S token ids on the
+        device of the logits, without waiting for them. (A sampler of your own may as well
+        return a list.)
         """
-        token_ids = logits.argmax(-1).tolist()
-        for row, draw in enumerate(draws):
-            if draw is not None:
-                p, candidates = probabilities(logits[row], params[row])
-                index = int(torch.searchsorted(p.cumsum(-1), draw, right=True))
-                token_ids[row] = int(candidates[min(index, len(candidates) - 1)])
+        token_ids = logits.argmax(-1)
+        rows = [row for row, draw in enumerate(draws) if draw is not None]
+        if rows:
+            at = torch.tensor(rows).to(logits.device, non_blocking=True)
+            drawn = torch.tensor([draws[row] for row in rows], dtype=torch.float64)
+            drawn = drawn.to(logits.device, non_blocking=True)
+            p, candidates = probabilities(logits[at], [params[row] for row in rows])
+            last = (p > 0).sum(-1, keepdim=True) - 1  # rounding may leave the sum below the draw
+            index = torch.searchsorted(p.cumsum(-1), drawn[:, None], right=True).minimum(last)
+            token_ids[at] = candidates.gather(1, index)[:, 0]
         return token_ids

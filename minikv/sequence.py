@@ -76,11 +76,22 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        return len(self.token_ids) - len(self.request.prompt_ids)
+        """New tokens whose ids are known. On a GPU the newest may still be on their way: they
+        stand in `token_ids` as negative numbers (`minikv.ahead`)."""
+        count = len(self.token_ids)
+        while self.token_ids[count - 1] < 0:
+            count -= 1
+        return count - len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:
-        return self.token_ids[len(self.request.prompt_ids) :]
+        num_prompt = len(self.request.prompt_ids)
+        return self.token_ids[num_prompt : num_prompt + self.num_output]
+
+    def forget_unknown(self) -> None:
+        """Take tokens that are still on their way as if they had not been asked for."""
+        while self.token_ids[-1] < 0:
+            self.token_ids.pop()
 
     def draw(self) -> float | None:
         """The uniform number that decides the next token; None for greedy.
@@ -90,7 +101,8 @@ class Sequence:
         """
         if self.request.params.temperature == 0:
             return None
-        return random.Random(f"{self.request.seed}/{self.index}/{self.num_output}").random()
+        place = len(self.token_ids) - len(self.request.prompt_ids)
+        return random.Random(f"{self.request.seed}/{self.index}/{place}").random()
 
     def fork(self, index: int) -> "Sequence":
         """A second sequence with the same tokens so far, over the same blocks."""

@@ -11,6 +11,7 @@ import torch
 
 import minikv
 from minikv import BlockPool, Engine, EngineConfig, RadixCache, SamplingParams
+from minikv.ahead import TokenRelay
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -109,6 +110,11 @@ def small(**changes) -> EngineConfig:
         values.setdefault("swap_blocks", 64)
     values["max_num_seqs"] = min(values["max_num_seqs"], values["max_batch_tokens"])
     return EngineConfig(**values)
+
+
+def run_ahead(engine: Engine) -> None:
+    """Let an engine on a CPU run ahead as one on a GPU does."""
+    engine.relay = TokenRelay(engine.config.max_num_seqs, engine.lm.device)
 
 
 def step(engine: Engine, outputs: dict | None = None) -> dict:

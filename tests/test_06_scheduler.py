@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 from helpers import (
     assert_empty,
     careful_engine,
@@ -427,7 +426,7 @@ def test_the_batch_of_the_docstring():
         make_sequence([0], [0, 0, 7], 2),
         make_sequence([5, 3], [0, 0, 0, 0, 9, 12, 5, 3], 4),
     ]
-    batch = BatchBuilder(4, 3, 4, torch.device("cpu")).build(sequences, [1, 1, 4], [29, 2, 12])
+    batch = BatchBuilder(4, 3, 4).build(sequences, [1, 1, 4], [29, 2, 12])
     assert batch.token_ids.tolist() == [41, 7, 9, 12, 5, 3]
     assert batch.positions.tolist() == [5, 2, 4, 5, 6, 7]
     assert batch.slot_mapping.tolist() == [29, 2, 12, 13, 14, 15]
@@ -441,7 +440,7 @@ def test_the_batch_of_the_docstring():
 @given(st.data())
 def test_block_tables_are_never_out_of_date(data):
     """The builder keeps rows from step to step; sequences come, go, move and grow meanwhile."""
-    builder = BatchBuilder(5, 8, 1, torch.device("cpu"))
+    builder = BatchBuilder(5, 8, 1)
     everyone = [make_sequence([i], [0] * 9, 0, block_size=1) for i in range(5)]
     for _ in range(data.draw(st.integers(1, 8))):
         sequences = data.draw(st.lists(st.sampled_from(everyone), min_size=1, unique=True))

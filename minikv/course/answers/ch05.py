@@ -84,5 +84,5 @@ def sample_naively(
     sequence = Sequence(Request(-1, prompt_ids, params), index, prompt_ids)
     for _ in range(params.max_tokens):
         logits = lm.logits(sequence.token_ids)[-1:]
-        sequence.token_ids += Sampler()(logits, [params], [sequence.draw()])
+        sequence.token_ids += Sampler()(logits, [params], [sequence.draw()]).tolist()
     return sequence.output_ids
