@@ -31,14 +31,16 @@ class DecodeGraphs:
         the `logits` that it fills, (max_num_seqs, vocab_size), and must depend on nothing but
         the contents of the batch's tensors.
         """
-        self.compute, self.logits = compute, logits
-        self.rows, self.width = max_num_seqs, max_blocks
+        self.compute, self.logits, self.max_rows = compute, logits, max_num_seqs
         pinned = logits.device.type == "cuda"
-        size = self.rows * (4 + self.width)
-        self._buffer = torch.zeros(size, dtype=torch.int64, device=logits.device)
+        size = max_num_seqs * (4 + max_blocks)
         # Two, in turns: one may be on its way while the next step is prepared.
         self._host = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in "ab"]
         self._sent = [torch.cuda.Event() for _ in "ab"] if pinned else []
+        self._arrived = torch.zeros(size, dtype=torch.int64, device=logits.device)
+        # What the graphs read: token ids, positions, slots, context lengths; block tables.
+        self._fields = self._arrived.new_zeros(4, max_num_seqs)
+        self._tables = self._arrived.new_zeros(max_num_seqs, max_blocks)
         self._replays: dict[int, Callable[[], None]] = {}  # by rows
         self._pool = None  # graphs never run at once: one piece of memory serves them all
 
@@ -57,36 +59,33 @@ class DecodeGraphs:
     def rows_for(self, num_decodes: int) -> int:
         """The size of the graph: 1, 2, 4 or a multiple of 8, at most max_num_seqs."""
         rows = -(-num_decodes // 8) * 8 if num_decodes > 4 else 1 << (num_decodes - 1).bit_length()
-        return min(rows, self.rows)
+        return min(rows, self.max_rows)
 
     def _fill(self, batch: Batch, rows: int) -> None:
-        """Put the batch, padded to `rows`, into the buffer that the graphs read."""
+        """Put the batch, padded to `rows`, where the graphs read it; sent in one piece."""
         self._host.reverse()
         self._sent.reverse()
         if self._sent:
             self._sent[0].synchronize()  # of two steps ago: has happened long since
-        host, n = self._host[0], batch.num_decodes
-        fields, tables = self._views(host)
-        fields[:, n:rows] = torch.tensor([[0], [0], [-1], [0]])
+        n, width = batch.block_tables.shape  # of this step: most of a long table is not in use
+        end = rows * (4 + width)
+        host, arrived = self._host[0][:end], self._arrived[:end]
+        fields, tables = host[: 4 * rows].view(4, rows), host[4 * rows :].view(rows, width)
+        fields[:, n:] = torch.tensor([[0], [0], [-1], [0]])
         fields[0, :n], fields[1, :n] = batch.token_ids, batch.positions
         fields[2, :n], fields[3, :n] = batch.slot_mapping, batch.context_lens
-        tables[:n, : batch.block_tables.shape[1]] = batch.block_tables
-        end = 4 * self.rows + rows * self.width
-        self._buffer[:end].copy_(host[:end], non_blocking=True)
+        tables[:n] = batch.block_tables
+        arrived.copy_(host, non_blocking=True)
         if self._sent:
             self._sent[0].record()
-
-    def _views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(4, rows) token ids, positions, slots, context lengths; (rows, width) block tables."""
-        fields, tables = buffer.split([4 * self.rows, self.rows * self.width])
-        return fields.view(4, self.rows), tables.view(self.rows, self.width)
+        self._fields[:, :rows] = arrived[: 4 * rows].view(4, rows)
+        self._tables[:rows, :width] = arrived[4 * rows :].view(rows, width)
 
     def _step(self, rows: int) -> Callable[[], None]:
-        fields, tables = self._views(self._buffer)
-        token_ids, positions, slot_mapping, context_lens = fields[:, :rows]
+        token_ids, positions, slot_mapping, context_lens = self._fields[:, :rows]
         batch = Batch(
-            token_ids, positions, slot_mapping, tables[:rows], context_lens,
-            query_start=torch.arange(rows + 1, device=self._buffer.device), num_decodes=rows,
+            token_ids, positions, slot_mapping, self._tables[:rows], context_lens,
+            query_start=torch.arange(rows + 1, device=self._fields.device), num_decodes=rows,
             context_lens_host=None, query_start_host=None,  # a graph cannot ask the host
         )  # fmt: skip
         return lambda: self.compute(batch, self.logits[:rows])

@@ -1,4 +1,4 @@
-"""On a CUDA device only: compiled kernels at real sizes, and inside CUDA graphs.
+"""On a CUDA device only: compiled kernels at real sizes, inside CUDA graphs, and the engine.
 
 Where there is such a device, the other test_08 files run compiled, too: their comparisons
 are not repeated here. What the interpreter cannot show is: races, and replays.
@@ -16,12 +16,16 @@ from kernels.mode import INTERPRETED
 if INTERPRETED or not torch.cuda.is_available():
     pytest.skip("no CUDA device: kernels ran in the interpreter only", allow_module_level=True)
 
+from helpers import RecordingSampler, make_model, small
+from test_08_engine import requests_of
 from test_08_paged_attention import DTYPES, TOLERANCE, Paged
 
+import minikv
 from kernels import settings
 from kernels.cache_write import write_cache
 from kernels.paged_decode import make_scratch, paged_decode
 from kernels.paged_prefill import paged_prefill
+from minikv import Engine, SamplingParams
 
 LENS = [4096, 1, 777, 30_000, 0, 2048, 15, 512]
 
@@ -124,3 +128,82 @@ def test_a_captured_prefill_replays_with_other_chunks():
             mine.copy_(theirs)
         graph.replay()
         torch.testing.assert_close(out, paged.expected(), **TOLERANCE[q.dtype])
+
+
+# ── The engine ────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return minikv.load("tinypy", device="cuda")
+
+
+@pytest.mark.parametrize("config", [{}, {"num_blocks": 14}, {"max_num_seqs": 11}], ids=str)
+@pytest.mark.parametrize("backend", ["triton", "torch"])
+def test_the_engine_says_on_a_gpu_what_it_says_on_a_cpu(lm, backend, config):
+    requests = list(requests_of(lm, 3, 16))
+    on_cpu = Engine(minikv.load("tinypy"), small(**config))
+    expected = [on_cpu.generate([prompt], rule)[0].token_ids for prompt, rule in requests]
+    engine = Engine(lm, small(**config, attention=backend))
+    found = engine.generate(*zip(*requests, strict=True))
+    assert [output.token_ids for output in found] == expected
+    assert (engine.graphs is not None) == (backend == "triton")
+    engine.check()
+
+
+def test_beams_forks_swaps_and_new_weights(lm):
+    prompt, on_cpu = [5, 9, 31, 7], minikv.load("tinypy")
+    config = dict(num_blocks=16, preemption="swap", swap_blocks=16)
+    engine, other = (Engine(x, small(**config, attention=a)) for x, a in
+                     ((lm, "triton"), (on_cpu, "torch")))  # fmt: skip
+    beams = [[b.token_ids for b in e.beam_search(prompt, 3, 9)] for e in (engine, other)]
+    assert beams[0] == beams[1]
+    rule = SamplingParams(max_tokens=20, ignore_eos=True, n=3, temperature=1.0, seed=4)
+    prompts = [prompt, prompt[::-1]]
+    found, expected = (e.generate(prompts, rule) for e in (engine, other))
+    for a, b in zip(found, expected, strict=True):
+        assert [s.token_ids for s in a.samples] == [s.token_ids for s in b.samples]
+    assert engine.stats().preemptions > 0
+    state = minikv.loader.read_weights(minikv.BUNDLED["tinypy"])
+    state = {name: tensor * 1.01 for name, tensor in state.items()}
+    greedy = SamplingParams(max_tokens=12, ignore_eos=True)
+    for e in (engine, other):
+        e.update_weights(state)
+    found, expected = (e.generate(prompt, greedy)[0].token_ids for e in (engine, other))
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_bfloat16_logits_are_those_of_transformers(tmp_path, name):
+    """Prefill, then decodes through graphs. Tolerance: ||a - b|| <= 2 % of ||b||, where b comes
+    from one pass of `transformers` over the same tokens in bfloat16."""
+    model = make_model(name, seed=5).to("cuda", torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    lm = minikv.load(tmp_path, device="cuda", dtype=torch.bfloat16)
+    sampler = RecordingSampler()
+    engine = Engine(lm, small(attention="triton"), sampler=sampler)
+    prompt = list(range(3, 40))
+    [output] = engine.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True))
+    ids = torch.tensor([prompt + output.token_ids[:-1]], device="cuda")
+    with torch.inference_mode():
+        expected = model(ids).logits[0, len(prompt) - 1 :].float()
+    found = torch.cat([call[:1] for call in sampler.calls])[: len(expected)].float()
+    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < 0.02
+
+
+def test_a_step_neither_waits_nor_asks_the_driver_for_memory(lm):
+    engine = Engine(lm, minikv.EngineConfig(attention="triton", max_num_seqs=8))
+    for i in range(8):
+        rule = SamplingParams(max_tokens=64, ignore_eos=True, temperature=i % 2, seed=i)
+        engine.add_request([5 + i, 9, 31], rule)
+    for _ in range(8):  # compiles, records, fills PyTorch's own store of memory
+        engine.step()
+    asked = torch.cuda.memory_stats()["num_device_alloc"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(8):
+            assert len(engine.step()) == 8
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["num_device_alloc"] == asked
