@@ -13,6 +13,7 @@ import torch
 from helpers import NaiveBackend, greedy_tokens, make_model, run_ahead, small, with_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
 from minikv import Engine, SamplingParams
@@ -233,3 +234,46 @@ def test_a_last_sequence_that_is_swapped_out_while_another_ends():
     for prompt, rule, output in zip(prompts, params, engine.generate(prompts, params), strict=True):
         assert output.token_ids == greedy_tokens(lm, prompt, rule.max_tokens)
     assert engine.stats().swaps_in > 0
+
+
+# ── No waiting ────────────────────────────────────────────────────────────────
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises at what would make the host wait for a GPU: a value read from a tensor, or a shape
+    that depends on one."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        masks = name in ("index", "index_put_") and any(
+            x is not None and x.dtype == torch.bool for x in args[1]
+        )
+        if masks or name in self.WAITS:
+            raise AssertionError(f"{name} waits for the device")
+        return function(*args, **(kwargs or {}))
+
+
+class NoAttention:
+    recordable = True
+
+    def __init__(self, config, store):
+        pass
+
+    def bind(self, batch):
+        return lambda layer, q, k, v: q
+
+
+def test_a_launch_reads_nothing_back(llama):
+    engine = on_buffers(Engine(llama.lm, small(), attention=NoAttention))
+    rules = [{}, {"top_k": 3}, {"top_p": 0.5}, {"temperature": 0.0}, {"top_k": 9, "top_p": 0.9}]
+    for i, rule in enumerate(rules):
+        rule = {"temperature": 0.8, "seed": i} | rule
+        engine.add_request([i + 1] * 9, SamplingParams(max_tokens=20, ignore_eos=True, **rule))
+    for _ in range(8):
+        with NoWaiting():
+            launched = engine._launch()
+        engine._append(launched, launched.token_ids())
+    with pytest.raises(AssertionError, match="waits"), NoWaiting():
+        torch.ones(3)[torch.tensor([True, False, True])].sum().item()

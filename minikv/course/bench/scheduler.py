@@ -93,6 +93,6 @@ class FreeModel(minikv.LanguageModel):
             device=torch.device("cpu"),
             dtype=torch.float32,
             forward=lambda token_ids, positions, attend: hidden[: len(token_ids)],
-            logits=lambda hidden: hidden,
+            logits=lambda hidden, out=None: hidden,
         )
         super().__init__("stand-in", transformer, None)
