@@ -272,12 +272,12 @@ class Engine:
         ready, rows = self._commit(plan)
         token_ids = self._sample(logits, ready, rows)
         self._computed += sum(plan.num_tokens)
-        launched = Launched(ready, [len(sequence.token_ids) for sequence in ready], token_ids)
+        places = [len(sequence.token_ids) for sequence in ready]
         for row, sequence in enumerate(ready):
             sequence.num_computed = len(sequence.token_ids)
             sequence.token_ids.append(-1 - row)  # until it is known
         self._model_seconds += perf_counter() - started
-        return launched
+        return Launched(ready, places, token_ids)
 
     def _launch_ahead(self) -> Launched | None:
         """Start the step after the one under way, without those that get their last token there."""
