@@ -7,6 +7,7 @@ device reads them so is for tests/gpu.
 
 import random
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -88,6 +89,21 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
     for (prompt, params), output in zip(requests, found, strict=True):
         if params.temperature == 0:
             assert output.token_ids == greedy_tokens(lm, prompt, params.max_tokens)
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
+def test_the_kernels_take_padded_buffers():
+    from kernels.mode import INTERPRETED
+
+    if not INTERPRETED:
+        pytest.skip("kernels are compiled here: tests/gpu has them in graphs")
+    lm = minikv.load("tinypy")
+    engine = on_buffers(Engine(lm, small(max_num_seqs=4, attention="triton")))
+    prompts = [lm.encode(text) for text in ("def add(a, b", "import os", "x")]
+    outs = engine.generate(prompts, SamplingParams(max_tokens=5, ignore_eos=True))
+    for prompt, out in zip(prompts, outs, strict=True):
+        assert out.token_ids == lm.generate_naively(prompt, 5)
+    assert engine.graphs.replayed
 
 
 def test_new_weights_meet_no_old_graph(llama):
