@@ -7,10 +7,22 @@ otherwise than the reference, and WRONG, at least four plausible mistakes of eac
 import importlib
 from dataclasses import dataclass
 
-from minikv.course.exercise import Exercise, chapter_of, chapters
+from minikv.course.exercise import Chapter, Exercise, chapter_of, chapters
 from minikv.course.skeletons import fill, skeleton, targets
 
-EXERCISES = [exercise for chapter in chapters().values() for exercise in chapter.exercises]
+
+def runs_here(chapter: Chapter) -> bool:
+    """Checks of kernels need Triton, and to be interpreted: here they run in this process."""
+    if chapter.needs != "triton" or chapter.cannot_run:
+        return not chapter.cannot_run
+    from kernels.mode import INTERPRETED
+
+    return INTERPRETED
+
+
+EXERCISES = [
+    exercise for chapter in filter(runs_here, chapters().values()) for exercise in chapter.exercises
+]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ exercises (skeletons, checks, hints, progress) is read from there.
 """
 
 import importlib
+import importlib.util
 import pkgutil
 import re
 from dataclasses import dataclass
@@ -21,10 +22,10 @@ class Bug:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the skeleton: to be written, or to be mended."""
+    """A function of the skeleton: to be written, to be mended, or given."""
 
     target: str  # "module:name" of the reference
-    write: str | Bug  # the exercise's id, or what is broken
+    write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
     name: str | None = None  # in the skeleton, if not the reference's
 
 
@@ -73,10 +74,21 @@ class Chapter:
     doc: str  # what the skeleton file is about
     skeleton: tuple[Function | Class, ...]
     exercises: tuple[Exercise, ...]
+    needs: str | None = None  # a package that there is not for every machine
 
     @property
     def file_name(self) -> str:
         return f"ch{self.number}_{self.name}.py"
+
+    @property
+    def cannot_run(self) -> str | None:
+        """Why nothing of this chapter runs on this machine; None if it does."""
+        if self.needs is None or importlib.util.find_spec(self.needs) is not None:
+            return None
+        return (
+            f"chapter {self.number} needs {self.needs.capitalize()}, which is not installed here "
+            "(it exists for Linux only); the other chapters do without it"
+        )
 
     def __post_init__(self):
         ids = [exercise.id for exercise in self.exercises]
@@ -87,6 +99,7 @@ class Chapter:
             write.exercise if isinstance(write, Bug) else write
             for piece in self.skeleton
             for write in (piece.write.values() if isinstance(piece, Class) else [piece.write])
+            if write is not None
         }
         if written != set(ids):
             raise ValueError(

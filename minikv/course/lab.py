@@ -9,7 +9,7 @@ import time
 from html import escape
 
 from minikv.course import record, trial, workbook
-from minikv.course.exercise import Exercise, chapter_of, chapters, find
+from minikv.course.exercise import Chapter, Exercise, chapter_of, chapters, find
 from minikv.course.files import write_whole
 from minikv.course.predictions import measured, predict, predictions
 from minikv.course.report import Report, paragraphs
@@ -115,6 +115,11 @@ def _ask(question: str) -> bool:
         return False
 
 
+def _name(chapter: Chapter) -> str:
+    name = f"{chapter.number} {chapter.name.replace('_', ' ')}"
+    return f"{name} ({chapter.cannot_run})" if chapter.cannot_run else name
+
+
 class Overview:
     """Which exercises are passed, which are open, and what comes next."""
 
@@ -137,16 +142,16 @@ class Overview:
         total = len(self.passed) + len(self.open)
         if not self.open:
             return f"All {total} exercises are passed."
-        following = self.open[0]
-        return (
-            f"{len(self.passed)} of {total} exercises passed. "
-            f"Next: {following.id} {following.title}, {following.minutes} min"
-        )
+        done = f"{len(self.passed)} of {total} exercises passed. "
+        following = next((e for e in self.open if not chapter_of(e.id).cannot_run), None)
+        if following is None:
+            return done + chapter_of(self.open[0].id).cannot_run
+        return done + f"Next: {following.id} {following.title}, {following.minutes} min"
 
     def __repr__(self) -> str:
         out = []
         for chapter in chapters().values():
-            out.append(f"{chapter.number} {chapter.name.replace('_', ' ')}")
+            out.append(_name(chapter))
             for exercise in chapter.exercises:
                 mark = "✓" if exercise in self.passed else "·"
                 title = f"{exercise.id} {exercise.title}".ljust(44)
@@ -157,8 +162,8 @@ class Overview:
         cell = "style='text-align:left;padding:1px 8px'"
         out = ["<table style='border-collapse:collapse'>"]
         for chapter in chapters().values():
-            name = f"{chapter.number} {chapter.name.replace('_', ' ')}"
-            out.append(f"<tr><th colspan='5' style='text-align:left'>{escape(name)}</th></tr>")
+            name = escape(_name(chapter))
+            out.append(f"<tr><th colspan='5' style='text-align:left'>{name}</th></tr>")
             for exercise in chapter.exercises:
                 mark = "✓" if exercise in self.passed else "·"
                 cells = (

@@ -8,11 +8,13 @@ has a bug in it; the rest stands as it is. A test makes all skeletons again and 
 
 import ast
 import importlib
+import importlib.util
+import linecache
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -27,7 +29,7 @@ class Target:
 
     exercise: str
     path: str  # in the skeleton: "BlockPool.allocate"
-    reference: object  # the reference's function, property or whatever stands in its class
+    reference: object  # what the reference has there; None if the chapter cannot run here
     solved: str  # the reference's text, under the skeleton's name, from column 0
     skeleton: str  # the same without its body, or with its bug
     is_bug: bool
@@ -112,10 +114,14 @@ class Reference:
 
     def __init__(self, name: str):
         self.name = name
-        self.module: ModuleType = importlib.import_module(name)
-        self.source = Path(self.module.__file__).read_text(encoding="utf-8")
+        file = importlib.util.find_spec(name).origin  # text alone: not every machine can import it
+        self.source = Path(file).read_text(encoding="utf-8")
         self.tree = ast.parse(self.source)
         self.definitions = definitions(self.tree)
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return importlib.import_module(self.name)
 
     def text(self, path: str) -> str:
         if path not in self.definitions:
@@ -170,17 +176,18 @@ def _targets(chapter: Chapter) -> Iterator[Target]:
         module, _, name = piece.target.partition(":")
         ref = reference(module)
         shown = piece.name or name
+        value = None if chapter.cannot_run else getattr(ref.module, name)
         if isinstance(piece, Function):
-            value = getattr(ref.module, name)
-            solved = _renamed(ref.text(name), name, shown)
-            yield _target(piece.write, shown, value, solved)
+            if piece.write is not None:
+                solved = _renamed(ref.text(name), name, shown)
+                yield _target(piece.write, shown, value, solved)
         else:
-            methods = vars(getattr(ref.module, name))
+            methods = {} if value is None else vars(value)
             order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
             for method in sorted(piece.write, key=order.index):
                 solved = ref.text(f"{name}.{method}")
                 path = f"{shown}.{method}"
-                yield _target(piece.write[method], path, methods[method], solved)
+                yield _target(piece.write[method], path, methods.get(method), solved)
 
 
 def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
@@ -199,8 +206,11 @@ def skeleton(chapter: Chapter) -> str:
         ref, shown = reference(module), piece.name or name
         own.add(shown)
         if isinstance(piece, Function):
-            pieces.append(_banner(asked[shown], titles, 0) + asked[shown].skeleton)
-            used.append((ref, ast.parse(asked[shown].solved), set()))
+            text = _renamed(ref.text(name), name, shown)
+            used.append((ref, ast.parse(text), set()))
+            if piece.write is not None:
+                text = _banner(asked[shown], titles, 0) + asked[shown].skeleton
+            pieces.append(text)
         else:
             pieces.append(_class_text(piece, ref, name, shown, asked, titles))
             # What is inherited needs none of its names here.
@@ -322,16 +332,25 @@ def _import_order(name: str) -> tuple:
 
 def broken(exercise_id: str):
     """The broken function or class of a debug exercise, to show its symptom; a namespace of
-    them if there are several."""
+    them if there are several, with the functions that the chapter gives."""
     chapter = chapter_of(exercise_id)
     owners = [
         path.partition(".")[0]
         for path, target in targets(chapter).items()
         if target.exercise == exercise_id and target.is_bug
     ]
-    namespace = {"__name__": f"broken {exercise_id}"}
+    file = f"broken {exercise_id}"
+    namespace = {"__name__": file}
     others = {p: t.solved for p, t in targets(chapter).items() if t.exercise != exercise_id}
-    exec(compile(fill(skeleton(chapter), others), chapter.file_name, "exec"), namespace)
+    text = fill(skeleton(chapter), others)
+    lines = text.splitlines(keepends=True)  # Triton reads a kernel's text
+    linecache.cache[file] = (len(text), None, lines, file)
+    exec(compile(text, file, "exec"), namespace)
+    owners += [
+        piece.name or piece.target.partition(":")[2]
+        for piece in chapter.skeleton
+        if isinstance(piece, Function) and piece.write is None
+    ]
     found = {name: namespace[name] for name in owners}
     return SimpleNamespace(**found) if len(found) > 1 else found[owners[0]]
 

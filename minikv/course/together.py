@@ -4,6 +4,7 @@ Short of blocks on purpose, so that every part is needed: requests wait, are pre
 back; samples share blocks and copy on their first write; prefixes are found, split and evicted.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -47,30 +48,19 @@ def expect(lm: minikv.LanguageModel) -> Expected:
     return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams])
 
 
-def run(lm: minikv.LanguageModel, expected: Expected) -> str:
+def run(lm: minikv.LanguageModel, expected: Expected, kernel: str | None = None) -> str:
     """Serve the workload twice, by recompute and by swap; returns what was done, with figures.
+
+    `kernel`: a function of chapter 08 that decodes, "decode_split" say. Two requests are served
+    once more by it: in Triton's interpreter, so only a few tokens.
 
     Raises AssertionError for other tokens than expected, a broken invariant, or a lost block.
     """
     done = []
     for preemption in ("recompute", "swap"):
-        engine = minikv.Engine(
-            lm,
-            minikv.EngineConfig(
-                num_blocks=24, block_size=4, max_num_seqs=8, max_batch_tokens=64,
-                min_prefix_tokens=4, preemption=preemption,
-                swap_blocks=24 if preemption == "swap" else 0,
-            ),
-            block_pool=minikv.BlockPool,
-            block_table=minikv.BlockTable,
-            prefix_cache=minikv.RadixCache,
-            scheduler=minikv.Scheduler,
-            attention=partial(
-                DecodesTogether,
-                attend_all=ch04.batched_attention,
-                attend_one=minikv.paged.blockwise_attention,
-                slot_mapping=ch04.slot_mapping,
-            ),
+        engine = engine_of_parts(
+            lm, ch04.batched_attention, num_blocks=24, block_size=4, preemption=preemption,
+            swap_blocks=24 if preemption == "swap" else 0,
         )  # fmt: skip
         ids = [engine.add_request(job.prompt_ids, job.params) for job in expected.jobs]
         outputs = {}
@@ -97,8 +87,43 @@ def run(lm: minikv.LanguageModel, expected: Expected) -> str:
         if preemption == "swap":
             how = f"{stats.preemptions} preemptions, {stats.swaps_out} by {preemption}"
         done.append(f"{how} and {stats.hit_rate:.0%} of the prompt tokens found in the cache")
+    if kernel is not None:
+        decode_by(kernel, lm, expected)
+        done[-1] += f"; then decodes by your `{kernel}`"
     return (
         f"{len(expected.jobs)} requests in a pool of {engine.config.num_blocks} blocks of "
         f"{engine.config.block_size}, twice, and a beam search: the oracle's tokens; "
         f"{done[0]}, then {done[1]}."
     )
+
+
+def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) -> minikv.Engine:
+    """An engine on whatever stands in the reference's places, its decodes by `attend_all`."""
+    return minikv.Engine(
+        lm,
+        minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config),
+        block_pool=minikv.BlockPool,
+        block_table=minikv.BlockTable,
+        prefix_cache=minikv.RadixCache,
+        scheduler=minikv.Scheduler,
+        attention=partial(
+            DecodesTogether,
+            attend_all=attend_all,
+            attend_one=minikv.paged.blockwise_attention,
+            slot_mapping=ch04.slot_mapping,
+        ),
+    )
+
+
+def decode_by(kernel: str, lm: minikv.LanguageModel, expected: Expected) -> None:
+    """Two of the requests, a few tokens each. Raises AssertionError for other tokens."""
+    from minikv.course.answers import ch08  # needs Triton, which not every machine has
+
+    engine, new = engine_of_parts(lm, getattr(ch08, kernel), num_blocks=16, block_size=16), 4
+    params = minikv.SamplingParams(max_tokens=new, ignore_eos=True)
+    outputs = engine.generate([job.prompt_ids for job in expected.jobs[:2]], params)
+    for output, token_ids in zip(outputs, expected.token_ids, strict=False):
+        if list(output.token_ids) != token_ids[:new]:
+            raise AssertionError(
+                f"by {kernel}: {list(output.token_ids)}, the oracle: {token_ids[:new]}"
+            )

@@ -1,0 +1,382 @@
+"""Chapter 08: from adding two vectors to split-KV attention over blocks, a small kernel at a time.
+
+Each kernel is the one before plus one idea. Under it stands what Python calls: it makes the
+output, chooses how many programs there are, and starts them.
+"""
+
+import kernels  # noqa: F401, I001  before triton: without a GPU it has to interpret
+import functools
+
+import torch
+import triton
+import triton.language as tl
+
+
+# ── A tile for each program ───────────────────────────────────────────────────────────────
+
+
+@triton.jit
+def add_kernel(x, y, out, size, TILE: tl.constexpr):
+    """out[i] = x[i] + y[i] for i < size; each program does TILE of them.
+
+    x, y, out: pointers to arrays of `size` elements. Program p does TILE elements from
+    p * TILE on. Three programs of 4 for arrays of 10:
+
+        element     0 1 2 3 | 4 5 6 7 | 8 9 . .
+        program     0         1         2
+        mask        T T T T | T T T T | T T F F
+
+    What the mask leaves out is neither read nor written.
+    """
+    element = tl.program_id(0) * TILE + tl.arange(0, TILE)  # (TILE,)
+    mask = element < size
+    total = tl.load(x + element, mask=mask) + tl.load(y + element, mask=mask)
+    tl.store(out + element, total, mask=mask)
+
+
+def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
+    """x + y, both (size,) and contiguous. `tile` is a power of two: `tl.arange` asks for it."""
+    out = torch.empty_like(x)
+    grid = (triton.cdiv(len(x), tile),)  # so many programs
+    add_kernel[grid](x, y, out, len(x), TILE=tile)
+    return out
+
+
+# ── A running softmax ─────────────────────────────────────────────────────────────────────
+
+
+@triton.jit
+def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
+    """out = softmax(scale * q k^T) v, by one program, with TILE keys in hand at a time.
+
+    q, out: (HEAD_DIM,). k, v: (context, HEAD_DIM), contiguous, so key j begins at j * HEAD_DIM.
+    From tile to tile three things are carried: the largest score so far, the sum of
+    exp(score - top), and the sum of exp(score - top) v. Keys from `context` on do not exist:
+    they are not read, and have a weight of 0.
+    """
+    column = tl.arange(0, HEAD_DIM)
+    query = tl.load(q + column)  # (D,)
+    top = -float("inf")
+    total = 0.0
+    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    for start in range(0, context, TILE):
+        key = start + tl.arange(0, TILE)  # (TILE,)
+        held = key < context
+        place = key[:, None] * HEAD_DIM + column[None, :]  # (TILE, D)
+        keys = tl.load(k + place, mask=held[:, None], other=0.0)
+        values = tl.load(v + place, mask=held[:, None], other=0.0)
+        scores = tl.sum(query[None, :] * keys, 1) * scale  # (TILE,)
+        scores = tl.where(held, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 0))
+        shrink = tl.exp(top - new_top)
+        weights = tl.exp(scores - new_top)  # (TILE,)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink + tl.sum(weights[:, None] * values, 0)  # (D,)
+        top = new_top
+    tl.store(out + column, acc / total)
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tile: int = 4) -> torch.Tensor:
+    """softmax(q k^T / sqrt(D)) v of one query and head: q (D,); k, v (L, D); returns (D,).
+
+    All float32 and contiguous, L at least 1; D and `tile` are powers of two.
+    """
+    out = torch.empty_like(q)
+    attend_kernel[(1,)](q, k, v, out, len(k), len(q) ** -0.5, HEAD_DIM=len(q), TILE=tile)
+    return out
+
+
+# ── Through the block table ───────────────────────────────────────────────────────────────
+
+
+@triton.jit
+def decode_kernel(
+    q, kv, block_tables, context_lens, out, width, scale,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Program (s, h): query head h of sequence s, over the blocks of that sequence.
+
+    q, out: (S, HEADS, HEAD_DIM). kv: (num_blocks, BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM), K of a slot
+    before its V. block_tables: (S, width); only the blocks that a context needs are looked up.
+    context_lens: (S,), the tokens each query sees. All contiguous; a tile is one block. Heads
+    of a group lie side by side: with 4 query and 2 KV heads, heads 0 and 1 read KV head 0.
+    """
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    kv_head = head // (HEADS // KV_HEADS)
+    column = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, BLOCK_SIZE)
+    row = (sequence * HEADS + head) * HEAD_DIM + column
+    query = tl.load(q + row)  # (D,)
+    context = tl.load(context_lens + sequence)
+    top = -float("inf")
+    total = 0.0
+    acc = tl.zeros((HEAD_DIM,), tl.float32)
+    for i in range(0, tl.cdiv(context, BLOCK_SIZE)):
+        block = tl.load(block_tables + sequence * width + i)
+        held = i * BLOCK_SIZE + offset < context  # (BLOCK_SIZE,)
+        token = (block * BLOCK_SIZE + offset) * (2 * KV_HEADS) + kv_head
+        place = token[:, None] * HEAD_DIM + column[None, :]  # (BLOCK_SIZE, D)
+        keys = tl.load(kv + place, mask=held[:, None], other=0.0)
+        values = tl.load(kv + place + KV_HEADS * HEAD_DIM, mask=held[:, None], other=0.0)
+        scores = tl.sum(query[None, :] * keys, 1) * scale  # (BLOCK_SIZE,)
+        scores = tl.where(held, scores, -float("inf"))
+        new_top = tl.maximum(top, tl.max(scores, 0))
+        shrink = tl.exp(top - new_top)
+        weights = tl.exp(scores - new_top)
+        total = total * shrink + tl.sum(weights, 0)
+        acc = acc * shrink + tl.sum(weights[:, None] * values, 0)  # (D,)
+        top = new_top
+    tl.store(out + row, acc / total)
+
+
+def decode(
+    q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
+) -> torch.Tensor:
+    """One query for each of S sequences over its cached tokens, through its block table.
+
+    q (S, H, D) float32; kv (num_blocks, block_size, 2, K, D) float32 of one layer; block_tables
+    (S, B) and context_lens (S,) int64, lengths at least 1; returns (S, H, D). H is a multiple of
+    K; D and the block size are powers of two.
+    """
+    q = q.contiguous()
+    (num_seqs, heads, dim), (_, block_size, _, kv_heads, _) = q.shape, kv.shape
+    out = torch.empty_like(q)
+    decode_kernel[(num_seqs, heads)](
+        q, kv, block_tables, context_lens, out, block_tables.stride(0), dim**-0.5,
+        HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+    )  # fmt: skip
+    return out
+
+
+# ── A group of query heads in one product ─────────────────────────────────────────────────
+
+
+@triton.jit
+def packed_kernel(
+    q, kv, block_tables, context_lens, out, width, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Program (s, g): all GROUP query heads of sequence s that read KV head g.
+
+    Tensors as in `decode_kernel`, with KV_HEADS * GROUP query heads; group g has the heads from
+    g * GROUP on. They are the rows of one matrix, so a block is read once for all of them; their
+    scores are one `tl.dot`, and so is their weighted sum of V, both with
+    input_precision="ieee". ROWS is at least GROUP; the rows beyond are padding, and neither
+    read nor written.
+    """
+    sequence, kv_head = tl.program_id(0), tl.program_id(1)
+    column = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, BLOCK_SIZE)
+    member = tl.arange(0, ROWS)
+    is_head = (member < GROUP)[:, None]
+    head = (sequence * KV_HEADS + kv_head) * GROUP + member
+    row = head[:, None] * HEAD_DIM + column[None, :]  # (ROWS, D)
+    queries = tl.load(q + row, mask=is_head, other=0.0)
+    context = tl.load(context_lens + sequence)
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    for i in range(0, tl.cdiv(context, BLOCK_SIZE)):
+        block = tl.load(block_tables + sequence * width + i)
+        held = i * BLOCK_SIZE + offset < context  # (BLOCK_SIZE,)
+        token = (block * BLOCK_SIZE + offset) * (2 * KV_HEADS) + kv_head
+        place = token[:, None] * HEAD_DIM + column[None, :]  # (BLOCK_SIZE, D)
+        keys = tl.load(kv + place, mask=held[:, None], other=0.0)
+        values = tl.load(kv + place + KV_HEADS * HEAD_DIM, mask=held[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(held[None, :], scores, -float("inf"))  # (ROWS, BLOCK_SIZE)
+        new_top = tl.maximum(top, tl.max(scores, 1))  # (ROWS,)
+        shrink = tl.exp(top - new_top)
+        weights = tl.exp(scores - new_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")  # (ROWS, D)
+        top = new_top
+    tl.store(out + row, acc / total[:, None], mask=is_head)
+
+
+def decode_packed(
+    q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
+) -> torch.Tensor:
+    """`decode`, one program a sequence and KV head. D and the block size are at least 16."""
+    q = q.contiguous()
+    (num_seqs, heads, dim), (_, block_size, _, kv_heads, _) = q.shape, kv.shape
+    group = heads // kv_heads
+    out = torch.empty_like(q)
+    packed_kernel[(num_seqs, kv_heads)](
+        q, kv, block_tables, context_lens, out, block_tables.stride(0), dim**-0.5,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        ROWS=max(16, triton.next_power_of_2(group)),
+    )  # fmt: skip
+    return out
+
+
+# ── A long context in pieces ──────────────────────────────────────────────────────────────
+
+
+@triton.jit
+def split_kernel(
+    q, kv, block_tables, context_lens, partial, lse, width, scale,
+    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Program (s, g, i): split i of what program (s, g) of `packed_kernel` does.
+
+    Of n blocks a split takes n / SPLITS, rounded up; split i those behind the splits before it.
+    So the last ones may be shorter, or empty.
+
+    partial: (S, KV_HEADS * GROUP, SPLITS, HEAD_DIM), the output over this split's tokens alone.
+    lse: (S, KV_HEADS * GROUP, SPLITS), the logarithm of the sum of exp(score) over them. Every
+    split writes both, an empty one 0 and -inf.
+    """
+    sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    column = tl.arange(0, HEAD_DIM)
+    offset = tl.arange(0, BLOCK_SIZE)
+    member = tl.arange(0, ROWS)
+    head = (sequence * KV_HEADS + kv_head) * GROUP + member
+    is_head = member < GROUP
+    row = head[:, None] * HEAD_DIM + column[None, :]  # (ROWS, D)
+    queries = tl.load(q + row, mask=is_head[:, None], other=0.0)
+    context = tl.load(context_lens + sequence)
+    blocks = tl.cdiv(context, BLOCK_SIZE)
+    share = tl.cdiv(blocks, SPLITS)
+    top = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
+    for i in range(split * share, tl.minimum(split * share + share, blocks)):
+        block = tl.load(block_tables + sequence * width + i)
+        held = i * BLOCK_SIZE + offset < context  # (BLOCK_SIZE,)
+        token = (block * BLOCK_SIZE + offset) * (2 * KV_HEADS) + kv_head
+        place = token[:, None] * HEAD_DIM + column[None, :]  # (BLOCK_SIZE, D)
+        keys = tl.load(kv + place, mask=held[:, None], other=0.0)
+        values = tl.load(kv + place + KV_HEADS * HEAD_DIM, mask=held[:, None], other=0.0)
+        scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        scores = tl.where(held[None, :], scores, -float("inf"))  # (ROWS, BLOCK_SIZE)
+        new_top = tl.maximum(top, tl.max(scores, 1))  # (ROWS,)
+        shrink = tl.exp(top - new_top)
+        weights = tl.exp(scores - new_top[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        acc = tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")  # (ROWS, D)
+        top = new_top
+    some = tl.where(total > 0, total, 1.0)  # 0 / 1 for an empty split, and not 0 / 0
+    place = (head * SPLITS + split)[:, None] * HEAD_DIM + column[None, :]
+    tl.store(partial + place, acc / some[:, None], mask=is_head[:, None])
+    tl.store(lse + head * SPLITS + split, top + tl.log(some), mask=is_head)
+
+
+@triton.jit
+def join_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr):
+    """Program r: joins the splits of row r, a sequence's query head. Rows are counted through.
+
+    partial: (rows, SPLITS, HEAD_DIM); lse: (rows, SPLITS); out: (rows, HEAD_DIM). A split counts
+    as much as its share of the sum of exp(score), that is by the softmax of lse.
+    """
+    row = tl.program_id(0)
+    split = row * SPLITS + tl.arange(0, SPLITS)  # (SPLITS,)
+    column = tl.arange(0, HEAD_DIM)
+    found = tl.load(lse + split)
+    weights = tl.exp(found - tl.max(found, 0))  # the first split is never empty
+    results = tl.load(partial + split[:, None] * HEAD_DIM + column[None, :])  # (SPLITS, D)
+    result = tl.sum(weights[:, None] * results, 0) / tl.sum(weights, 0)
+    tl.store(out + row * HEAD_DIM + column, result)
+
+
+def decode_split(
+    q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor,
+    splits: int = 4,
+) -> torch.Tensor:  # fmt: skip
+    """`decode_packed`, with each context split among `splits` programs, a power of two."""
+    q = q.contiguous()
+    (num_seqs, heads, dim), (_, block_size, _, kv_heads, _) = q.shape, kv.shape
+    group = heads // kv_heads
+    out = torch.empty_like(q)
+    partial = torch.empty(num_seqs, heads, splits, dim, device=q.device)
+    lse = torch.empty(num_seqs, heads, splits, device=q.device)
+    split_kernel[(num_seqs, kv_heads, splits)](
+        q, kv, block_tables, context_lens, partial, lse, block_tables.stride(0), dim**-0.5,
+        KV_HEADS=kv_heads, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        ROWS=max(16, triton.next_power_of_2(group)), SPLITS=splits,
+    )  # fmt: skip
+    join_kernel[(num_seqs * heads,)](partial, lse, out, HEAD_DIM=dim, SPLITS=splits)
+    return out
+
+
+# ── Blocks packed together, and a captured step ───────────────────────────────────────────
+
+
+@triton.jit
+def gather_kernel(
+    kv, block_tables, starts, out, width, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr
+):
+    """Program (s, i): copies block i of sequence s, its tokens alone, to their places in `out`.
+
+    kv: (num_blocks, BLOCK_SIZE, ROW), K and V of a token are one row. block_tables: (S, width).
+    starts: (S + 1,); the tokens of sequence s are the rows starts[s] to starts[s + 1] of `out`,
+    which is (starts[S], ROW). Programs beyond the end of a sequence have nothing to do.
+    """
+    sequence, i = tl.program_id(0), tl.program_id(1)
+    start = tl.load(starts + sequence)
+    context = tl.load(starts + sequence + 1) - start
+    position = i * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)  # (BLOCK_SIZE,)
+    held = position < context
+    block = tl.load(block_tables + sequence * width + i)
+    slot = block * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    column = tl.arange(0, ROW)
+    rows = tl.load(kv + slot[:, None] * ROW + column[None, :], mask=held[:, None])
+    tl.store(out + (start + position)[:, None] * ROW + column[None, :], rows, mask=held[:, None])
+
+
+def gather(
+    kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
+) -> torch.Tensor:
+    """K and V of all tokens of all sequences, packed, one sequence behind the other.
+
+    kv (num_blocks, block_size, 2, K, D); block_tables (S, B) and context_lens (S,) int64;
+    returns (tokens, 2, K, D).
+    """
+    starts = torch.nn.functional.pad(context_lens.cumsum(0), (1, 0))  # (S + 1,)
+    out = torch.empty(int(starts[-1]), *kv.shape[2:], device=kv.device)
+    gather_kernel[tuple(block_tables.shape)](
+        kv, block_tables, starts, out, block_tables.stride(0),
+        ROW=kv[0, 0].numel(), BLOCK_SIZE=kv.shape[1],
+    )  # fmt: skip
+    return out
+
+
+class CapturedDecode:
+    """A decode step as a CUDA graph keeps it: the same launch, on the same tensors, every time.
+
+    A graph is a recording of addresses. So the inputs of a step are copied into tensors that
+    were made once, before the recording is played; another tensor in their place would not be
+    noticed. On a CPU a function with its arguments does as well.
+    """
+
+    def __init__(self, kv: torch.Tensor, num_heads: int, max_seqs: int, max_blocks: int):
+        """kv (num_blocks, block_size, 2, K, D); at most `max_seqs` sequences of `max_blocks`
+        blocks. A row that no sequence uses has a context of 1 token, of block 0."""
+        _, block_size, _, kv_heads, dim = kv.shape
+        self.q = torch.zeros(max_seqs, num_heads, dim, device=kv.device)
+        self.block_tables = torch.zeros(max_seqs, max_blocks, dtype=torch.int64, device=kv.device)
+        self.context_lens = torch.ones(max_seqs, dtype=torch.int64, device=kv.device)
+        self.out = torch.zeros_like(self.q)
+        self.graph = functools.partial(
+            decode_kernel[(max_seqs, num_heads)],
+            self.q, kv, self.block_tables, self.context_lens, self.out, max_blocks, dim**-0.5,
+            HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        )  # fmt: skip
+
+    def replay(
+        self, q: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
+    ) -> torch.Tensor:
+        """`decode(q, kv, block_tables, context_lens)` by the recording: (S, num_heads, D).
+
+        q (S, num_heads, D); block_tables (S, B); context_lens (S,); S and B as of this step, at
+        most those of `__init__`.
+        """
+        num_seqs, width = block_tables.shape
+        self.q[:num_seqs] = q
+        self.block_tables[:num_seqs, :width] = block_tables
+        self.context_lens[:num_seqs] = context_lens
+        self.context_lens[num_seqs:] = 1
+        self.graph()
+        return self.out[:num_seqs]
