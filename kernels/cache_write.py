@@ -21,10 +21,13 @@ def cache_write_kernel(
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token).to(tl.int64)
     column = tl.arange(0, BLOCK)
+    # Read whatever the slot, so that nothing waits for it but the writing.
+    new_k = tl.load(k + token * k_stride + column, mask=column < ROW)
+    new_v = tl.load(v + token * v_stride + column, mask=column < ROW)
     mask = (column < ROW) & (slot >= 0)
     row = kv + slot * (2 * ROW) + column
-    tl.store(row, tl.load(k + token * k_stride + column, mask=mask), mask=mask)
-    tl.store(row + ROW, tl.load(v + token * v_stride + column, mask=mask), mask=mask)
+    tl.store(row, new_k, mask=mask)
+    tl.store(row + ROW, new_v, mask=mask)
 
 
 def write_cache(
@@ -39,9 +42,9 @@ def write_cache(
     slot_mapping: (T,), int32 or int64, contiguous. A negative slot is skipped (padding). Two
         tokens must not share a slot: programs run in no order, so either may win.
 
-    All on one CUDA device, or on any device in the interpreter. Moves, for n written tokens,
-    4 * n * num_kv_heads * head_dim * itemsize bytes (K and V, read and written) and
-    T * slot_mapping.itemsize.
+    All on one CUDA device, or on any device in the interpreter. Moves
+    4 * T * num_kv_heads * head_dim * itemsize bytes (K and V, read and written; a skipped token
+    is only read) and T * slot_mapping.itemsize.
 
     Raises ValueError that names the argument. A slot past the pool is found only on the CPU,
     since on a GPU the look would wait for the device; there it is the caller's to prevent.
@@ -52,9 +55,11 @@ def write_cache(
     row = num_kv_heads * head_dim
     if num_tokens == 0:
         return
+    block = triton.next_power_of_2(row)
     cache_write_kernel[(num_tokens,)](
-        k, v, kv, slot_mapping, k.stride(0), v.stride(0), ROW=row, BLOCK=triton.next_power_of_2(row)
-    )
+        k, v, kv, slot_mapping, k.stride(0), v.stride(0), ROW=row, BLOCK=block,
+        num_warps=min(max(block * k.itemsize // 512, 1), 4),  # of 32 lanes, 16 bytes each
+    )  # fmt: skip
 
 
 def write_cache_reference(

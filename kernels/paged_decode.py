@@ -6,7 +6,7 @@ several programs, and a second kernel joins what they found:
 
     context_lens   [768, 96, 512]
     splits         [  3,  1,   2]          of 256 tokens; 96 are too few to be split
-    items           0 1 2 | 3 | 4 5        one program an item and KV head
+    items           0 1 2 | 3 | 4 5        one program an item and KV head, or several heads
     scratch rows    0 1 2 |   | 3 4        item 3 writes its output itself
 
 How many splits, each program works out from `context_lens` on the device. The grid
@@ -27,6 +27,11 @@ from kernels.settings import Setting
 from kernels.walk import locate, walk
 
 CHUNK = 16  # splits that the reduction joins in one iteration
+# What changes from step to step, and must not make the compiler run again.
+CHANGES = {
+    "do_not_specialize": ["num_seqs", "scratch_rows", "table_stride"],
+    "do_not_specialize_on_alignment": ["block_tables", "context_lens"],
+}
 
 
 @triton.jit
@@ -47,15 +52,15 @@ def count_splits(
     return tl.where(index < num_seqs, tl.maximum(visible // share, 1), 0)
 
 
-@triton.jit
+@triton.jit(**CHANGES)
 def paged_decode_kernel(
     q, kv, block_tables, context_lens, out, partial, lse,
     num_seqs, scratch_rows, q_stride, table_stride, scale,
     SEQS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
-    WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, PACK: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+    TILE: tl.constexpr, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One program a KV head (axis 0, so that the heads of a token are read together) and item."""
+    """One program for PACK KV heads (axis 0: all of a token are read together) and an item."""
     counts = count_splits(context_lens, num_seqs, scratch_rows, SEQS, WINDOW, MIN_SPLIT)
     sequence, split = locate(counts, tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
@@ -70,12 +75,19 @@ def paged_decode_kernel(
     end = tl.minimum(start + span, context)  # not after start: an empty split, weight 0
 
     # The query heads of a group read the same K and V: they are the rows of one dot product.
-    kv_head = tl.program_id(0)
-    member = tl.arange(0, ROWS)  # rows past the group are padding: tl.dot wants at least 16
+    # That has at least 16 rows, and a group seldom as many. So KV heads side by side share it,
+    # and a token's K is read in longer pieces. Two KV heads of four numbers, groups of two:
+    #
+    #                 K 0     K 1
+    #     rows 0, 1   q q q q . . . .   zeros (.) where the K of the other head lies,
+    #     rows 2, 3   . . . . q q q q   so that it adds nothing
+    kv_head = tl.program_id(0) * PACK  # the first of them
+    member = tl.arange(0, ROWS)  # rows past the last group are padding
     head = kv_head * GROUP + member
     column = tl.arange(0, PAD)
-    mask = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    place = head[:, None] * HEAD_DIM + column[None, :]  # (ROWS, PAD), within a row of q
+    mask = (column // HEAD_DIM)[None, :] == (member // GROUP)[:, None]
+    mask = mask & (member < PACK * GROUP)[:, None]
+    place = head[:, None] * HEAD_DIM + (column % HEAD_DIM)[None, :]  # (ROWS, PAD), in a row of q
     query = tl.load(q + sequence.to(tl.int64) * q_stride + place, mask=mask, other=0.0)
     if WIDEN:
         query = query.to(tl.float32)
@@ -88,7 +100,7 @@ def paged_decode_kernel(
         kv + kv_head * HEAD_DIM,
         block_tables + sequence.to(tl.int64) * table_stride,
         start, end, tl.zeros((ROWS,), tl.int32) + context - 1, scale,
-        BLOCK_SIZE, KV_HEADS * HEAD_DIM, HEAD_DIM, TILE,
+        BLOCK_SIZE, KV_HEADS * HEAD_DIM, PACK * HEAD_DIM, TILE,
         WINDOW=0, MASKED=True, WIDEN=WIDEN,
     )  # fmt: skip
     # No key at all (an empty split, or padding of the batch): 0, and not 0 / 0.
@@ -102,10 +114,10 @@ def paged_decode_kernel(
         row = split + tl.sum(tl.where((index < sequence) & (counts > 1), counts, 0), 0)
         tl.store(partial + row.to(tl.int64) * (heads * HEAD_DIM) + place, result, mask=mask)
         # -inf for an empty split
-        tl.store(lse + row * heads + head, top + tl.log2(total), mask=member < GROUP)
+        tl.store(lse + row * heads + head, top + tl.log2(total), mask=member < PACK * GROUP)
 
 
-@triton.jit
+@triton.jit(**CHANGES)
 def join_splits_kernel(
     context_lens, out, partial, lse, num_seqs, scratch_rows,
     SEQS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAD: tl.constexpr,
@@ -126,7 +138,7 @@ def join_splits_kernel(
     top = -float("inf")
     total = 0.0
     acc = tl.zeros((PAD,), tl.float32)
-    for at in range(0, count, CHUNK):
+    for at in tl.range(0, count, CHUNK, num_stages=3):  # two chunks are on their way
         split = at + tl.arange(0, CHUNK)
         row = (first + split).to(tl.int64) * HEADS + head
         mask = (split < count)[:, None] & (column < HEAD_DIM)[None, :]
@@ -154,7 +166,8 @@ def make_scratch(
 ) -> Scratch:
     """Scratch for any batch of this model: `rows` splits at most, as many as fill the device."""
     if rows is None:
-        rows = max(1, settings.num_programs(device) // num_kv_heads)
+        heads = min(num_heads, max(16, num_heads // num_kv_heads))  # of a program, at most
+        rows = max(1, settings.num_programs(device) * heads // num_heads)
     elif rows < 1:
         raise ValueError(f"rows was {rows}: want at least 1")
     return Scratch(
@@ -211,19 +224,24 @@ def paged_decode(
     if num_seqs == 0:
         return out
     setting = setting or settings.choose("decode", head_dim, q.dtype, q.device)
-    group, scratch_rows = num_heads // num_kv_heads, len(scratch.lse)
+    group = num_heads // num_kv_heads
+    pack = settings.packed(setting, head_dim, num_kv_heads, group)
+    programs = num_kv_heads // pack  # of an item
+    # No more splits than fill the device.
+    scratch_rows = min(len(scratch.lse), max(1, settings.num_programs(q.device) // programs))
     sizes = dict(
-        SEQS=triton.next_power_of_2(num_seqs), HEAD_DIM=head_dim, PAD=settings.padded(head_dim),
-        WINDOW=window or 0, MIN_SPLIT=settings.MIN_SPLIT,
+        SEQS=settings.lanes(num_seqs), HEAD_DIM=head_dim, WINDOW=window or 0,
+        MIN_SPLIT=settings.MIN_SPLIT,
     )  # fmt: skip
     # More than one split each only as far as block tables of this width allow it.
     longest = max(1, block_tables.shape[1] * block_size // settings.MIN_SPLIT)
     items = min(num_seqs + scratch_rows, num_seqs * longest)
-    paged_decode_kernel[(num_kv_heads, items)](
+    paged_decode_kernel[(programs, items)](
         q, kv, block_tables, context_lens, out, *scratch, num_seqs, scratch_rows,
         q.stride(0), block_tables.stride(0), head_dim**-0.5 * LOG2_E,
-        KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size,
-        ROWS=settings.rows_for(setting, group), TILE=setting.tile,
+        KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size, PACK=pack,
+        ROWS=settings.rows_for(setting, group), PAD=settings.padded(pack * head_dim),
+        TILE=setting.tile,
         WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=setting.num_warps, num_stages=setting.num_stages, **sizes,
     )  # fmt: skip
@@ -231,7 +249,7 @@ def paged_decode(
     if longest > 1 and most_split > 0:
         join_splits_kernel[(num_heads, most_split)](
             context_lens, out, *scratch, num_seqs, scratch_rows,
-            HEADS=num_heads, CHUNK=CHUNK, **sizes,
+            HEADS=num_heads, PAD=settings.padded(head_dim), CHUNK=CHUNK, num_warps=1, **sizes,
         )  # fmt: skip
     return out
 

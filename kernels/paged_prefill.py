@@ -27,7 +27,10 @@ from minikv.attention import naive_attention
 LOG2_E = 1.4426950408889634  # a GPU computes 2^x, not e^x: e^x = 2^(x log2(e))
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["num_seqs", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "context_lens", "query_start"],
+)  # they change from step to step, and must not make the compiler run again
 def paged_prefill_kernel(
     q, kv, block_tables, context_lens, query_start, out,
     num_seqs, q_stride, table_stride, scale,
@@ -128,7 +131,7 @@ def paged_prefill(
     paged_prefill_kernel[(num_kv_heads, tiles)](
         q, kv, block_tables, context_lens, query_start, out,
         num_seqs, q.stride(0), block_tables.stride(0), head_dim**-0.5 * LOG2_E,
-        SEQS=triton.next_power_of_2(num_seqs), KV_HEADS=num_kv_heads, GROUP=group,
+        SEQS=settings.lanes(num_seqs), KV_HEADS=num_kv_heads, GROUP=group,
         HEAD_DIM=head_dim, BLOCK_SIZE=kv.shape[1], ROWS=rows, PAD=settings.padded(head_dim),
         TILE=setting.tile, WINDOW=window or 0, WIDEN=INTERPRETED and q.dtype == torch.bfloat16,
         num_warps=setting.num_warps, num_stages=setting.num_stages,

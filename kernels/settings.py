@@ -5,13 +5,16 @@ engine, could pick differently every time, and does not exist in the interpreter
 `python -m kernels.tune` measures on your GPU and prints the lines for TUNED.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 import triton
 
 MIN_SPLIT = 128  # tokens: a split shorter than this is not worth its reduction
-PROGRAMS_PER_SM = 4  # decode programs that the splits of a batch may add up to
+# Decode programs that the splits of a batch may add up to: the three that an SM of sm_90 has
+# shared memory for at a time, and as many again, so that an SM that is done early finds work.
+PROGRAMS_PER_SM = 6
 
 
 class Setting(NamedTuple):
@@ -21,8 +24,10 @@ class Setting(NamedTuple):
     tile: int  # keys in one iteration
     num_warps: int
     # Iterations under way at once. A tile's block ids are loaded before its K and V can be, and
-    # each of the two waits takes half of them: 3 hold one tile of K and V, 5 hold two.
+    # each of the two waits takes half of them: 3 hold one tile of K and V, 5 two, 7 three. With
+    # one, nothing is loaded while a tile is computed.
     num_stages: int
+    columns: int = 0  # decode: KV heads side by side, as many as fit (`packed`); 0 for one
 
 
 # (kernel, padded head_dim, itemsize, compute capability) -> the fastest one measured. Nothing has
@@ -32,20 +37,28 @@ TUNED: dict[tuple[str, int, int, int], Setting] = {}
 
 def choose(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Setting:
     """The setting of "decode" or "prefill": a measured one if there is one, else a guess."""
-    pad = padded(head_dim)
-    key = (kernel, pad, dtype.itemsize, capability(device))
-    return TUNED.get(key) or default(kernel, pad, dtype.itemsize)
+    pad, gpu = padded(head_dim), capability(device)
+    key = (kernel, pad, dtype.itemsize, gpu)
+    return TUNED.get(key) or default(*key)
 
 
-def default(kernel: str, pad: int, itemsize: int) -> Setting:
-    """Not measured on a GPU yet. Small enough for the 99 KiB of shared memory that a program
-    has on sm_89, the least of the GPUs that the tests compile for."""
-    row = pad * itemsize  # bytes
+def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
+    """Not measured on a GPU yet: reasoned from what the compiler makes of it, as far as registers
+    and shared memory reach, of which a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99
+    on sm_89 and, it is assumed, on any other."""
+    if kernel == "decode" and itemsize == 2:
+        # 256 columns are 512 bytes of a token: what a warp loads at once. 32 tokens of K and V,
+        # twice, and three such programs on an SM of sm_90: 192 KiB under way.
+        return Setting(16, 32 if capability in (80, 90, 100) else 16, 4, 5, 256)
     if kernel == "decode":
-        return Setting(16, 64 if row <= 128 else 32 if row <= 512 else 16, 4, 5)
+        return Setting(16, max(16, min(64, 4096 // pad)), 4, 5)
     if itemsize == 4:  # without tensor cores: products made of registers, many instructions
         return Setting(16, 16, 4, 3)
-    return Setting(64 if pad > 128 else 128, 32 if pad > 128 else 64, 4 if pad <= 64 else 8, 3)
+    if pad <= 64:
+        return Setting(128, 64, 8, 5)
+    if pad == 128:
+        return Setting(128, {90: 128, 100: 64}.get(capability, 32), 8, 5)
+    return Setting(128, 32, 8, 5) if capability in (90, 100) else Setting(64, 16, 8, 5)
 
 
 def padded(head_dim: int) -> int:
@@ -53,9 +66,22 @@ def padded(head_dim: int) -> int:
     return max(16, triton.next_power_of_2(head_dim))
 
 
+def packed(setting: Setting, head_dim: int, num_kv_heads: int, group: int) -> int:
+    """KV heads that one decode program serves: a power of two that divides them all, whose
+    query heads fit into the rows and whose K into the columns."""
+    most = max(1, min(setting.rows // group, setting.columns // head_dim))
+    return math.gcd(num_kv_heads, 2 ** (most.bit_length() - 1))
+
+
 def rows_for(setting: Setting, group: int) -> int:
     """Rows of a tile that holds at least one whole GQA group."""
     return max(setting.rows, triton.next_power_of_2(group))
+
+
+def lanes(num_seqs: int) -> int:
+    """Room to count sequences: a power of two, and at least one for each lane of a warp, so that
+    the compiler runs for a few batch sizes only."""
+    return max(32, triton.next_power_of_2(num_seqs))
 
 
 def capability(device: torch.device) -> int:

@@ -1,80 +1,128 @@
-"""Measure the settings of the kernels on this GPU, and print lines for `kernels.settings.TUNED`.
+"""Measure settings of the kernels on this GPU, and print lines for `kernels.settings.TUNED`.
 
-python -m kernels.tune            # head dims 64 and 128, 16 and 32 bits
-python -m kernels.tune 96 256     # others
+    python -m kernels.tune              # head dims 64 and 128, in at most 5 minutes
+    python -m kernels.tune 96 --minutes 2
+
+Each search begins at the guess of `settings.default` and changes one size at a time, as long
+as that helps. It times what `kernels.bench` times, in the same way: 64 decodes at contexts of
+4,096 tokens, and the prefill of a prompt of 8,192, in bfloat16. Last, with the setting found,
+how many programs a batch of decodes is split into.
 """
 
 import argparse
-import itertools
+import math
 import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
-import triton
+from triton.errors import TritonError
 
 from kernels import settings
-from kernels.mode import INTERPRETED
-from kernels.paged_decode import make_scratch, paged_decode
-from kernels.paged_prefill import paged_prefill
+from kernels.clock import CudaClock, random_values, where
 from kernels.settings import Setting
+from kernels.workloads import DTYPE, Case, Workload
 
-KV_HEADS, GROUP, BLOCK_SIZE, CONTEXT = 8, 4, 16, 4096
-NUM_SEQS = {"decode": 16, "prefill": 1}
-CANDIDATES = {
-    "decode": list(itertools.product((16,), (16, 32, 64, 128), (2, 4, 8), (3, 5, 7))),
-    "prefill": list(itertools.product((16, 64, 128), (16, 32, 64, 128), (4, 8), (2, 3, 5))),
+COMMAND = "python -m kernels.tune"
+SIZES: dict[str, dict[str, Sequence[int]]] = {
+    "decode": {
+        "columns": (0, 128, 256, 512),
+        "tile": (16, 32, 64, 128),
+        "num_stages": (3, 5, 7, 9),
+        "num_warps": (1, 2, 4, 8),
+    },
+    "prefill": {
+        "tile": (32, 64, 128),
+        "num_stages": (3, 5, 7),
+        "rows": (64, 128),
+        "num_warps": (4, 8),
+    },
 }
+PROGRAMS = (2, 3, 4, 6, 8, 12)  # settings.PROGRAMS_PER_SM
 
 
-def workload(kernel: str, head_dim: int, dtype: torch.dtype):
-    """A function of a setting that runs the kernel once: a batch of decodes in the middle of
-    their contexts, or the second half of a long prompt."""
-    torch.manual_seed(0)
-    num_seqs, blocks = NUM_SEQS[kernel], CONTEXT // BLOCK_SIZE
-    pool = (num_seqs * blocks, BLOCK_SIZE, 2, KV_HEADS, head_dim)
-    kv = torch.randn(pool, device="cuda", dtype=dtype)
-    tables = torch.randperm(len(kv), device="cuda").view(num_seqs, blocks)
-    lens = torch.full((num_seqs,), CONTEXT, device="cuda")
-    heads = KV_HEADS * GROUP
+def search(
+    measure: Callable[[Setting], float],
+    guess: Setting,
+    sizes: Mapping[str, Sequence[int]],
+    in_time: Callable[[], bool] = lambda: True,
+) -> dict[Setting, float]:
+    """What `measure` said of each setting tried, `guess` among them.
+
+    One size at a time takes all its values, and the fastest of all settings so far goes on,
+    until a round through the sizes finds none faster, or `in_time` says no.
+    """
+    times = {guess: measure(guess)}
+    best = None
+    while best != (best := min(times, key=times.__getitem__)):
+        for name, values in sizes.items():
+            fastest = min(times, key=times.__getitem__)
+            for value in values:
+                setting = fastest._replace(**{name: value})
+                if setting not in times and in_time():
+                    times[setting] = measure(setting)
+    return times
+
+
+def tune(clock: CudaClock, values: torch.Tensor, kernel: str, case: Case, until: float) -> None:
+    """Search for `kernel` on `case`, made of `values`, and print what was found; no new setting
+    is tried after `until`, a time of `time.monotonic`. What is found is used from then on."""
+    pad, gpu = settings.padded(case.head_dim), settings.capability(clock.device)
+    key = (kernel, pad, DTYPE.itemsize, gpu)
+    guess, workload = settings.default(*key), Workload(case, values, clock.l2_bytes)
+
+    def milliseconds(setting: Setting) -> float:
+        """Of one launch; infinity, and a line that says why, if it cannot be used."""
+        settings.TUNED[key] = setting
+        try:
+            run = clock.captured(workload.run)
+            workload.poison()
+            taken = clock.seconds(run) / workload.launches
+            workload.check()
+        except (TritonError, RuntimeError) as error:
+            print(f"#   {setting}: {str(error).splitlines()[0]}", flush=True)
+            return math.inf
+        return 1e3 * taken
+
+    times = search(milliseconds, guess, SIZES[kernel], lambda: time.monotonic() < until)
+    best = settings.TUNED[key] = min(times, key=times.__getitem__)
+    print(
+        f"    {key}: {best},  # {times[best]:.4f} ms, {len(times)} tried; "
+        f"{times[guess]:.4f} ms with {guess}", flush=True,
+    )  # fmt: skip
     if kernel == "decode":
-        q = torch.randn(num_seqs, heads, head_dim, device="cuda", dtype=dtype)
-        out, scratch = torch.empty_like(q), make_scratch(heads, KV_HEADS, head_dim, q.device)
-        return lambda setting: paged_decode(q, kv, tables, lens, None, out, scratch, setting)
-    q = torch.randn(CONTEXT // 2, heads, head_dim, device="cuda", dtype=dtype)
-    out, start = torch.empty_like(q), torch.tensor([0, len(q)], device="cuda")
-    return lambda setting: paged_prefill(q, kv, tables, lens, start, None, out, setting)
+        usual = settings.PROGRAMS_PER_SM
+        for settings.PROGRAMS_PER_SM in PROGRAMS:
+            workload = Workload(case, values, clock.l2_bytes)  # its scratch memory is of that size
+            print(f"#   PROGRAMS_PER_SM {settings.PROGRAMS_PER_SM}: {milliseconds(best):.4f} ms")
+        settings.PROGRAMS_PER_SM = usual
 
 
-def measure(run, setting: Setting, expected: torch.Tensor) -> float:
-    """Median time in milliseconds with a cold L2 cache; infinity if it does not run here."""
-    try:
-        out = run(setting)
-    except triton.runtime.errors.OutOfResources:
-        return float("inf")
-    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
-    return triton.testing.do_bench(lambda: run(setting), return_mode="median")
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m kernels.tune", description=__doc__)
+def main(arguments: list[str]) -> int:
+    """0, or 2 for a bad argument or no GPU."""
+    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("head_dims", type=int, nargs="*", default=[64, 128])
-    arguments = parser.parse_args()
-    if INTERPRETED or not torch.cuda.is_available():
-        sys.exit("kernels.tune: needs a CUDA device to measure on, and there is none here")
-    device = torch.device("cuda", torch.cuda.current_device())
-    print(f"# {torch.cuda.get_device_name(device)}, triton {triton.__version__}, "
-          f"torch {torch.__version__}")  # fmt: skip
-    for kernel, head_dim in itertools.product(CANDIDATES, arguments.head_dims):
-        for dtype in (torch.bfloat16, torch.float32):
-            pad = settings.padded(head_dim)
-            guess = settings.default(kernel, pad, dtype.itemsize)
-            run = workload(kernel, head_dim, dtype)
-            expected = run(guess).clone()
-            candidates = dict.fromkeys([guess, *(Setting(*sizes) for sizes in CANDIDATES[kernel])])
-            times = {setting: measure(run, setting, expected) for setting in candidates}
-            best = min(times, key=times.get)
-            key = (kernel, pad, dtype.itemsize, settings.capability(device))
-            print(f"    {key}: {best},  # {times[best]:.4f} ms, untuned {times[guess]:.4f} ms")
+    parser.add_argument("--minutes", type=float, default=5, help="default: %(default)s")
+    args = parser.parse_args(arguments)
+    try:
+        clock = CudaClock(COMMAND)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    cases = []
+    for head_dim in args.head_dims:
+        cases.append(("decode", Case(head_dim, (4096,) * 64)))
+        cases.append(("prefill", Case(head_dim, (8192,), prefill=True)))
+    needed = max(case.num_values(clock.l2_bytes) for _, case in cases)
+    values = random_values(needed, DTYPE, clock.device)
+    machine = where()["machine"]
+    print(f"# {machine['gpu']}, triton {machine['triton']}, torch {machine['torch']}", flush=True)
+    began = time.monotonic()
+    for place, (kernel, case) in enumerate(cases, start=1):
+        tune(clock, values, kernel, case, began + 60 * args.minutes * place / len(cases))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -28,7 +28,7 @@ def locate(counts, item):
 @triton.jit
 def walk(
     q, top, total, acc, kv, table, start, end, position, scale,
-    BLOCK_SIZE: tl.constexpr, KV_ROW: tl.constexpr, HEAD_DIM: tl.constexpr, TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, KV_ROW: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, MASKED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
     """Let the rows of q attend to the keys [start, end), and return the state after them.
@@ -36,7 +36,8 @@ def walk(
     q: (ROWS, PAD), the rows of one dot product: query heads, queries, or both.
     top, total: (ROWS,) float32, the largest score so far and the sum of 2^(score - top).
     acc: (ROWS, PAD) float32, the sum of 2^(score - top) v.
-    kv: pointer to this KV head's K in slot 0; its V lies KV_ROW elements further.
+    kv: pointer to the K of slot 0, the WIDTH elements that belong to the columns of q; their V
+        lies KV_ROW elements further.
     table: pointer to the sequence's block table.
     position: (ROWS,), the last key that each row may see, and the WINDOW - 1 before it.
     scale: turns a dot product into an exponent of 2: log2(e) / sqrt(head_dim).
@@ -49,10 +50,11 @@ def walk(
     for at in range(start, end, TILE):
         key = at + tl.arange(0, TILE)
         held = key < end
-        block = tl.load(table + key // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
+        place = key.to(tl.uint32)  # never negative: its quotient and remainder are cheaper so
+        block = tl.load(table + place // BLOCK_SIZE, mask=held, other=0).to(tl.int64)
         # 64 bits before this product: 2**31 elements are a pool of only 4 GiB in float16.
-        row = kv + (block * BLOCK_SIZE + key % BLOCK_SIZE) * (2 * KV_ROW)  # (TILE,) pointers
-        mask = held[:, None] & (column < HEAD_DIM)[None, :]
+        row = kv + (block * BLOCK_SIZE + place % BLOCK_SIZE) * (2 * KV_ROW)  # (TILE,) pointers
+        mask = held[:, None] & (column < WIDTH)[None, :]
         # Zeros where nothing is read: whatever lies there, NaN too, must not reach a sum.
         k = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)  # (TILE, PAD)
         v = tl.load(row[:, None] + (KV_ROW + column)[None, :], mask=mask, other=0.0)
@@ -60,17 +62,18 @@ def walk(
             k = k.to(tl.float32)
             v = v.to(tl.float32)
         # "ieee": float32 must not be rounded to tf32. It changes nothing for 16 bits.
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # (ROWS, TILE)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee")  # (ROWS, TILE)
         if MASKED:
             visible = key[None, :] <= position[:, None]
             if WINDOW:
                 visible = visible & (key[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, -float("inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        # Scaled here and in the exponent, where it is one instruction with the difference.
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         # A row that has seen no key yet: -inf - -inf would be NaN.
         base = tl.where(new_top == -float("inf"), 0.0, new_top)
         shrink = tl.exp2(top - base)
-        weights = tl.exp2(scores - base[:, None])
+        weights = tl.exp2(scores * scale - base[:, None])
         total = total * shrink + tl.sum(weights, 1)
         acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
         top = new_top

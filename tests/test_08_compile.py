@@ -8,8 +8,10 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -20,78 +22,56 @@ if __name__ != "__main__" and importlib.util.find_spec("triton") is None:
 from kernels import block_copy, cache_write, paged_decode, paged_prefill, settings
 from kernels.checks import DTYPES
 
+import triton  # isort: skip  after kernels, which settles the interpreter
+
 # Shared memory that one program may have, in KiB: CUDA's tuning guides for Ampere, Ada, Hopper
-# and Blackwell, section "Occupancy".
+# and Blackwell, section "Occupancy". An SM has 1 KiB more, and keeps 1 KiB for each program.
 LIMITS = {80: 163, 89: 99, 90: 227, 100: 227}
+REGISTERS = 65536  # 32-bit ones of an SM, the same guides
 # sm_89 has the least, so all head dims are compiled for it; for the others, some.
-HEAD_DIMS = {89: (32, 64, 96, 128, 256)}
+HEAD_DIMS = {89: (32, 64, 96, 128, 256), 90: (64, 128, 256)}
 FLOAT32_HEAD_DIMS = {89: (32, 64, 128, 256)}
-TYPES = {
-    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+KV_HEADS = 8
 
 
 # ── The program ───────────────────────────────────────────────────────────────────────────
 
 
-class Compiler:
-    """Stands in for a kernel: compiles it for what a launch would, and notes the result."""
+def resources(cubin: bytes) -> dict[str, int]:
+    """{"REG": registers of a thread, "STACK": bytes of it that are not in registers, ...}"""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
 
-    def __init__(self, kernel, arch, results):
-        self.kernel, self.arch, self.results = kernel, arch, results
 
-    def __getitem__(self, grid):
-        return self.launch
-
-    def launch(self, *arguments, num_warps=4, num_stages=3, **constants):
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler import ASTSource, compile
-
-        signature, attributes = dict.fromkeys(self.kernel.arg_names, "constexpr"), {}
-        divisible = [["tt.divisibility", 16]]
-        for place, (name, value) in enumerate(
-            zip(self.kernel.arg_names, arguments, strict=False)
-        ):  # as Triton specialises a launch: 1 is a constant, multiples of 16 are known to be
-            if isinstance(value, torch.Tensor):
-                signature[name], attributes[(place,)] = f"*{TYPES[value.dtype]}", divisible
-            elif isinstance(value, float):
-                signature[name] = "fp32"
-            elif value == 1:
-                constants[name] = 1
-            else:
-                signature[name] = "i32" if value < 2**31 else "i64"
-                if value % 16 == 0:
-                    attributes[(place,)] = divisible
-        compiled = compile(
-            ASTSource(self.kernel, signature, constants, attributes),
-            target=GPUTarget("cuda", self.arch, 32),
-            options=dict(num_warps=num_warps, num_stages=num_stages),
-        )
-        assert compiled.asm["cubin"]
-        result = {"kernel": self.kernel.__name__, "shared": compiled.metadata.shared}
-        names = ("HEAD_DIM", "PAD", "ROWS", "TILE", "GROUP", "SEQS", "WINDOW", "BLOCK_SIZE")
-        result |= {name: constants[name] for name in names if name in constants}
-        result |= {"type": next(iter(signature.values())), "num_stages": num_stages}
-        ptx = compiled.asm["ptx"]
-        result["tf32"] = ".tf32" in ptx
-        result["tensor_cores"] = any(op in ptx for op in ("mma.sync", "wgmma", "tcgen05.mma"))
-        self.results.append(result)
+def summary(result: dict) -> dict:
+    """What `kernels.compiled.Compiler` notes, with facts for the texts of the machine."""
+    ptx, cubin = result.pop("ptx"), bytes.fromhex(result.pop("cubin"))
+    products = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
+    return result | resources(cubin) | {
+        "tf32": ".tf32" in ptx,
+        "products": [name for name in products if name in ptx],
+        # bytes that a thread copies at once, behind its back: K and V, block ids
+        "copies": [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\..*\], (\w+)", ptx)],
+    }  # fmt: skip
 
 
 def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, index=torch.int64,
                      block_size=16, window=None, chosen=None):  # fmt: skip
     """Decode, its reduction and prefill. Tables are wide, so that splits are possible."""
-    heads = 2 * group
+    heads = KV_HEADS * group
     q = torch.zeros(num_seqs, heads, head_dim, dtype=dtype)
-    kv = torch.zeros(1, block_size, 2, 2, head_dim, dtype=dtype)
+    kv = torch.zeros(1, block_size, 2, KV_HEADS, head_dim, dtype=dtype)
     tables = torch.zeros(num_seqs, 4096, dtype=index)
     lens = torch.ones(num_seqs, dtype=index)
     start = torch.arange(num_seqs + 1, dtype=index)
     for kernel in ("decode", "prefill") if chosen is None else chosen:
         setting = chosen and chosen[kernel]
         if kernel == "decode":
-            scratch = paged_decode.make_scratch(heads, 2, head_dim, q.device)
+            scratch = paged_decode.make_scratch(heads, KV_HEADS, head_dim, q.device)
             paged_decode.paged_decode(q, kv, tables, lens, window, scratch=scratch, setting=setting)
         else:
             paged_prefill.paged_prefill(q, kv, tables, lens, start, window, setting=setting)
@@ -99,13 +79,15 @@ def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, in
 
 def compile_all(arch):
     """Compile all that can be chosen for this GPU, and print a line of JSON about each."""
+    from kernels.compiled import Compiler  # refuses to be imported by an interpreter
+
     results = []
     for module in (paged_decode, paged_prefill, block_copy, cache_write):
         module.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiler(getattr(module, name), arch, results))
     settings.capability = lambda device: arch
-    for head_dim in HEAD_DIMS.get(arch, (128, 256)):
+    for head_dim in HEAD_DIMS.get(arch, (64, 128)):
         launch_attention(head_dim)
     for head_dim in FLOAT32_HEAD_DIMS.get(arch, (128,)):
         launch_attention(head_dim, dtype=torch.float32)
@@ -122,7 +104,7 @@ def compile_all(arch):
         block_copy.copy_blocks(pool, pool, torch.tensor([[0, 1]], dtype=index))
         token, slots = torch.zeros(1, 2, 20, dtype=dtype), torch.zeros(1, dtype=index)
         cache_write.write_cache(token, token, pool[0], slots)
-    print("\n".join(json.dumps(result) for result in results))
+    print("\n".join(json.dumps(summary(result)) for result in results))
 
 
 if __name__ == "__main__":
@@ -172,12 +154,69 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(compiled, arch):
     }  # fmt: skip
 
 
+def goals(results, kernel):
+    """The kernel's results for the shapes that the goals are set for: 32 and 8 heads, 16 bits."""
+    found = [
+        result for result in results if result["kernel"] == kernel and result["type"] == "*bf16"
+        and result["HEAD_DIM"] in (64, 128) and result["GROUP"] == 4
+    ]  # fmt: skip
+    assert {result["HEAD_DIM"] for result in found} == {64, 128}
+    return found
+
+
 @on_every_gpu
 def test_products_are_done_where_they_should_be(compiled, arch):
+    attention = ("paged_decode_kernel", "paged_prefill_kernel")
     for result in compiled(arch):
-        if result["kernel"] in ("paged_decode_kernel", "paged_prefill_kernel"):
-            assert result["tensor_cores"] == (result["type"] != "*fp32"), result
-            assert not result["tf32"], result
+        assert not result["tf32"], result
+        on_tensor_cores = result["kernel"] in attention and result["type"] != "*fp32"
+        assert bool(result["products"]) == on_tensor_cores, result
+    # Each GPU's own products for the 128 rows of prefill; decode has too few rows for them.
+    unit = {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync")
+    for kernel, products in zip(attention, (["mma.sync"], [unit]), strict=True):
+        for result in goals(compiled(arch), kernel):
+            assert result["products"] == products, result
+
+
+@on_every_gpu
+@pytest.mark.parametrize("kernel", ["paged_decode_kernel", "paged_prefill_kernel"])
+def test_k_and_v_are_on_their_way_while_a_tile_is_computed(compiled, arch, kernel):
+    for result in goals(compiled(arch), kernel):
+        width = result["PACK"] * result["HEAD_DIM"] if "PACK" in result else result["HEAD_DIM"]
+        tiles = (result["num_stages"] - 1) // 2  # see settings.Setting
+        assert tiles >= 2, result
+        # 16 bytes at a time: before each loop so many tiles, and one in it. Prefill has two loops.
+        threads, loops = 32 * result["num_warps"], 1 if "PACK" in result else 2
+        each = 2 * result["TILE"] * width * 2 // (16 * threads)
+        assert result["copies"].count(16) >= loops * (tiles + 1) * each, result
+        assert set(result["copies"]) == {8, 16}, result  # 8: block ids
+
+
+@on_every_gpu
+def test_nothing_spills(compiled, arch):
+    for result in compiled(arch):
+        if result["kernel"] not in ("paged_decode_kernel", "paged_prefill_kernel"):
+            assert result["STACK"] == 0, result
+    for kernel in ("paged_decode_kernel", "paged_prefill_kernel"):
+        for result in goals(compiled(arch), kernel):
+            # The largest tiles need every register: some Triton may be out by a few.
+            assert result["STACK"] <= 32, result
+
+
+@on_every_gpu
+def test_enough_is_read_at_a_time(compiled, arch):
+    # Little's law: an SM of a fast GPU has to have some 40 KiB under way to read at full speed
+    # (4.8 TB/s over 132 SMs, 1 microsecond from asking to getting), one of sm_89 some 8.
+    for result in goals(compiled(arch), "paged_decode_kernel"):
+        assert result["PACK"] * result["HEAD_DIM"] * 2 == 512  # what a warp loads at once
+        registers = 32 * result["num_warps"] * (-(-result["REG"] // 8) * 8)
+        memory = (LIMITS[arch] + 1) * 1024 // (result["shared"] + 1024)
+        programs = min(memory, REGISTERS // registers)
+        tile = 2 * result["TILE"] * 512  # bytes
+        under_way = programs * (result["num_stages"] - 1) // 2 * tile
+        assert under_way >= (64 if arch == 89 else 128) * 1024, result
+        if arch == 90:
+            assert 2 * programs == settings.PROGRAMS_PER_SM
 
 
 def test_copies_need_no_shared_memory(compiled):

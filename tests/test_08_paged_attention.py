@@ -193,6 +193,37 @@ def test_references_equal_naive_attention():
     torch.testing.assert_close(out, paged.expected(6), rtol=0, atol=0)
 
 
+# ── Decode: KV heads side by side ─────────────────────────────────────────────────────────
+
+
+PACKED = [  # (KV heads, group, head dim, columns, of which so many KV heads are made)
+    (4, 2, 16, 64, 4),
+    (4, 2, 16, 63, 2),  # not three: four must be divided
+    (6, 1, 20, 256, 2),
+    (8, 4, 8, 256, 4),  # four groups of four fill the 16 rows
+    (4, 5, 8, 256, 2),  # 15 would fit into the rows, but not three KV heads into four
+    (2, 16, 8, 256, 1),
+    (2, 17, 8, 256, 1),
+    (3, 1, 8, 256, 1),
+    (2, 1, 16, 0, 1),
+]
+
+
+@pytest.mark.parametrize(("kv_heads", "group", "head_dim", "columns", "pack"), PACKED)
+def test_kv_heads_side_by_side(kv_heads, group, head_dim, columns, pack, short_splits):
+    setting = Setting(16, 16, 4, 5, columns)
+    assert kernels.settings.packed(setting, head_dim, kv_heads, group) == pack
+    paged = Paged([1, 40, 0, 97], kv_heads=kv_heads, group=group, head_dim=head_dim, block_size=5)
+    paged.assert_equal(paged.decode(setting=setting, rows=5))
+    paged.assert_equal(paged.decode(11, setting=setting), 11)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_side_by_side_in_every_dtype(dtype, short_splits):
+    paged = Paged([50, 7], kv_heads=4, group=3, head_dim=12, dtype=dtype)
+    paged.assert_equal(paged.decode(setting=Setting(16, 16, 4, 5, 64)))
+
+
 # ── Decode: splits ────────────────────────────────────────────────────────────────────────
 
 
@@ -241,8 +272,10 @@ def test_splits_fit_into_grid_and_scratch(lens, rows):
     counts, owners = count(lens, rows)
     assert sum(n for n in counts if n > 1) <= rows
     assert sum(n > 1 for n in counts) <= rows // 2
+    share = max(sum(lens) / rows, kernels.settings.MIN_SPLIT)
     for n, length in zip(counts, lens, strict=True):
         assert n == 1 or 1 < n <= length // kernels.settings.MIN_SPLIT
+        assert length / n < 2 * (share + 1)  # no program has much longer to read than the others
     expected = [[row, split] for row, n in enumerate(counts) for split in range(n)]
     assert owners[: len(expected)] == expected
     assert all(sequence >= len(lens) for sequence, _ in owners[len(expected) :])
@@ -325,8 +358,9 @@ def test_any_decode(data):
         dtype=draw(st.sampled_from(DTYPES)),
         seed=draw(st.integers(0, 9)),
     )
-    window = draw(st.none() | st.integers(1, 220))
-    paged.assert_equal(paged.decode(window, rows=draw(st.integers(1, 6))), window)
+    window, rows = draw(st.none() | st.integers(1, 220)), draw(st.integers(1, 6))
+    setting = SMALL._replace(columns=draw(st.sampled_from([0, 64])))
+    paged.assert_equal(paged.decode(window, rows, setting), window)
 
 
 # ── Prefill: chunks ───────────────────────────────────────────────────────────────────────
