@@ -6,11 +6,13 @@ What the cells compute is not tested here: strict nbval runs them and compares.
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 
 import minikv
 from minikv.course import running_table, style
@@ -312,11 +314,15 @@ def test_neighbouring_colours_differ_in_grey():
 def test_the_running_table_measures_every_rung(lm):
     last = max(chapter for chapter, _ in running_table.RUNGS.values())
     table = RunningTable(lm, 2 * PROMPT, max_tokens=4, repeats=2, upto=last)
-    assert list(table.runs) == list(running_table.RUNGS)
+    # That of the kernels is measured on a GPU alone, and named in any case.
+    *measured, kernels = running_table.RUNGS
+    assert list(table.runs) == measured and list(table.missing) == [kernels]
+    assert table.rows()[-1] == (kernels, "not on a GPU: not measured", "–", "–")
     assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
     kept = {name: {run.kv_bytes_per_token for run in runs} for name, runs in table.runs.items()}
     alone = lm.config.kv_bytes_per_token(lm.dtype)
-    for name, (chapter, _) in running_table.RUNGS.items():
+    for name in measured:
+        chapter, _ = running_table.RUNGS[name]
         if chapter in ("05", "07"):  # one token's K and V serve several sequences
             [shared] = kept[name]
             assert alone / running_table.TOGETHER < shared < alone
@@ -324,6 +330,16 @@ def test_the_running_table_measures_every_rung(lm):
             assert kept[name] == {0 if chapter == "01" else alone}
     for text in (repr(table), table._repr_html_()):
         assert all(rung in text for rung in running_table.RUNGS) and "torch" in text
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(), reason="interprets kernels"
+)
+def test_the_rung_of_the_kernels_gives_the_same_tokens(lm, monkeypatch):
+    monkeypatch.setattr(running_table, "TOGETHER", 2)
+    prompt_ids = lm.encode("import")
+    run = running_table.run_kernels(lm, prompt_ids, 3)
+    assert run.token_ids == lm.generate_naively(prompt_ids, 3) and run.answers == 2
 
 
 def test_the_running_table_counts_what_is_reserved(lm):
@@ -362,7 +378,7 @@ def test_the_running_table_takes_a_single_token(lm):
 
 
 def test_the_running_table_shows_the_rungs_so_far(lm):
-    ends = [next(iter(running_table.RUNGS)), next(reversed(running_table.RUNGS))]
+    ends = [next(iter(running_table.RUNGS)), list(running_table.RUNGS)[-2]]  # measured on a CPU
     table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
     assert list(table.runs) == ends and "from 05 on 8 times at once" in table.caption
     assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01").runs) == ends[:1]

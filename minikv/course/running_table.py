@@ -121,11 +121,18 @@ def run_again(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
     return _run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True)
 
 
+def run_kernels(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
+    """Chapter 08: the same with Triton's kernels, on a GPU: see `not_measured`."""
+    return _run_in_engine(
+        lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True, attention="triton"
+    )
+
+
 def _run_in_engine(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
-    requests: int = 1, samples: int = 1, asked_before: bool = False,
+    requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
 ) -> Run:  # fmt: skip
-    engine = Engine(lm, EngineConfig(prefix_cache=asked_before))
+    engine = Engine(lm, EngineConfig(prefix_cache=asked_before, attention=attention))
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=samples)
@@ -172,14 +179,22 @@ RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
     f"05 {TOGETHER} samples, shared blocks": ("05", run_samples),
     f"06 {TOGETHER} requests, one batch": ("06", run_together),
     f"07 {TOGETHER} requests, prompt cached": ("07", run_again),
+    f"08 {TOGETHER} requests, Triton kernels": ("08", run_kernels),
 }
+
+
+def not_measured(rung: str, lm: LanguageModel) -> str:
+    """Why a rung is not measured with this model, "" if it is. Without a GPU kernels are
+    interpreted, and how long that takes says nothing about them."""
+    is_interpreted = RUNGS[rung][0] == "08" and lm.device.type != "cuda"
+    return "not on a GPU: not measured" if is_interpreted else ""
 
 
 class RunningTable(Table):
     """Tokens a second, bytes a token and memory wasted, for each rung, measured as it is made.
 
-    `upto`: the chapter whose rung is the last; without it, the first and the last rung there
-    are. Raises AssertionError if two rungs give different tokens.
+    `upto`: the chapter whose rung is the last; without it, the first and the last rung that
+    can be measured. Raises AssertionError if two rungs give different tokens.
     """
 
     def __init__(
@@ -192,7 +207,8 @@ class RunningTable(Table):
     ):
         prompt_ids = lm.encode(prompt)
         names = [name for name, (chapter, _) in RUNGS.items() if upto and chapter <= upto]
-        names = names or [next(iter(RUNGS)), next(reversed(RUNGS))]
+        possible = [name for name in RUNGS if not not_measured(name, lm)]
+        names = names or [possible[0], possible[-1]]
         company = ""
         if any(name[:2] > "04" for name in names):
             company = f", from 05 on {TOGETHER} times at once"
@@ -201,7 +217,8 @@ class RunningTable(Table):
             f"{company}; median of {repeats} runs (slowest to fastest). {lm.name}, {machine(lm)}."
         )
         self.runs: dict[str, list[Run]] = {}
-        for rung in names:
+        self.missing = {rung: not_measured(rung, lm) for rung in names if rung not in possible}
+        for rung in [name for name in names if name in possible]:
             run = RUNGS[rung][1]
             run(lm, prompt_ids, 2)  # not counted: the first run of anything is slower
             self.runs[rung] = [run(lm, prompt_ids, max_tokens) for _ in range(repeats)]
@@ -225,7 +242,7 @@ class RunningTable(Table):
                     f"{wasted:.1%}" if wasted is not None else "–",
                 )
             )
-        return table
+        return table + [(rung, why, "–", "–") for rung, why in self.missing.items()]
 
 
 def machine(lm: LanguageModel | None = None) -> str:

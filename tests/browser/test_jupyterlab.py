@@ -22,7 +22,8 @@ import pytest
 from minikv.course.exercise import chapter_of
 
 ROOT = Path(__file__).parents[2]
-PLAYERS = {"04": "the block tables", "07": "the radix tree"}  # by chapter: one with this name
+# By chapter: one with this name.
+PLAYERS = {"04": "the block tables", "07": "the radix tree", "08": "the launches"}
 WAIT = 30_000  # ms for one click, one picture
 RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too
 CHROMIUM = next(
