@@ -15,8 +15,10 @@ if importlib.util.find_spec("triton") is None:
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import minikv
 from kernels.mode import INTERPRETED
 from minikv import naive_attention
+from minikv.course import together
 from minikv.course.answers import ch08
 from minikv.course.checking import Wrong
 from minikv.course.exercise import chapter_of
@@ -214,6 +216,18 @@ def test_the_broken_pieces_run_and_hide_it():
     with Watch(backwards=True) as seen:
         assert not torch.equal(pieces.gather(kv, tables, lens), right)
     assert seen.races
+
+
+@watched
+def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy, monkeypatch):
+    prompts = [tinypy.lm.encode("import os\n"), tinypy.lm.encode("def fib(n):")]
+    jobs = [together.Job(prompt, minikv.SamplingParams(max_tokens=4)) for prompt in prompts]
+    oracle = [tinypy.lm.generate_naively(prompt, 4) for prompt in prompts]
+    expected = together.Expected(jobs, oracle, beams=[])
+    together.decode_by("decode_packed", tinypy.lm, expected)
+    monkeypatch.setattr(ch08, "decode_packed", lambda q, *others: torch.zeros_like(q))
+    with pytest.raises(AssertionError, match="by decode_packed"):
+        together.decode_by("decode_packed", tinypy.lm, expected)
 
 
 def test_a_machine_without_triton_is_told_so(tmp_path):

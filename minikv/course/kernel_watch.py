@@ -49,6 +49,8 @@ class Array:
     """A tensor that a kernel was given, moved to where nothing else is near."""
 
     def __init__(self, name: str, tensor: torch.Tensor):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} has strides {tensor.stride()}: want it contiguous")
         self.name, self.tensor = name, tensor
         self.size, self.itemsize = tensor.numel(), tensor.element_size()
         nbytes = self.size * self.itemsize
@@ -67,7 +69,8 @@ class Watch:
 
     Raises Wrong, from inside the kernel, for an address outside the arrays that it was given.
     `races` says where two programs of one launch have written the same element, and `unwritten`
-    where a kernel has read what nobody has written. What torch.empty gives is NaN meanwhile.
+    where a kernel has read what nobody has written. NaN, meanwhile, is what torch.empty gives, and
+    what a masked load without `other` has in the places that it masks: `undefined` names those.
     With `backwards` the programs of a launch run from the last to the first.
     """
 
@@ -77,6 +80,7 @@ class Watch:
         self.reads: Counter[str] = Counter()  # elements by the argument's name, all launches
         self.races: list[str] = []
         self.unwritten: list[str] = []
+        self.undefined: list[str] = []
         self._arrays: list[Array] = []
         self._fresh: dict[int, tuple[torch.Tensor, np.ndarray]] = {}  # by address; what is written
         self._undo: list[Callable[[], None]] = []
@@ -144,7 +148,7 @@ class Watch:
                         written |= array.writers >= 0
             self._arrays = []
 
-    def _load(self, original, builder, ptrs, mask, *rest):
+    def _load(self, original, builder, ptrs, mask, other, *rest):
         for array, elements in self._touched(ptrs, mask, "reads"):
             self.reads[array.name] += len(elements)
             _, written = self._fresh.get(array.tensor.data_ptr(), (None, None))
@@ -154,7 +158,12 @@ class Watch:
                     f"{self.launches[-1].kernel.__name__} reads element {element} of "
                     f"`{array.name}`, which no program has written"
                 )
-        return original(builder, ptrs, mask, *rest)
+        kind = ptrs.get_element_ty()
+        if other is None and kind.is_floating() and not mask.data.all():
+            self.undefined.append(self.launches[-1].kernel.__name__)
+            undefined = np.full(ptrs.data.shape, np.nan, dtype=interpreter._get_np_dtype(kind))
+            other = interpreter.TensorHandle(undefined, kind)
+        return original(builder, ptrs, mask, other, *rest)
 
     def _store(self, original, builder, ptrs, value, mask, *rest):
         for array, elements in self._touched(ptrs, mask, "writes"):

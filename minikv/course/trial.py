@@ -54,13 +54,13 @@ def examine(
     from minikv.course.checking import CHECKS, MODEL_RUNS, tinypy
 
     chapter = chapter_of(exercise.id)
-    _import_checks()  # all, before any of the reference is exchanged
+    own = set(own)
+    _import_checks(exercise.id, own)
     checks = CHECKS[exercise.id]
     done = workbook.progress_of(exercise, text)
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = _place(exercise, done)
-    own = set(own)
     if own:
         _borrow(own, chapter.number)
     started = perf_counter()
@@ -112,7 +112,7 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
     from minikv.course import together
     from minikv.course.checking import MODEL_RUNS, tinypy
 
-    _import_checks()
+    _import_checks("parts")
     results = []
 
     def attempt(which: str, ids: list[str], run: Callable[[], str]) -> None:
@@ -149,10 +149,13 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
     return results
 
 
-def _import_checks() -> None:
-    for number, chapter in chapters().items():
+def _import_checks(what: str, own: Iterable[str] = ()) -> None:
+    """The checks of one exercise's chapter; all, for "parts" or on the reader's `own` parts: then
+    some of the reference is exchanged, and nobody may import it for the first time after that."""
+    everything = what == "parts" or own
+    for chapter in chapters().values() if everything else [chapter_of(what)]:
         if not chapter.cannot_run:
-            importlib.import_module(f"minikv.course.checks.ch{number}")
+            importlib.import_module(f"minikv.course.checks.ch{chapter.number}")
 
 
 def _inherited(exercise: Exercise, text: str) -> list[Line]:
@@ -212,14 +215,17 @@ def _place(exercise: Exercise, done: workbook.Progress) -> str | None:
 def _raised(name: str, error: BaseException, cause: str | None, look: str | None) -> Line:
     from minikv.course.checking import Wrong
 
+    chain = [error]  # Triton wraps what a kernel raises, once for each call
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-        error = error.__cause__  # Triton wraps what a kernel raises, once for each call
+        error = error.__cause__
+        chain.append(error)
     if isinstance(error, Wrong):
         return Line(name, False, error.what, error.cause or cause, error.look or look)
     if isinstance(error, NotImplementedError) and "Exercise " in str(error):
         return Line(name, False, f"not written yet: {error}", None, None)
     what, origin = f"{type(error).__name__}: {error}".rstrip(": "), None
-    own = [f for f in traceback.extract_tb(error.__traceback__) if _is_readers(f.filename)]
+    frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
+    own = [f for f in frames if _is_readers(f.filename)]
     if own:
         origin = f"{_short(own[-1].filename)}, line {own[-1].lineno}"
         what += f"\n{origin}: {own[-1].line}"
@@ -227,8 +233,14 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         cause = "the function calls itself without end"
     elif isinstance(error, MemoryError):
         cause = "more memory was asked for than a check may take"
-    elif isinstance(error, RuntimeError) and re.search("size|shape|dimension|einsum", str(error)):
+    elif (isinstance(error, RuntimeError) or len(chain) > 1) and re.search(
+        "size|shape|dimension|einsum", str(error)
+    ):
         cause, look = "shapes that do not fit", "the shapes of what stands on that line: print them"
+    elif len(chain) > 1 and "object is not iterable" in str(error):
+        cause = "a pointer is no array: x[i] is tl.load(x + i), and x[i] = … is tl.store(x + i, …)"
+    elif "'function' object is not subscriptable" in str(error):
+        cause = "a function without `@triton.jit` above it is no kernel"
     return Line(name, False, what, cause, look or "the line that is named here", origin)
 
 
@@ -389,6 +401,7 @@ def _child(arguments: list[str]) -> None:
         torch.set_num_threads(1)
         own = {id_ for id_ in ids.split(",") if id_}
         checking.tinypy()
+        _import_checks(what, own)
         _limit_memory()
         faulthandler.dump_traceback_later(float(limit), exit=True, file=hung)
         if what == "parts":

@@ -311,6 +311,14 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
     "08.2": (
         *of("attend_kernel"),
         Edit(
+            "leaves open what a masked value is",
+            {"attend_kernel": (
+                ("values = tl.load(v + place, mask=held[:, None], other=0.0)",
+                 "values = tl.load(v + place, mask=held[:, None])"),
+            )},
+            says="a masked load without `other`",
+        ),
+        Edit(
             "reads a whole last tile",
             {"attend_kernel": (("held = key < context", "held = key >= 0"),)},
             says="nothing of this tile is masked when it is read",
@@ -386,6 +394,11 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             "always reads KV head 0",
             {"decode_kernel": ((" * (2 * KV_HEADS) + kv_head", " * (2 * KV_HEADS)"),)},
             says="all query heads read KV head 0",
+        ),
+        Edit(
+            "takes V right behind K",
+            {"decode_kernel": (("kv + place + KV_HEADS * HEAD_DIM", "kv + place + HEAD_DIM"),)},
+            says="that is the K of the next KV head",
         ),
         Edit(
             "takes the query head for a KV head",
@@ -491,6 +504,11 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             "forgets to rescale total",
             {"packed_kernel": (("total * shrink + ", "total + "),)},
             says="`total` is not rescaled when the maximum moves",
+        ),
+        Edit(
+            "sums the weights over the rows",
+            {"packed_kernel": (("tl.sum(weights, 1)", "tl.sum(weights, 0)"),)},
+            says="shapes that do not fit",
         ),
         Edit(
             "masks the scores along the wrong axis",

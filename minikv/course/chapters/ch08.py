@@ -121,10 +121,10 @@ The mask of the load keeps the kernel inside its memory. The -inf keeps what is 
 the softmax: a score of 0 instead would be a weight of e^(0 - top), which is anything but 0 if real
 scores are low.
 
-And `other=0.0` is for the values. Their weight is 0, but 0 * NaN is NaN, and behind the end may lie
-anything. vLLM's Triton kernels read the tail of the last block and trusted the weight of 0. In 2026
-that tail held NaN, and on AMD's GPUs Whisper wrote garbage (pull request 47305). The mended kernels
-do not load it.
+And `other=0.0` is for the values. Without it a masked place may hold anything, and so does memory
+behind the end; a weight of 0 is no help, for 0 * NaN is NaN. vLLM's Triton kernels read the tail of
+the last block and trusted the weight of 0. In 2026 that tail held NaN, and on AMD's GPUs Whisper
+wrote garbage (pull request 47305). The mended kernels do not load it.
 
 The first tile is never all masked, for a context has a token. So `top` is finite after it, and
 -inf - -inf, which is NaN, can only come up where a kernel begins with a tile of which it sees

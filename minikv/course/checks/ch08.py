@@ -52,6 +52,13 @@ def same(
                 "which programs are there, and what does each of them store?",
             ) from None
         complain(seen, what)
+        if seen.undefined and found.isnan().any():
+            raise Wrong(
+                f"{what}: NaN",
+                "a masked load without `other`: what it has in the masked places is undefined on a "
+                "GPU (in this check it is NaN), and 0 * NaN is NaN",
+                "tl.load(…, mask=…, other=0.0)",
+            ) from None
         if nan and not found.isfinite().all():
             raise Wrong(f"{what}: NaN or infinite values", *nan) from None
         raise
@@ -285,6 +292,9 @@ class Case:
             flat = self.kv.reshape(-1, self.dim)
             place = slots[:, None] * (2 * self.kv_heads) + torch.arange(self.heads)
             k, v = flat[place], flat[place + self.kv_heads]
+        if mistake == "V beside K":
+            flat, kv_head = self.kv.reshape(-1, self.dim), torch.arange(self.heads) // self.group
+            v = flat[slots[:, None] * (2 * self.kv_heads) + kv_head + 1]
         scores = torch.einsum("hd,lhd->hl", q, k) * self.dim**-0.5
         if mistake == "physical mask":
             scores = scores.masked_fill(slots >= self.lens[row], -torch.inf)
@@ -363,6 +373,10 @@ MISTAKES = {  # (cause, where to look)
         "a query head's number is taken for a KV head's, and there are fewer of those",
         "with 4 query heads and 2 KV heads, which KV head does query head 3 read?",
     ),
+    "V beside K": (
+        "V is sought right behind its K, and that is the K of the next KV head",
+        "(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between a K and its V?",
+    ),
     "block for slot": (
         "a block's number is taken for a slot's: block b begins at slot b * BLOCK_SIZE",
         "how many slots lie before block 7?",
@@ -384,8 +398,11 @@ OF_SOFTMAX = (
 OF_TABLES = (
     "no table", "unfilled slots", "interleaved groups", "first table", "first length",
     "first KV head", "query head for KV head", "physical mask", "block for slot",
+    "V beside K",
 )  # fmt: skip
-OF_PLACES = ("query head for KV head", "physical mask", "block for slot", "not transposed")
+OF_PLACES = (
+    "query head for KV head", "physical mask", "block for slot", "V beside K", "not transposed",
+)  # fmt: skip
 NAN = (
     "inf * 0 or -inf - -inf: is the factor e^(old - new)? Does a tile count in which nothing is "
     "seen?",
@@ -551,6 +568,7 @@ def _(mine):
 
 @check("08.4", "one query head a KV head", look="the shapes: (ROWS, …) for what each row has")
 def _(mine):
+    check_decode(mine.decode_packed, Case([32], 32, 1, 1))
     check_decode(mine.decode_packed, Case([16], 16, 1, 1))
     check_decode(mine.decode_packed, Case([37], 16, 2, 2, 32))
 
