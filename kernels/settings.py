@@ -18,7 +18,8 @@ PROGRAMS_PER_SM = 6
 
 
 class Setting(NamedTuple):
-    """Sizes of one kernel. `rows` and `tile` are powers of two, at least 16 (`tl.dot`)."""
+    """Sizes of one kernel. `rows` and `tile` are powers of two, at least the 16 that a tensor core
+    multiplies at once."""
 
     rows: int  # rows of q in one dot product; raised to the GQA group if that is larger
     tile: int  # keys in one iteration

@@ -174,9 +174,10 @@ def test_beams_forks_swaps_and_new_weights(lm):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_bfloat16_logits_are_those_of_transformers(tmp_path, name):
-    """Prefill, then decodes through graphs. Tolerance: ||a - b|| <= 2 % of ||b||, where b comes
-    from one pass of `transformers` over the same tokens in bfloat16."""
+def test_bfloat16_logits_are_as_exact_as_those_of_transformers(tmp_path, name):
+    """Prefill, then decodes through graphs, against one pass of `transformers` over the same
+    tokens. Each side rounds at places of its own, so both are compared with that pass in float32:
+    our error, ||a - exact||, is at most 1.5 times theirs."""
     model = make_model(name, seed=5).to("cuda", torch.bfloat16)
     model.save_pretrained(tmp_path)
     lm = minikv.load(tmp_path, device="cuda", dtype=torch.bfloat16)
@@ -186,10 +187,11 @@ def test_bfloat16_logits_are_those_of_transformers(tmp_path, name):
     [output] = engine.generate([prompt], SamplingParams(max_tokens=8, ignore_eos=True))
     ids = torch.tensor([prompt + output.token_ids[:-1]], device="cuda")
     with torch.inference_mode():
-        expected = model(ids).logits[0, len(prompt) - 1 :].float()
-    found = torch.cat([call[:1] for call in sampler.calls])[: len(expected)].float()
-    error = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max() < 0.02
+        theirs = model(ids).logits[0, len(prompt) - 1 :].float()
+        exact = model.float()(ids).logits[0, len(prompt) - 1 :]
+    ours = torch.cat([call[:1] for call in sampler.calls]).float()
+    assert ours.shape == exact.shape
+    assert (ours - exact).norm() <= 1.5 * (theirs - exact).norm()
 
 
 def test_a_step_neither_waits_nor_asks_the_driver_for_memory(lm):
