@@ -51,8 +51,9 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
         return
     size = source[0, 0].numel()
     grid = (len(pairs), len(source), triton.cdiv(size, CHUNK))
+    pairs = pairs.to(source.device, non_blocking=True)
     copy_blocks_kernel[grid](
-        source, target, pairs.to(source.device), source.stride(0), target.stride(0),
+        source, target, pairs, source.stride(0), target.stride(0),
         SIZE=size, CHUNK=min(CHUNK, triton.next_power_of_2(size)),
     )  # fmt: skip
 

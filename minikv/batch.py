@@ -41,7 +41,8 @@ class Batch:
             return self
         names = [field.name for field in fields(self) if field.type is torch.Tensor]
         parts = [getattr(self, name) for name in names]
-        sent = torch.cat([part.flatten() for part in parts]).to(device, non_blocking=True)
+        packed = torch.cat([part.flatten() for part in parts]).pin_memory()
+        sent = packed.to(device, non_blocking=True)
         pieces = sent.split([part.numel() for part in parts])
         views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
         return replace(self, **dict(zip(names, views, strict=True)))

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from time import perf_counter
+from weakref import WeakMethod
 
 import torch
 
@@ -73,6 +74,7 @@ class Launched:
 class Engine:
     """Serves one model from one pool of blocks."""
 
+    @torch.inference_mode(False)  # its buffers are written in any mode
     def __init__(
         self,
         lm: LanguageModel,
@@ -108,7 +110,12 @@ class Engine:
         self.max_length = min(lm.config.max_context, config.num_blocks * config.block_size)
         self._max_blocks = -(-self.max_length // config.block_size)  # of a sequence
         self._builder = BatchBuilder(config.max_num_seqs, self._max_blocks, config.block_size)
-        on_gpu = lm.device.type == "cuda"
+        on_gpu, index = lm.device.type == "cuda", lm.device.index
+        if on_gpu and index not in (None, torch.cuda.current_device()):
+            raise ValueError(
+                f"lm: is on {lm.device}, and kernels run on the current device, "
+                f"cuda:{torch.cuda.current_device()}: call torch.cuda.set_device({index}) first"
+            )
         self.relay = TokenRelay(config.max_num_seqs, lm.device) if on_gpu else None
         self.graphs = self._make_graphs()
         self._ahead: Launched | None = None  # the step under way
@@ -117,12 +124,16 @@ class Engine:
         self._steps = self._computed = self._generated = 0
         self._model_seconds = self._host_seconds = 0.0
 
+    @torch.inference_mode(False)
     def _make_graphs(self) -> DecodeGraphs | None:
         if self.lm.device.type != "cuda" or not getattr(self.attention, "recordable", False):
             return None
         shape = self.config.max_num_seqs, self.lm.config.vocab_size
         logits = torch.empty(shape, dtype=self.lm.dtype, device=self.lm.device)
-        return DecodeGraphs(self._compute, self.config.max_num_seqs, self._max_blocks, logits)
+        compute = WeakMethod(self._compute)  # else the two would hold each other, and the memory
+        return DecodeGraphs(
+            lambda batch, out: compute()(batch, out), shape[0], self._max_blocks, logits
+        )
 
     # ── Requests ──────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ from minikv.batch import Batch
 
 
 class DecodeGraphs:
-    """Runs batches of decodes through graphs, each recorded when a batch first needs it."""
+    """Runs batches of decodes through graphs. The first batch of each size pauses to record its."""
 
     def __init__(
         self,
@@ -41,6 +41,8 @@ class DecodeGraphs:
         # What the graphs read: token ids, positions, slots, context lengths; block tables.
         self._fields = self._arrived.new_zeros(4, max_num_seqs)
         self._tables = self._arrived.new_zeros(max_num_seqs, max_blocks)
+        self._query_start = torch.arange(max_num_seqs + 1, device=logits.device)
+        self._stream = torch.cuda.Stream() if pinned else None  # to record on
         self._replays: dict[int, Callable[[], None]] = {}  # by rows
         self._pool = None  # graphs never run at once: one piece of memory serves them all
 
@@ -52,7 +54,7 @@ class DecodeGraphs:
             self._replays[rows]()
         else:
             step = self._step(rows)
-            step()  # now, and compiles whatever has to be
+            self._warm_up(step)
             self._replays[rows] = self._record(step)
         return self.logits[: batch.num_decodes]
 
@@ -85,14 +87,29 @@ class DecodeGraphs:
         token_ids, positions, slot_mapping, context_lens = self._fields[:, :rows]
         batch = Batch(
             token_ids, positions, slot_mapping, self._tables[:rows], context_lens,
-            query_start=torch.arange(rows + 1, device=self._fields.device), num_decodes=rows,
+            query_start=self._query_start[: rows + 1], num_decodes=rows,
             context_lens_host=None, query_start_host=None,  # a graph cannot ask the host
         )  # fmt: skip
         return lambda: self.compute(batch, self.logits[:rows])
 
+    def _warm_up(self, step: Callable[[], None]) -> None:
+        """Run the step itself, on the stream to record on: what has to be compiled and set up
+        there is, before anything is recorded."""
+        if self._stream is None:
+            return step()
+        now = torch.cuda.current_stream()
+        self._stream.wait_stream(now)
+        with torch.cuda.stream(self._stream):
+            step()
+        now.wait_stream(self._stream)
+
     def _record(self, step: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # thread_local: what another library's thread does meanwhile is none of the recording's.
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+        )
+        with torch.inference_mode(False), recording, torch.inference_mode():
             step()
         self._pool = graph.pool()
         return graph.replay

@@ -154,7 +154,7 @@ class Transformer:
         )  # (P, 2, D)
         self.project, self.mix = project, mix
         if device.type == "cuda":  # one kernel for what stands between two matrix products
-            self.project, self.mix = (torch.compile(f, dynamic=True) for f in (project, mix))
+            self.project, self.mix = compiled(project), compiled(mix)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -197,6 +197,20 @@ def mix(layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
     x = x + layer.out(attended.flatten(1))
     gate, up = layer.gate_up(layer.norm_2(x)).chunk(2, -1)  # (T, intermediate) each
     return x + layer.down(F.silu(gate) * up)
+
+
+def compiled(part: Callable) -> Callable:
+    """`project` or `mix`, compiled: once for one token and once for any number of tokens, the
+    first dimension of every tensor; all other sizes are constants."""
+    run = torch.compile(part)
+
+    def call(layer: Layer, *rest):
+        for value in rest:
+            if isinstance(value, torch.Tensor):
+                torch._dynamo.maybe_mark_dynamic(value, 0)
+        return run(layer, *rest)
+
+    return call
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

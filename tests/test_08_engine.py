@@ -7,6 +7,7 @@ device reads them so is for tests/gpu.
 
 import random
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from helpers import NaiveBackend, greedy_tokens, make_model, run_ahead, small, with_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
@@ -21,6 +23,7 @@ from minikv import Engine, SamplingParams
 from minikv.ahead import TokenRelay
 from minikv.batch import Batch
 from minikv.graphs import DecodeGraphs
+from minikv.model import compiled, mix, project
 
 
 class Replays(DecodeGraphs):
@@ -293,3 +296,21 @@ def test_a_launch_reads_nothing_back(llama):
         engine._append(launched, launched.token_ids())
     with pytest.raises(AssertionError, match="waits"), NoWaiting():
         torch.ones(3)[torch.tensor([True, False, True])].sum().item()
+
+
+# ── Compiled ──────────────────────────────────────────────────────────────────
+
+
+def test_a_layer_is_compiled_for_one_token_and_for_any_number(monkeypatch):
+    """Two parts, twice each: for all layers and all lengths, that of the hidden size too."""
+    lm = minikv.load("tinypy", dtype=torch.bfloat16)
+    ids = [token % 99 for token in range(lm.config.hidden_size)]
+    lengths = [12, 5, 1, 2, len(ids), 1, 33]
+    expected = [lm.logits(ids[:n]) for n in lengths]
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
+    lm.transformer.project, lm.transformer.mix = compiled(project), compiled(mix)
+    for n, logits in zip(lengths, expected, strict=True):
+        torch.testing.assert_close(lm.logits(ids[:n]), logits)
+    assert counter.frame_count == 4

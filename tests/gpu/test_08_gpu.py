@@ -84,7 +84,7 @@ def capture(function):
 
 
 def test_a_captured_decode_step_replays_with_other_contents():
-    # Captured with contexts of one token; then they grow until they are split.
+    # The replays have other lengths than the recording: some are split, some are empty.
     paged = Paged([3000, 40, 900], kv_heads=4, group=4, head_dim=64, block_size=16)
     out, scratch = torch.empty_like(paged.q), make_scratch(16, 4, 64, paged.q.device)
     k, v = torch.randn(2, 3, 4, 64, device="cuda")
