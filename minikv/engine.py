@@ -283,9 +283,10 @@ class Engine:
         ready, rows = self._commit(plan)
         token_ids = self._sample(logits, ready, rows)
         self._computed += sum(plan.num_tokens)
-        places = [len(sequence.token_ids) for sequence in ready]
+        places = []
         for row, sequence in enumerate(ready):
-            sequence.num_computed = len(sequence.token_ids)
+            places.append(len(sequence.token_ids))
+            sequence.num_computed = places[-1]
             sequence.token_ids.append(-1 - row)  # until it is known
         self._model_seconds += perf_counter() - started
         return Launched(ready, places, token_ids)
@@ -382,12 +383,13 @@ class Engine:
         token_ids = self.sampler(logits, params, draws)
         if self.relay is not None:
             return self.relay.send(token_ids)
-        return torch.as_tensor(token_ids).tolist
+        return token_ids.tolist if isinstance(token_ids, torch.Tensor) else lambda: token_ids
 
     def _append(self, launched: Launched, token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its token, let go of those that are finished."""
-        size = self.config.block_size
+        size, shares = self.config.block_size, self.cache is not None
         moved: dict[Request, None] = {}  # once each, in order
+        num_known = 0
         for sequence, place, token_id in zip(
             launched.ready, launched.places, token_ids, strict=True
         ):
@@ -396,8 +398,10 @@ class Engine:
             request = sequence.request
             moved[request] = None
             sequence.token_ids[place] = token_id
-            full, before = sequence.num_computed // size, (place - 1) // size  # blocks
-            if full > before and sequence.table is not None:
+            num_known += 1
+            # A block more is full than before this step, and it was not taken away meanwhile.
+            filled = shares and sequence.num_computed // size > (place - 1) // size
+            if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
             if token_id in request.stop_ids or (
                 request.longest_stop > 0 and self._hits_stop_string(sequence)
@@ -405,7 +409,7 @@ class Engine:
                 self._finish(sequence, "stop")
             elif place + 1 == request.max_length:
                 self._finish(sequence, "length")
-            self._generated += 1
+        self._generated += num_known
         return [RequestOutput(request, self.lm.decode) for request in moved]
 
     def _hits_stop_string(self, sequence: Sequence) -> bool:

@@ -69,7 +69,11 @@ class RequestOutput:
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
         # Sequences only ever grow, so their lengths now are enough.
-        self._counts = [sequence.num_output for sequence in request.sequences]
+        num_prompt = len(request.prompt_ids)
+        self._counts = [
+            len(s.token_ids) - num_prompt if s.token_ids[-1] >= 0 else s.num_output
+            for s in request.sequences
+        ]
 
     @property
     def request_id(self) -> int:

@@ -78,8 +78,9 @@ class Sequence:
     def num_output(self) -> int:
         """New tokens whose ids are known. On a GPU the newest may still be on their way: they
         stand in `token_ids` as negative numbers (`minikv.ahead`)."""
-        count = len(self.token_ids)
-        while self.token_ids[count - 1] < 0:
+        tokens = self.token_ids
+        count = len(tokens)
+        while tokens[count - 1] < 0:
             count -= 1
         return count - len(self.request.prompt_ids)
 
