@@ -23,6 +23,7 @@ from test_08_paged_attention import DTYPES, TOLERANCE, Paged
 import minikv
 from kernels import settings
 from kernels.cache_write import write_cache
+from kernels.clock import CudaClock
 from kernels.paged_decode import make_scratch, paged_decode
 from kernels.paged_prefill import paged_prefill
 from minikv import Engine, SamplingParams
@@ -68,19 +69,7 @@ def test_tuned_settings(key):
     paged.assert_equal(run(setting=settings.TUNED[key]))
 
 
-def capture(function):
-    """A CUDA graph of `function`, which is run a few times first, so that nothing is compiled
-    while the graph is captured."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph
+CAPTURED = CudaClock("tests/gpu").captured
 
 
 def test_a_captured_decode_step_replays_with_other_contents():
@@ -94,13 +83,13 @@ def test_a_captured_decode_step_replays_with_other_contents():
         write_cache(k, v, paged.kv, slots)
         paged_decode(paged.q, paged.kv, paged.tables, paged.lens, out=out, scratch=scratch)
 
-    graph, dense = capture(step), paged.dense
+    replay, dense = CAPTURED(step), paged.dense
     for lens in ([1, 1, 1], [500, 0, 899], [3000, 40, 900], [17, 3, 64]):
         paged.lens.copy_(torch.tensor(lens))
         paged.dense = [tokens[:n] for tokens, n in zip(dense, lens, strict=True)]
         paged.q.copy_(torch.randn_like(paged.q))
         out.fill_(float("nan"))
-        graph.replay()
+        replay()
         paged.assert_equal(out)
 
     # Sequence 0 gets another second block, and the replay writes its 17th token there.
@@ -108,7 +97,7 @@ def test_a_captured_decode_step_replays_with_other_contents():
     free = next(block for block in range(len(paged.kv)) if block not in used)
     paged.tables[0, 1] = free
     slots[0] = free * 16
-    graph.replay()
+    replay()
     paged.dense[0] = torch.cat([dense[0][:16], torch.stack([k[0], v[0]])[None]])
     paged.assert_equal(out)
 
@@ -121,12 +110,12 @@ def test_a_captured_prefill_replays_with_other_chunks():
     kv = torch.cat([first.kv, second.kv])
     q, lens, start = first.q.clone(), first.lens.clone(), first.start.clone()
     out = torch.empty_like(q)
-    graph = capture(lambda: paged_prefill(q, kv, tables, lens, start, out=out))
+    replay = CAPTURED(lambda: paged_prefill(q, kv, tables, lens, start, out=out))
     for paged, offset in ((first, 0), (second, len(first.kv)), (first, 0)):
         tables[:, : paged.tables.shape[1]] = paged.tables + offset
         for mine, theirs in ((q, paged.q), (lens, paged.lens), (start, paged.start)):
             mine.copy_(theirs)
-        graph.replay()
+        replay()
         torch.testing.assert_close(out, paged.expected(), **TOLERANCE[q.dtype])
 
 
