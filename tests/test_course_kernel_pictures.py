@@ -154,6 +154,7 @@ def test_the_grid():
     assert "Program 2: elements 8 to 9; 2 masked." in picture.alt
     words = words_in(picture.figure)
     assert words.count("yes") == 10 and words.count("no") == 2
+    assert words.count("-1") == 2  # memory that nobody writes to, as in the notebook
     assert "mask" not in pictures.grid_picture(8, 4).alt
 
 
@@ -166,7 +167,20 @@ def test_a_row_a_program(launches):
     first = split.programs[0]
     assert " ".join(map(str, split.blocks(first, 0))) in words
     assert sum(word.startswith("A, KV head") for word in words) == 4 + 2 + 10
+    for axes in ("sequence, query head", "sequence, KV head", "KV head, split of the batch"):
+        assert f"left: program_id 0, 1 = {axes}" in words
     assert "20 turns" in pictures.launches_picture(launches[:1]).alt
+
+
+def test_a_tile_of_one_block_is_a_turn_of_one_block():
+    launch = Launch.by_head(*batch(LENS), tile=16)
+    assert launch.num_turns == len(launch.tables[0]) == 40
+    for program in launch.programs:
+        for turn in range(launch.turns(program)):
+            assert launch.blocks(program, turn) == [launch.tables[program.sequence][turn]]
+    words = words_in(pictures.launches_picture([launch]).figure)
+    cells = [word for word in words if word == str(launch.tables[1][0])]
+    assert len(cells) >= 4  # 40 columns: the blocks are still named
 
 
 def test_the_player_moves(launches):
@@ -188,6 +202,9 @@ def test_how_many_programs():
     assert "1 × 131,072 tokens: 8 programs, or 520 when split; 132" in picture.alt
     [axes] = picture.figure.axes
     assert axes.get_xlabel() and axes.get_ylabel()
+    levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() != "-"]
+    assert levels[-2:] == [132, 4 * 132] and "at most 528 programs" in picture.alt
+    assert axes.get_ylim()[1] > 4 * 132
 
 
 def test_the_tiles_of_a_chunk_cover_what_is_visible():
@@ -216,3 +233,9 @@ def test_the_roof():
     [legend] = picture.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
     assert names == ["here (measured here)", "there (data sheet, not measured)"]
+    [axes] = picture.figure.axes
+    bottom, top = axes.get_ylim()
+    assert roof.attainable(0.5) / 1e9 / bottom < 4  # no decades without a roof in them
+    assert all(bottom < tick < top for tick in axes.get_yticks())
+    for text in axes.texts:
+        assert bottom < text.get_position()[1] < top

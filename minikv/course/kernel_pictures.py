@@ -53,6 +53,7 @@ class Launch:
     """The programs of one decode launch, in the order of the grid."""
 
     way: str  # in words
+    axes: str  # what a program's numbers on axes 0 and 1 stand for
     programs: tuple[Program, ...]
     tables: tuple[tuple[int, ...], ...]  # physical blocks of each sequence
     num_blocks: int  # of the pool
@@ -74,7 +75,8 @@ class Launch:
             for row, n in enumerate(lens.tolist())
             for head in range(num_heads)
         ]
-        return cls._of("a program a query head", programs, kv, tables, lens, tile)
+        way = "a program a query head"
+        return cls._of(way, "sequence, query head", programs, kv, tables, lens, tile)
 
     @classmethod
     def grouped(cls, q, kv, tables, lens, tile: int) -> "Launch":
@@ -84,7 +86,8 @@ class Launch:
             for row, n in enumerate(lens.tolist())
             for kv_head in range(kv.shape[3])
         ]
-        return cls._of("a program a KV head", programs, kv, tables, lens, tile)
+        way = "a program a KV head"
+        return cls._of(way, "sequence, KV head", programs, kv, tables, lens, tile)
 
     @classmethod
     def split(cls, q, kv, tables, lens, tile: int, rows: int, min_split: int) -> "Launch":
@@ -104,15 +107,17 @@ class Launch:
             for kv_head in range(kv.shape[3])
             for item, (row, start, end) in enumerate(items)
         ]
-        return cls._of("long contexts split", programs, kv, tables, lens, tile)
+        way = "long contexts split"
+        return cls._of(way, "KV head, split of the batch", programs, kv, tables, lens, tile)
 
     @classmethod
-    def _of(cls, way, programs, kv, tables, lens, tile) -> "Launch":
+    def _of(cls, way, axes, programs, kv, tables, lens, tile) -> "Launch":
         num_blocks, block_size, _, num_kv_heads, head_dim = kv.shape
         rows = zip(tables.tolist(), lens.tolist(), strict=True)
         held = tuple(tuple(row[: -(-n // block_size)]) for row, n in rows)
         token = 2 * head_dim * kv.itemsize
-        return cls(way, tuple(programs), held, num_blocks, block_size, num_kv_heads, tile, token)
+        programs = tuple(programs)
+        return cls(way, axes, programs, held, num_blocks, block_size, num_kv_heads, tile, token)
 
     def turns(self, program: Program) -> int:
         """How many tiles it reads, one after the other."""
@@ -207,7 +212,10 @@ def watch(kv: torch.Tensor) -> Iterator[Loads]:
 
 
 def grid_picture(size: int, tile: int) -> style.Picture:
-    """Programs over `size` elements, `tile` each: what is whose, and what the mask leaves out."""
+    """Programs over `size` elements, `tile` each: what is whose, and what the mask leaves out.
+
+    Each program writes its number into memory that held -1.
+    """
     programs = -(-size // tile)
     figure, axes = canvas(2.3)
     step = min(0.5, (style.WIDTH - 1.5) / (programs * tile + 0.4 * programs))
@@ -239,7 +247,7 @@ def grid_picture(size: int, tile: int) -> style.Picture:
                           facecolor=color if ours else style.PAPER, linewidth=0.8,
                           linestyle="-" if ours else ":")
             )  # fmt: skip
-            axes.text(x, 1.96, str(program) if ours else "–", fontsize=9, ha="center",
+            axes.text(x, 1.96, str(program) if ours else "-1", fontsize=9, ha="center",
                       va="center", color=style.ink_on(color) if ours else style.INK)  # fmt: skip
     alt = f"{title}. " + " ".join(
         f"Program {p}: elements {p * tile} to {min((p + 1) * tile, size) - 1}"
@@ -273,8 +281,8 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
             f"at work {launch.at_work:.0%} of them, {launch.num_bytes / 1000:,.0f} kB read"
         )
         axes.text(0.1, y + 0.13, words[-1], fontsize=9.5, va="center", color=style.INK)
-        axes.text(style.WIDTH - 0.1, y + 0.13, "left: program_id of axes 0 and 1", fontsize=7.5,
-                  ha="right", va="center", color=style.FAINT)  # fmt: skip
+        axes.text(style.WIDTH - 0.1, y + 0.13, f"left: program_id 0, 1 = {launch.axes}",
+                  fontsize=7, ha="right", va="center", color=style.FAINT)  # fmt: skip
         y += 0.28
         for program in launch.programs:
             _draw_row(axes, launch, program, y, wide, most)
@@ -455,14 +463,17 @@ def programs_picture(
         axes.plot(lens, whole, f"{mark}--", color=color, markerfacecolor=style.PAPER,
                   label=f"{what}, not split")  # fmt: skip
     axes.axhline(sms, color=style.INK, linestyle=":", label=f"{sms} multiprocessors")
+    axes.axhline(per_sm * sms, color=style.FAINT, linestyle=(0, (1, 3)),
+                 label=f"{per_sm} programs on each: {per_sm * sms}")  # fmt: skip
     axes.set(xscale="log", yscale="log")
     axes.set_xticks(lens, labels=[f"{n // 1024}K" if n >= 1024 else str(n) for n in lens])
     axes.set_yticks([2**i for i in range(3, 11)], labels=[f"{2**i:,}" for i in range(3, 11)])
-    axes.set_ylim(num_kv_heads * first / 1.4, 1.4 * max(map(max, split.values())))
+    axes.set_ylim(num_kv_heads * first / 1.4, 1.4 * max(per_sm * sms, *map(max, split.values())))
     axes.minorticks_off()
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     words = "; ".join(f"{batch} split: {counts}" for batch, counts in split.items())
-    return style.Picture(figure, f"Programs over the context. {title}. By batch: {words}.")
+    most = f"Splits add up to at most {per_sm * sms} programs, {per_sm} on each"
+    return style.Picture(figure, f"Programs over the context. {title}. {most}. By batch: {words}.")
 
 
 # ── The tiles of a chunk ──────────────────────────────────────────────────────
@@ -588,7 +599,7 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
     title = f"{_capital(first)}: {work[first]:.0f} operations a byte; {own} bends at "
     title += f"{roofs[own].bend:.0f}"
     figure, axes = style.new_axes(
-        title, "operations a byte of memory traffic", "operations a second (10⁹)", height=4.6
+        title, "operations a byte of memory traffic", "GFLOP/s: 10⁹ operations a second", height=4.6
     )
     ends = [0.5, 4096.0]
     colors = (style.PALETTE[0], style.PALETTE[3], style.PALETTE[5], style.PALETTE[1])
@@ -602,15 +613,18 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
             axes.plot([intensity], [roof.attainable(intensity) / 1e9], "o", color=color,
                       markersize=5)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends)
-    low = min(roof.attainable(ends[0]) for roof in roofs.values()) / 1e9
-    high = max(roof.rate for roof in roofs.values()) / 1e9
-    axes.set_ylim(low / 2000, 3 * high)  # below the roofs: room for the names
-    axes.set_yticks([10.0**i for i in range(-3, 9) if low / 10 < 10.0**i < 3 * high])
+    bottom = min(roof.attainable(ends[0]) for roof in roofs.values()) / 3e9
+    top = 3 * max(roof.rate for roof in roofs.values()) / 1e9
+    axes.set_ylim(bottom, top)
+    axes.set_yticks([10.0**i for i in range(-3, 9) if bottom < 10.0**i < top])
     axes.minorticks_off()
     for name, intensity in work.items():
         axes.axvline(intensity, color=style.FAINT, linewidth=0.6, linestyle=":", zorder=0)
-        axes.text(intensity, low / 1500, f" {name}", rotation=90, fontsize=8, ha="right",
-                  va="bottom", color=style.INK)  # fmt: skip
+        marks = [roof.attainable(intensity) / 1e9 for roof in roofs.values()]
+        over = top / max(marks) > min(marks) / bottom  # where there is more room for the name
+        axes.text(intensity, max(marks) * 1.5 if over else min(marks) / 1.5, f"{name} ",
+                  rotation=90, fontsize=8, ha="right", va="bottom" if over else "top",
+                  color=style.INK)  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)

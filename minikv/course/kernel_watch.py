@@ -17,7 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ import torch
 from triton.runtime import interpreter
 
 from minikv.course.checking import Wrong
+from minikv.course.trial import COMPILE_LIMIT
 
 GUARD = 1 << 16  # bytes on either side of an array: a wrong address there is the array's own
 COMPILER = Path(__file__).with_name("kernel_compiler.py")
@@ -78,6 +79,9 @@ class Watch:
         self.backwards = backwards
         self.launches: list[Launch] = []
         self.reads: Counter[str] = Counter()  # elements by the argument's name, all launches
+        self.stores = 0  # how often a program has stored, all launches
+        self.looked_up: dict[str, set[int]] = defaultdict(set)  # of whole numbers: which elements
+        self.writers: dict[str, np.ndarray] = {}  # programs, by element, of the latest launch
         self.races: list[str] = []
         self.unwritten: list[str] = []
         self.undefined: list[str] = []
@@ -140,6 +144,7 @@ class Watch:
             with np.errstate(all="ignore"):  # a GPU says nothing of inf and NaN either
                 return original(kernel, grid=grid, warmup=warmup, **moved)
         finally:
+            self.writers = {array.name: array.writers for array in self._arrays}
             for array in self._arrays:
                 if (array.writers >= 0).any():
                     array.tensor.copy_(array.inner)
@@ -151,6 +156,8 @@ class Watch:
     def _load(self, original, builder, ptrs, mask, other, *rest):
         for array, elements in self._touched(ptrs, mask, "reads"):
             self.reads[array.name] += len(elements)
+            if not array.tensor.is_floating_point():
+                self.looked_up[array.name].update(elements.tolist())
             _, written = self._fresh.get(array.tensor.data_ptr(), (None, None))
             if written is not None and not written[elements].all():
                 element = int(elements[~written[elements]][0])
@@ -166,6 +173,7 @@ class Watch:
         return original(builder, ptrs, mask, other, *rest)
 
     def _store(self, original, builder, ptrs, value, mask, *rest):
+        self.stores += 1
         for array, elements in self._touched(ptrs, mask, "writes"):
             self._note(array, elements)
         return original(builder, ptrs, value, mask, *rest)
@@ -182,10 +190,11 @@ class Watch:
                 found.append((array, inside))
                 left -= len(inside)
         if left:
-            self._outside(addresses, does, masked=not mask.data.all())
+            why = LETS_THROUGH if not mask.data.all() else UNMASKED[does]
+            self._outside(addresses, does, ALONE if ptrs.data.size == 1 else why)
         return found
 
-    def _outside(self, addresses: np.ndarray, does: str, masked: bool) -> None:
+    def _outside(self, addresses: np.ndarray, does: str, why: tuple[str, str]) -> None:
         program = shown_program(interpreter.interpreter_builder.grid_idx, self.launches[-1].grid)
         name = self.launches[-1].kernel.__name__
         for address in addresses.tolist():
@@ -204,7 +213,7 @@ class Watch:
                 raise Wrong(
                     f"{name}, {program} {does} element {near[0].element(address)} of "
                     f"`{near[0].name}`, which has {near[0].size}",
-                    *(LETS_THROUGH if masked else UNMASKED[does]),
+                    *why,
                 )
 
     def _note(self, array: Array, elements: np.ndarray) -> None:
@@ -235,6 +244,11 @@ UNMASKED = {
         "which elements of this tile exist? Is every `tl.store` masked by that?",
     ),
 }
+ALONE = (  # a single number, and no tile
+    "a loop runs too far, as past a sequence's last block, or nothing masks what does not exist; "
+    "or an offset is wrong",
+    "how often does the loop run, and does the last round exist?",
+)
 LETS_THROUGH = (
     "the mask lets through what does not exist (< or <=?), or an offset is wrong",
     "the last element that the mask lets through, worked out by hand",
@@ -277,10 +291,14 @@ def compiled(file: str, launches: list[Launch]) -> list[dict]:
         try:
             done = subprocess.run(
                 [sys.executable, "-P", str(COMPILER), str(copy), json.dumps(jobs)],
-                capture_output=True, text=True, env=environment, timeout=60,
+                capture_output=True, text=True, env=environment, timeout=COMPILE_LIMIT,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return []
+            raise Wrong(
+                f"the compiler was not done after {COMPILE_LIMIT:g} s",
+                "it needs a second or two: this machine is busy with something else",
+                "nothing in your code: try again",
+            ) from None
     return json.loads(done.stdout) if done.returncode == 0 else []
 
 

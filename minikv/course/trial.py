@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -29,12 +30,15 @@ from minikv.course.report import Line, Report
 from minikv.course.skeletons import definitions, targets
 
 TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
+COMPILE_LIMIT = 60.0  # seconds for a GPU's compiler, on top
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
 MEMORY_LIMIT = 4 << 30  # bytes that the child may take
 FIRST_OF_ENGINE = "04"  # the chapter from which on the parts are the engine's
 DECODES = (("08.5", "decode_split"), ("08.4", "decode_packed"), ("08.3", "decode"))
 MODEL_RUN = "tinypy on your part"
+COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
+KEPT_LINES = 20  # of them
 
 
 # ── In this process ───────────────────────────────────────────────────────────
@@ -333,7 +337,8 @@ def _in_child(
         listener = threading.Thread(target=listen, daemon=True)
         listener.start()
         try:
-            status = child.wait(START_LIMIT + 2 * limit)  # it ends itself before that
+            # It ends itself before that.
+            status = child.wait(START_LIMIT + COMPILE_LIMIT + 3 * limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -348,6 +353,11 @@ def _in_child(
             found = [json.loads(line) for line in lines if line.endswith("}")]
         stack = hung.read_text(encoding="utf-8") if hung.exists() else ""
         printed = kept.decode("utf-8", "replace")
+        lines = printed.splitlines()
+        if len(lines) > KEPT_LINES:
+            printed = "\n".join(
+                [*lines[:KEPT_LINES], f"… and {len(lines) - KEPT_LINES} more lines"]
+            )
         if dropped[0]:
             printed += f"\n… and {dropped[0]:,} more bytes"
         if any("end" in message for message in found):
@@ -393,12 +403,18 @@ def _child(arguments: list[str]) -> None:
             file.write(json.dumps(message) + "\n")
             if message.get("start") == MODEL_RUN:  # with a time of its own
                 faulthandler.dump_traceback_later(float(limit), exit=True, file=hung)
+            if message.get("start") == COMPILES:
+                longer = float(limit) + COMPILE_LIMIT
+                faulthandler.dump_traceback_later(longer, exit=True, file=hung)
 
         import torch
 
         import minikv.course.checking as checking
 
         torch.set_num_threads(1)
+        # A GPU says nothing of log(0) either.
+        interpreter = r"triton\.runtime\.interpreter"
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module=interpreter)
         own = {id_ for id_ in ids.split(",") if id_}
         checking.tinypy()
         _import_checks(what, own)

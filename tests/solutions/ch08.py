@@ -307,6 +307,38 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
 '''},
             says="the interpreter is Python, and runs what no GPU can",
         ),
+        Rewrite(
+            "leaves all to program 0",
+            {"add_kernel": '''
+@triton.jit
+def add_kernel(x, y, out, size, TILE: tl.constexpr):
+    if tl.program_id(0) == 0:
+        for start in range(0, size, TILE):
+            element = start + tl.arange(0, TILE)
+            mask = element < size
+            total = tl.load(x + element, mask=mask) + tl.load(y + element, mask=mask)
+            tl.store(out + element, total, mask=mask)
+'''},
+            says="one program does the work of all",
+        ),
+        Rewrite(
+            "goes through its tile number by number",
+            {"add_kernel": '''
+@triton.jit
+def add_kernel(x, y, out, size, TILE: tl.constexpr):
+    start = tl.program_id(0) * TILE
+    for i in range(start, tl.minimum(start + TILE, size)):
+        tl.store(out + i, tl.load(x + i) + tl.load(y + i))
+'''},
+            says="a tile is done one element after the other",
+        ),
+        Edit(
+            "leaves a print in",
+            {"add_kernel": (
+                ("    total = tl.load", "    print(element)\n    total = tl.load"),
+            )},
+            says="a print is left in: take it out",
+        ),
     ),
     "08.2": (
         *of("attend_kernel"),
@@ -366,6 +398,39 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
     tl.store(out + column, acc / total)
 '''},
             says="K or V is read more than once",
+        ),
+        Edit(
+            "lets one too many through",
+            {"attend_kernel": (("held = key < context", "held = key <= context"),)},
+            says="the mask lets through what does not exist (< or <=?)",
+        ),
+        Edit(
+            "takes powers of two, of scores as they are",
+            {"attend_kernel": (
+                ("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),
+                ("tl.exp(scores - new_top)", "tl.exp2(scores - new_top)"),
+            )},
+            says="but the scores were not multiplied by log2(e)",
+        ),
+        Edit(
+            "takes the factor as a power of two",
+            {"attend_kernel": (("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),)},
+            says="the factor is a power of two, and the weights are powers of e",
+        ),
+        Edit(
+            "takes the weights as powers of two",
+            {"attend_kernel": (("tl.exp(scores - new_top)", "tl.exp2(scores - new_top)"),)},
+            says="the weights are powers of two, and the factor is one of e",
+        ),
+        Edit(
+            "counts keys by TILE",
+            {"attend_kernel": (("key[:, None] * HEAD_DIM", "key[:, None] * TILE"),)},
+            says="key j is sought at j * TILE, and begins at j * HEAD_DIM",
+        ),
+        Edit(
+            "never updates top",
+            {"attend_kernel": (("        top = new_top\n", ""),)},
+            says="or `top` is never updated",
         ),
     ),
     "08.3": (
@@ -454,6 +519,30 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                  " acc / total)\n"),
             )},
             says="two programs write one element: on a GPU either may come last",
+        ),
+        Edit(
+            "runs one block too far",
+            {"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),)},
+            says="the loop runs one block too far (cdiv, not // + 1",
+        ),
+        Edit(
+            "runs through the whole table",
+            {"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
+            says="of block table 0 is read, and",
+        ),
+        Edit(
+            "forgets that a slot has K and V",
+            {"decode_kernel": (("* (2 * KV_HEADS) + kv_head", "* KV_HEADS + kv_head"),)},
+            says="2 * KV_HEADS rows: the 2 is missing",
+        ),
+        Edit(
+            "looks for V behind all K of a block",
+            {"decode_kernel": (
+                ("(block * BLOCK_SIZE + offset) * (2 * KV_HEADS)",
+                 "(block * 2 * BLOCK_SIZE + offset) * KV_HEADS"),
+                ("place + KV_HEADS * HEAD_DIM", "place + BLOCK_SIZE * KV_HEADS * HEAD_DIM"),
+            )},
+            says="V is sought behind all K of a block",
         ),
     ),
     "08.4": (
@@ -559,6 +648,22 @@ def packed_kernel(
 '''},
             says="K and V are read again for each query head of a group",
         ),
+        Edit(
+            "runs one block too far",
+            {"packed_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),)},
+            says="the loop runs one block too far (cdiv, not // + 1",
+        ),
+        Edit(
+            "runs through the whole table",
+            {"packed_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
+            says="of block table 0 is read, and",
+        ),
+        Edit(
+            "takes a KV head for a group of them",
+            {"packed_kernel": ((" * (2 * KV_HEADS) + kv_head",
+                                " * (2 * KV_HEADS) + kv_head * GROUP"),)},
+            says="only in q and out are there GROUP rows for each",
+        ),
     ),
     "08.5": (
         Edit(
@@ -636,6 +741,27 @@ def packed_kernel(
                  '    found = tl.where(tl.arange(0, SPLITS) == 0, found, -float("inf"))'),
             )},
             says="only the first split counts",
+        ),
+        Edit(
+            "runs one block too far",
+            {"split_kernel": (("tl.minimum(split * share + share, blocks)",
+                               "tl.minimum(split * share + share, context // BLOCK_SIZE + 1)"),)},
+            says="the loop runs one block too far (cdiv, not // + 1",
+        ),
+        Edit(
+            "splits in powers of two",
+            {"split_kernel": (
+                ('"ieee") * scale\n', '"ieee") * scale * 1.4426950408889634\n'),
+                ("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),
+                ("tl.exp(scores - new_top[:, None])", "tl.exp2(scores - new_top[:, None])"),
+                ("tl.log(some)", "tl.log2(some)"),
+            )},
+            says="split and join use different bases: powers of two there",
+        ),
+        Edit(
+            "joins in powers of two",
+            {"join_kernel": (("tl.exp(found", "tl.exp2(found"),)},
+            says="split and join use different bases: powers of e there",
         ),
     ),
     "08.6": (
@@ -718,6 +844,14 @@ def packed_kernel(
             "leaves old lengths behind",
             {"CapturedDecode.replay": (("    self.context_lens[num_seqs:] = 1\n", ""),)},
             says="context lengths of the rows that no sequence uses",
+        ),
+        Edit(
+            "decodes anew, without the recording",
+            {"CapturedDecode.replay": (
+                ("    self.graph()\n", ""),
+                ("self.out[:num_seqs]", "decode(q, self.graph.args[1], block_tables, context_lens)"),
+            )},
+            says="the recording was played 0 times, expected 1",
         ),
     ),
 }  # fmt: skip

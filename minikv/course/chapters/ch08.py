@@ -265,8 +265,8 @@ say: a program that has nothing to do and returns at once leaves that for the jo
         Exercise(
             id="08.6",
             title="Right on this machine",
-            minutes=25,
-            difficulty=3,
+            minutes=20,
+            difficulty=2,
             kind="debug",
             matters="Both pieces pass the tests that most people would write. One waits for a GPU "
             "that runs programs in another order, the other for a sequence to open a new block.",

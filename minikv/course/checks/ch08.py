@@ -3,6 +3,7 @@
 All run in Triton's interpreter, under a `Watch` that looks at every address.
 """
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from minikv.course.block_by_block import DecodesTogether
 from minikv.course.checking import Suspect, Wrong, check, close, equal, runs_model
 from minikv.course.checks.ch04 import attention_with_a_mistake
 from minikv.course.kernel_watch import Watch, compiled
+from minikv.course.trial import COMPILES
 
 # ── Under the watch ───────────────────────────────────────────────────────────
 
@@ -28,9 +30,11 @@ def same(
     *suspects: Suspect,
     backwards: bool = False,
     nan: tuple[str, str] | None = None,
+    case: "Case | None" = None,
 ) -> Watch:
     """Raise Wrong unless the call's result is `expected`, and nothing else was touched.
 
+    `case`: whose block tables are read.
     `nan`: the cause if there is NaN in what was written, and where to look.
     """
     with Watch(backwards) as seen:
@@ -51,7 +55,7 @@ def same(
                 "no program stores there",
                 "which programs are there, and what does each of them store?",
             ) from None
-        complain(seen, what)
+        complain(seen, what, case)
         if seen.undefined and found.isnan().any():
             raise Wrong(
                 f"{what}: NaN",
@@ -62,12 +66,22 @@ def same(
         if nan and not found.isfinite().all():
             raise Wrong(f"{what}: NaN or infinite values", *nan) from None
         raise
-    complain(seen, what)
+    complain(seen, what, case)
     return seen
 
 
-def complain(seen: Watch, what: str) -> None:
+def complain(seen: Watch, what: str, case: "Case | None" = None) -> None:
     """Raise Wrong for what may still come out right here, and not on a GPU."""
+    for element in sorted(seen.looked_up["block_tables"]) if case else []:
+        row, i = divmod(element, case.tables.shape[1])
+        if i >= -(-case.lens[row] // case.block_size):
+            raise Wrong(
+                f"{what}: entry {i} of block table {row} is read, and {case.lens[row]} tokens have "
+                f"{number(-(-case.lens[row] // case.block_size), 'block')}",
+                "the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not `width`): "
+                "what the table has there is somebody's block, or none",
+                "how many blocks has this context? A tile of several block ids needs a mask",
+            )
     if seen.unwritten:
         raise Wrong(
             f"{what}: {seen.unwritten[0]}",
@@ -89,6 +103,13 @@ def compiles(mine, call: Callable) -> list[dict]:
         call()
     results = compiled(mine.__file__, seen.launches)
     for result in results:
+        if "is not string" in result.get("error", ""):
+            raise Wrong(
+                f"{Path(mine.__file__).name}, line {result['line']}, in {result['kernel']}: "
+                f"{result['error']}",
+                "a print is left in: take it out",
+                "the line that is named here",
+            )
         if "error" in result:
             raise Wrong(
                 f"{Path(mine.__file__).name}, line {result['line']}, in {result['kernel']}: "
@@ -104,9 +125,6 @@ def compiles(mine, call: Callable) -> list[dict]:
 def number(count: int, thing: str) -> str:
     """ "1 head", "2 heads"."""
     return f"{count} {thing}{'s' * (count != 1)}"
-
-
-COMPILES = "a GPU's compiler takes it, too"
 
 
 # ── 08.1 A tile for each program ──────────────────────────────────────────────
@@ -146,7 +164,25 @@ def check_add(mine, size: int, tile: int) -> None:
             ),
         ]
     what = f"{number(size, 'element')}, tiles of {tile}"
-    same(lambda: mine.add(x.clone(), y.clone(), tile), right, what, *suspects)
+    seen = same(lambda: mine.add(x.clone(), y.clone(), tile), right, what, *suspects)
+    writers = torch.from_numpy(seen.writers["out"])
+    if (writers != place // tile).any():
+        one = int((writers != place // tile).nonzero()[0])
+        raise Wrong(
+            f"{what}: element {one} is written by program {int(writers[one])}, expected program "
+            f"{one // tile}",
+            "one program does the work of all"
+            if len(writers.unique()) == 1
+            else "the programs share the elements out in another way than by tiles",
+            "program p does the TILE elements from p * TILE on, and no others",
+        )
+    if seen.stores > -(-size // tile):
+        raise Wrong(
+            f"{what}: {seen.stores} stores, expected one for each of "
+            f"{number(-(-size // tile), 'program')}",
+            "a tile is done one element after the other",
+            "`tl.arange` makes one line do the whole tile",
+        )
 
 
 @check("08.1", "one full tile", look="`tl.load(x + element)`, and a store to `out + element`")
@@ -292,6 +328,18 @@ class Case:
             flat = self.kv.reshape(-1, self.dim)
             place = slots[:, None] * (2 * self.kv_heads) + torch.arange(self.heads)
             k, v = flat[place], flat[place + self.kv_heads]
+        if mistake in ("group for KV head", "no factor 2", "K before V"):
+            flat, kv_head = self.kv.reshape(-1, self.dim), torch.arange(self.heads) // self.group
+            block, offset = slots // self.block_size, slots % self.block_size
+            place, behind = slots[:, None] * (2 * self.kv_heads), self.kv_heads
+            if mistake == "group for KV head":
+                kv_head = kv_head * self.group
+            if mistake == "no factor 2":
+                place = slots[:, None] * self.kv_heads
+            if mistake == "K before V":
+                place = (block * 2 * self.block_size + offset)[:, None] * self.kv_heads
+                behind *= self.block_size
+            k, v = flat[place + kv_head], flat[place + kv_head + behind]
         if mistake == "V beside K":
             flat, kv_head = self.kv.reshape(-1, self.dim), torch.arange(self.heads) // self.group
             v = flat[slots[:, None] * (2 * self.kv_heads) + kv_head + 1]
@@ -304,7 +352,24 @@ class Case:
             tiles = padded.view(-1, self.dim, self.heads, self.dim)
             scores = torch.einsum("hd,bdhl->hbl", q, tiles).flatten(1)[:, : len(k)]
             scores = scores * self.dim**-0.5
+        if mistake == "base 2":
+            scores = scores * math.log(2)
+        if mistake in ("factor in base 2", "weights in base 2"):
+            return self._mixed(scores, v, mistake)
         return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
+
+    def _mixed(self, scores: torch.Tensor, v: torch.Tensor, mistake: str) -> torch.Tensor:
+        """A running softmax in two bases at once: scores (H, L), v (L, H, D)."""
+        factor, weight = (torch.exp2, torch.exp)[:: 1 if mistake.startswith("factor") else -1]
+        top, total, acc = torch.full((self.heads,), -torch.inf), 0.0, 0.0
+        parts = scores.split(self.block_size, 1), v.split(self.block_size)
+        for some, values in zip(*parts, strict=True):
+            new_top = torch.maximum(top, some.amax(1))
+            shrink, weights = factor(top - new_top), weight(some - new_top[:, None])
+            total = total * shrink + weights.sum(1)
+            acc = acc * shrink[:, None] + torch.einsum("hl,lhd->hd", weights, values)
+            top = new_top
+        return acc / total[:, None]
 
     def suspects(self, *names: str) -> list[Suspect]:
         return [Suspect(partial(self.by_mistake, name), *MISTAKES[name]) for name in names]
@@ -342,7 +407,8 @@ MISTAKES = {  # (cause, where to look)
         "a tile with larger scores has to count for more than another",
     ),
     "last block only": (
-        "each tile overwrites what the tiles before it gave: only the last one counts",
+        "each tile overwrites what the tiles before it gave: only the last one counts; or `top` is "
+        "never updated",
         "what has to be carried from one tile to the next?",
     ),
     "no table": (
@@ -381,6 +447,30 @@ MISTAKES = {  # (cause, where to look)
         "a block's number is taken for a slot's: block b begins at slot b * BLOCK_SIZE",
         "how many slots lie before block 7?",
     ),
+    "no factor 2": (
+        "a slot has K and V of every KV head, so 2 * KV_HEADS rows: the 2 is missing",
+        "(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between two slots?",
+    ),
+    "K before V": (
+        "V is sought behind all K of a block, but each slot has its K and its V side by side",
+        "(num_blocks, BLOCK_SIZE, 2, …): what comes first, the slot or K and V?",
+    ),
+    "group for KV head": (
+        "in `kv` a KV head is one row: only in q and out are there GROUP rows for each",
+        "how far is it from one KV head of a token to the next?",
+    ),
+    "base 2": (
+        "counts in powers of two, but the scores were not multiplied by log2(e)",
+        "2^(x log2(e)) is e^x",
+    ),
+    "factor in base 2": (
+        "the factor is a power of two, and the weights are powers of e",
+        "`exp` and `exp2`: one of them, everywhere",
+    ),
+    "weights in base 2": (
+        "the weights are powers of two, and the factor is one of e",
+        "`exp` and `exp2`: one of them, everywhere",
+    ),
     "not transposed": (
         "the keys have to be transposed: a score sums over head_dim, not over tokens",
         "the shapes: (ROWS, D) times (D, BLOCK_SIZE)",
@@ -393,15 +483,17 @@ MISTAKES = {  # (cause, where to look)
 OF_SOFTMAX = (
     "output not rescaled", "sum not rescaled", "nothing rescaled", "wrong sign", "swapped",
     "last token", "no partial block", "no scale", "score of 0", "not divided", "mean of blocks",
-    "last block only",
+    "last block only", "base 2", "factor in base 2", "weights in base 2",
 )  # fmt: skip
 OF_TABLES = (
-    "no table", "unfilled slots", "interleaved groups", "first table", "first length",
-    "first KV head", "query head for KV head", "physical mask", "block for slot",
-    "V beside K",
+    "block for slot", "no table", "unfilled slots", "interleaved groups", "first table",
+    "first length", "first KV head", "query head for KV head", "physical mask", "V beside K",
+    "no factor 2", "K before V", "group for KV head",
 )  # fmt: skip
 OF_PLACES = (
     "query head for KV head", "physical mask", "block for slot", "V beside K", "not transposed",
+    "no factor 2", "K before V", "group for KV head", "base 2", "factor in base 2",
+    "weights in base 2",
 )  # fmt: skip
 NAN = (
     "inf * 0 or -inf - -inf: is the factor e^(old - new)? Does a tile count in which nothing is "
@@ -409,7 +501,8 @@ NAN = (
     "the factor at the first tile, when the largest score so far is -inf",
 )
 LOUD_SCORES = {
-    "300": "exp of a large number overflows: it is taken before the largest score is subtracted",
+    "300": "exp of a large number overflows: it is taken before the largest score is subtracted, "
+    "or the factor is e^(new - old)",
     "-300": "the largest score is taken to be 0 at least, so that every weight is 0, and 0 / 0",
     "300, after the first tile -300": "the maximum is that of the new tile alone, so that "
     "e^(old - new) overflows",
@@ -441,6 +534,13 @@ def check_attend(mine, length: int, dim: int, tile: int, extra=None, nan=NAN, na
     call = partial(mine.attend, case.q[0, 0].clone(), k.contiguous(), v.contiguous(), tile)
     suspects = case.suspects(*OF_SOFTMAX)
     suspects = [Suspect(partial(_first, s.value), s.cause, s.look) for s in suspects]
+    suspects.append(
+        Suspect(
+            partial(_tile_for_dim, case.q[0, 0], k, v, tile),
+            "key j is sought at j * TILE, and begins at j * HEAD_DIM",
+            "k is (context, HEAD_DIM): how many numbers lie between two keys?",
+        )
+    )
     what = f"{number(length, 'token')}, tiles of {tile}, head_dim {dim}{name}"
     return same(call, case.expected[0, 0], what, *suspects, nan=nan)
 
@@ -448,6 +548,14 @@ def check_attend(mine, length: int, dim: int, tile: int, extra=None, nan=NAN, na
 def _first(value: Callable) -> torch.Tensor | None:
     found = value()
     return None if found is None else found[0, 0]
+
+
+def _tile_for_dim(q, k, v, tile: int) -> torch.Tensor | None:
+    place = torch.arange(len(k))[:, None] * tile + torch.arange(len(q))
+    if place.max() >= k.numel():
+        return None
+    k, v = k.flatten()[place], v.flatten()[place]
+    return (k @ q * len(q) ** -0.5).softmax(0) @ v
 
 
 @check("08.2", "one full tile", look="scores, weights, the weighted sum of values, the division")
@@ -464,7 +572,7 @@ def _(mine):
 
 @check("08.2", "a last tile that is not full", look="which keys of the last tile exist?")
 def _(mine):
-    for length, dim, tile in ((11, 8, 4), (3, 8, 4), (1, 8, 4), (9, 16, 8), (17, 8, 16)):
+    for length, dim, tile in ((10, 8, 4), (3, 8, 4), (1, 8, 4), (9, 16, 8), (17, 8, 16)):
         check_attend(mine, length, dim, tile)
 
 
@@ -506,7 +614,8 @@ def check_decode(function: Callable, case: Case, name: str = "", nan=NAN) -> Wat
     if case.block_size == case.dim:
         suspects += case.suspects("not transposed")
     arguments = [argument.clone() for argument in case.arguments]
-    return same(lambda: function(*arguments), case.expected, case.what + name, *suspects, nan=nan)
+    what, call = case.what + name, partial(function, *arguments)
+    return same(call, case.expected, what, *suspects, nan=nan, case=case)
 
 
 READS_GARBAGE = (
@@ -523,7 +632,8 @@ def _(mine):
 @check("08.3", "one sequence, several blocks", look="what is loaded before the keys?")
 def _(mine):
     for length, block_size in ((12, 4), (11, 4), (5, 1), (19, 16)):
-        check_decode(mine.decode, Case([length], block_size, heads=1, kv_heads=1))
+        # Not loud, or the loudest slot alone decides, whichever way it was come by.
+        check_decode(mine.decode, Case([length], block_size, 1, 1, fill=2.0))
 
 
 @check("08.3", "several heads", look="which KV head does query head 1 read?")
@@ -542,7 +652,7 @@ def _(mine):
 @check("08.3", "whatever lies in slots without a token", look="the masks of the loads")
 def _(mine):
     for fill in (1000.0, torch.nan):
-        check_decode(mine.decode, Case([6, 3], fill=fill), f", other slots {fill:g}", READS_GARBAGE)
+        check_decode(mine.decode, Case([6, 5], fill=fill), f", other slots {fill:g}", READS_GARBAGE)
 
 
 @check("08.3", "scores far above and far below 0", look="what is subtracted from a score")
@@ -593,7 +703,7 @@ def _(mine):
 @check("08.4", "whatever lies in slots without a token", look="the masks of the loads")
 def _(mine):
     for fill in (1000.0, torch.nan):
-        case = Case([21, 3], 16, fill=fill)
+        case = Case([21, 19], 16, fill=fill)
         check_decode(mine.decode_packed, case, f", other slots {fill:g}", READS_GARBAGE)
 
 
@@ -640,8 +750,8 @@ def check_products(results: list[dict]) -> None:
         if result["dots"] < 2:
             raise Wrong(
                 f"{result['kernel']} has {result['dots']} `tl.dot`, expected 2",
-                "a product is a sum over a tile of three dimensions: right, but no work for tensor "
-                "cores",
+                "a product is a sum, over a tile of three dimensions or for a head at a time: "
+                "right, but no work for tensor cores",
                 "scores = queries times keys, transposed; acc += weights times values",
             )
         if result["tf32"]:
@@ -649,7 +759,7 @@ def check_products(results: list[dict]) -> None:
                 f"{result['kernel']}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
                 "by default `tl.dot` keeps 10 of the 23 bits behind the point; the interpreter "
                 "does not show it",
-                'input_precision="ieee", in both products',
+                'input_precision="ieee", in both products; "tf32x3" rounds, too',
             )
 
 
@@ -683,6 +793,10 @@ def lost(case: Case, splits: int, which: str) -> torch.Tensor | None:
             rows.append(outs.mean(0))
         elif which == "by the largest score":
             rows.append((outs * tops.softmax(0)[..., None]).sum(0))
+        elif which == "join in base e":
+            rows.append((outs * (lses / math.log(2)).softmax(0)[..., None]).sum(0))
+        elif which == "join in base 2":
+            rows.append((outs * (lses * math.log(2)).softmax(0)[..., None]).sum(0))
         elif which == "by the sums":
             rows.append((outs * (lses - tops).softmax(0)[..., None]).sum(0))
         elif which == "first split":
@@ -726,6 +840,14 @@ JOINED = {  # in this order: 3 blocks in 2 splits do not tell the first from "fi
         "top",
         "lse is top + log(total)",
     ),
+    "join in base e": (
+        "split and join use different bases: powers of two there, of e here",
+        "log2(total) goes with exp2, log(total) with exp",
+    ),
+    "join in base 2": (
+        "split and join use different bases: powers of e there, of two here",
+        "log2(total) goes with exp2, log(total) with exp",
+    ),
     "first split": ("only the first split counts", "how many numbers of lse are loaded?"),
     "not divided": (
         "the joined output is not divided by the sum of the weights",
@@ -744,7 +866,7 @@ def check_split(mine, case: Case, splits: int, name: str = "", nan=EMPTY) -> Wat
     what = f"{case.what}, {number(splits, 'split')}{name}"
     arguments = [argument.clone() for argument in case.arguments]
     call = partial(mine.decode_split, *arguments, splits=splits)
-    return same(call, case.expected, what, *suspects, nan=nan)
+    return same(call, case.expected, what, *suspects, nan=nan, case=case)
 
 
 @check("08.5", "one split: nothing to join", look="what is stored for a split, and where")
@@ -768,6 +890,7 @@ def _(mine):
 def _(mine):
     check_split(mine, Case([69], 16, 2, 1), 4)  # 2, 2, 1 and no block
     check_split(mine, Case([5], 16, 2, 1), 8)
+    check_split(mine, Case([64], 16, 2, 1), 8)  # split 4 begins where the context ends
 
 
 @check("08.5", "sequences of very different lengths", look="each has splits of its own size")
@@ -881,12 +1004,27 @@ def _(mine):
         complain(check_gather(mine, lens, block_size), f"packing {lens}, blocks of {block_size}")
 
 
+class Recording:
+    """A captured step's recording; counts how often it is played."""
+
+    def __init__(self, graph: Callable):
+        self.graph, self.played = graph, 0
+
+    def __call__(self) -> None:
+        self.played += 1
+        self.graph()
+
+    def __getattr__(self, name: str):
+        return getattr(self.graph, name)
+
+
 class Steps:
     """A CapturedDecode of the reader's, and the sequences that it decodes for."""
 
     def __init__(self, mine, lens: list[int], seed: int = 8):
         self.case = case = Case([16] * 6, 4, 2, 1, 8, seed=seed)  # 24 blocks of 4, all filled
         self.decode = mine.CapturedDecode(case.kv, 2, max_seqs=4, max_blocks=6)
+        self.decode.graph = self.recording = Recording(self.decode.graph)
         self.free = case.tables[:, :4].flatten().tolist()
         self.lens = list(lens)
         self.tables = [[self.free.pop() for _ in range(-(-n // 4))] for n in lens]
@@ -916,6 +1054,7 @@ class Steps:
         suspects = [
             Suspect(partial(self._with_old, inputs, names), *why) for names, why in STALE.items()
         ]
+        before = self.recording.played
         found = self.decode.replay(*(value.clone() for value in inputs))
         held = (self.decode.q, self.decode.block_tables, self.decode.context_lens)
         known = {suspect.cause for suspect in suspects}
@@ -932,6 +1071,13 @@ class Steps:
             if wrong.cause not in known:
                 raise Wrong(wrong.what) from None
             raise
+        if self.recording.played != before + 1:
+            raise Wrong(
+                f"{what}: the recording was played {self.recording.played - before} times, "
+                "expected 1",
+                "the step does not come from the recording, or more often than once",
+                "`self.graph()` is the step: what does `replay` call besides it?",
+            )
         self.before = inputs
 
     def _right(self, q, tables, lens) -> torch.Tensor:
@@ -1037,7 +1183,11 @@ def generate(lm: minikv.LanguageModel, attend_all: Callable) -> str:
     for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
         expected = lm.generate_naively(prompt, NEW_TOKENS)
         if list(output.token_ids) != expected:
-            raise AssertionError(f"{list(output.token_ids)}, the oracle: {expected}")
+            raise Wrong(
+                f"{list(output.token_ids)}, the oracle: {expected}",
+                "something that no check has: other lengths, other tables, slots with old tokens",
+                f"your kernel on contexts of {len(prompt)} tokens and more, in blocks of 16",
+            )
     lengths = " and ".join(str(len(prompt)) for prompt in prompts)
     return f"{lengths} prompt tokens, {NEW_TOKENS} new ones each, same tokens as the oracle"
 
@@ -1081,14 +1231,15 @@ runs_model("08.5")(partial(run_decodes, "decode_split", by_splits))
 @runs_model("08.6")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """tinypy on a captured step for each layer."""
-    steps, replays = {}, 0
+    steps = {}
 
     def replay(q, kv, block_tables, context_lens):
-        nonlocal replays
-        replays += 1
         if kv.data_ptr() not in steps:  # a layer's
-            steps[kv.data_ptr()] = mine.CapturedDecode(kv, q.shape[1], max_seqs=2, max_blocks=4)
+            step = mine.CapturedDecode(kv, q.shape[1], max_seqs=2, max_blocks=4)
+            step.graph = Recording(step.graph)
+            steps[kv.data_ptr()] = step
         return steps[kv.data_ptr()].replay(q, block_tables, context_lens).clone()
 
     said = generate(lm, replay)
-    return f"{said}: {len(steps)} recordings, one a layer, played {replays} times."
+    played = sum(step.graph.played for step in steps.values())
+    return f"{said}: {len(steps)} recordings, one a layer, played {played} times."
