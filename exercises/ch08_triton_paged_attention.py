@@ -50,8 +50,9 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
 
     q, out: (HEAD_DIM,). k, v: (context, HEAD_DIM), contiguous, so key j begins at j * HEAD_DIM.
     From tile to tile three things are carried: the largest score so far, the sum of
-    exp(score - top), and the sum of exp(score - top) v. Keys from `context` on do not exist:
-    they are not read, and have a weight of 0.
+    exp(score - top), and the sum of exp(score - top) v. Powers of 2 do as well, if the scores
+    are multiplied by log2(e). Keys from `context` on do not exist: they are not read, and have a
+    weight of 0.
     """
     raise NotImplementedError("Exercise 08.2: attend_kernel")
 
@@ -149,7 +150,7 @@ def split_kernel(
 
     partial: (S, KV_HEADS * GROUP, SPLITS, HEAD_DIM), the output over this split's tokens alone.
     lse: (S, KV_HEADS * GROUP, SPLITS), the logarithm of the sum of exp(score) over them. Every
-    split writes both, an empty one 0 and -inf.
+    split writes both, an empty one 0 and -inf, or so little that it weighs nothing.
     """
     raise NotImplementedError("Exercise 08.5: split_kernel")
 

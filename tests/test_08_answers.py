@@ -2,12 +2,14 @@
 
 import importlib.util
 import inspect
+import itertools
 import os
 import subprocess
 import sys
 
 import pytest
 import torch
+from four_ways import right
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
@@ -18,10 +20,11 @@ from hypothesis import strategies as st
 import minikv
 from kernels.mode import INTERPRETED
 from minikv import naive_attention
-from minikv.course import together
+from minikv.course import kernel_watch, together, trial
 from minikv.course.answers import ch08
 from minikv.course.checking import Wrong
-from minikv.course.exercise import chapter_of
+from minikv.course.checks import ch08 as checks
+from minikv.course.exercise import chapter_of, find
 from minikv.course.kernel_watch import Watch, compiled
 from minikv.course.skeletons import broken, skeleton
 
@@ -192,6 +195,29 @@ def test_the_watch_sees_what_a_gpu_would_not_say():
     assert "element 0 of `out` is written by program (0, 0) and by program (0, 1)" in seen.races[0]
     assert torch.equal(out, x + y) and seen.launches[0].grid == (3, 2)
     assert seen.reads == {"x": 20, "y": 20}
+    assert seen.stores == 6 and seen.writers["out"].tolist() == [1] * 4 + [3] * 4 + [5] * 2
+    with Watch() as seen:
+        ch08.decode(*batch([5, 40]))
+    assert seen.looked_up == {"block_tables": {0, 3, 4, 5}, "context_lens": {0, 1}}
+
+
+@watched
+def test_a_number_of_its_own_is_not_called_a_tile():
+    q, kv, tables, lens = batch([16])
+    with pytest.raises(Exception) as caught, Watch():
+        ch08.decode(q, kv, tables, lens + 1)  # a second block, of a table of one
+    assert isinstance(caught.value.__cause__, Wrong)
+    assert "a loop runs too far" in caught.value.__cause__.cause
+
+
+@watched
+def test_a_compiler_that_is_not_done_is_no_endless_loop(monkeypatch):
+    monkeypatch.setattr(kernel_watch, "COMPILE_LIMIT", 0.01)
+    with Watch() as seen:
+        CALLS["add"]()
+    with pytest.raises(Wrong, match="the compiler was not done") as caught:
+        compiled(inspect.getsourcefile(ch08), seen.launches)
+    assert "busy" in caught.value.cause and "try again" in caught.value.look
 
 
 @watched
@@ -216,6 +242,64 @@ def test_the_broken_pieces_run_and_hide_it():
     with Watch(backwards=True) as seen:
         assert not torch.equal(pieces.gather(kv, tables, lens), right)
     assert seen.races
+
+
+@watched
+@pytest.mark.parametrize(
+    "case",
+    [
+        checks.Case([12], 4, 1, 1, fill=checks.QUIET),
+        checks.Case([11], 4, 1, 1, fill=checks.QUIET),
+        checks.Case([37], 16, 2, 2, 32, fill=checks.QUIET),
+        checks.Case([37], 16, fill=checks.QUIET),
+        checks.Case([7], heads=4),
+        checks.Case([7, 6, 5]),
+    ],
+    ids=lambda case: case.what,
+)
+def test_no_two_mistakes_are_taken_for_each_other(case):
+    found = {name: case.by_mistake(name) for name in checks.OF_TABLES + checks.OF_SOFTMAX}
+    seen = {
+        name: value
+        for name, value in found.items()
+        if value is not None and not torch.allclose(value, case.expected, atol=1e-3)
+    }
+    assert len(seen) > 15
+    for one, other in itertools.combinations(seen, 2):
+        assert not torch.allclose(seen[one], seen[other], atol=1e-3), (one, other)
+
+
+@watched
+def test_a_right_solution_prints_nothing_and_many_lines_are_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    exercise = find("08.5")
+    file = tmp_path / chapter_of("08.5").file_name
+    file.write_text(right(exercise))
+    report = trial.run(exercise)
+    assert report.passed and not report.printed, report.text()
+    file.write_text(right(exercise) + "\nprint(*range(100), sep='\\n')\n")
+    printed = trial.run(exercise).printed.splitlines()
+    assert len(printed) == trial.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
+
+
+@watched
+def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "20")
+    exercise = find("08.1")
+    slow = "\n\nquick = add\n\n\ndef add(x, y, *tile):\n    if not tile:  # for the compiler\n"
+    slow += "        import time\n\n        time.sleep(21)\n    return quick(x, y, *tile)\n"
+    (tmp_path / chapter_of("08.1").file_name).write_text(right(exercise) + slow)
+    report = trial.run(exercise)
+    assert report.passed and report.seconds > 20, report.text()
+
+
+@watched
+def test_other_tokens_than_the_oracles_are_said_with_a_place_to_look(tinypy):
+    with pytest.raises(Wrong, match="the oracle") as caught:
+        checks.generate(tinypy.lm, lambda q, *others: torch.zeros_like(q))
+    assert caught.value.cause and "tokens and more, in blocks of 16" in caught.value.look
 
 
 @watched

@@ -72,6 +72,8 @@ class Watch:
     `races` says where two programs of one launch have written the same element, and `unwritten`
     where a kernel has read what nobody has written. NaN, meanwhile, is what torch.empty gives, and
     what a masked load without `other` has in the places that it masks: `undefined` names those.
+    `looked_up` has the elements that were read of whole numbers, as of a block table, and `writers`
+    the program that wrote each element in the latest launch.
     With `backwards` the programs of a launch run from the last to the first.
     """
 

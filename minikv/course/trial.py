@@ -38,7 +38,7 @@ DECODES = (("08.5", "decode_split"), ("08.4", "decode_packed"), ("08.3", "decode
 MODEL_RUN = "tinypy on your part"
 COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
-KEPT_LINES = 20  # of them
+KEPT_LINES = 12  # of them
 
 
 # ── In this process ───────────────────────────────────────────────────────────

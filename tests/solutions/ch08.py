@@ -544,6 +544,13 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             )},
             says="V is sought behind all K of a block",
         ),
+        Rewrite(
+            "has tiles of several blocks, and does not mask the table",
+            {"decode_kernel": DIFFERENT["08.3"]["decode_kernel"].replace(
+                "BLOCK_SIZE, mask=key < length, other=0)", "BLOCK_SIZE)"
+            )},
+            says="entry 1 of block table 0 is read, and 4 tokens have 1 block",
+        ),
     ),
     "08.4": (
         Edit(
@@ -849,7 +856,8 @@ def packed_kernel(
             "decodes anew, without the recording",
             {"CapturedDecode.replay": (
                 ("    self.graph()\n", ""),
-                ("self.out[:num_seqs]", "decode(q, self.graph.args[1], block_tables, context_lens)"),
+                ("self.out[:num_seqs]",
+                 "decode(q, self.graph.args[1], block_tables, context_lens)"),
             )},
             says="the recording was played 0 times, expected 1",
         ),
