@@ -49,7 +49,7 @@ def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
     on sm_89 and, it is assumed, on any other."""
     if kernel == "decode" and itemsize == 2:
         # 256 columns are 512 bytes of a token: what a warp loads at once. 32 tokens of K and V,
-        # twice, and three such programs on an SM of sm_90: 192 KiB under way.
+        # twice, and three such programs on an SM of sm_90: 192 KiB, half of it under way.
         return Setting(16, 32 if capability in (80, 90, 100) else 16, 4, 5, 256)
     if kernel == "decode":
         return Setting(16, max(16, min(64, 4096 // pad)), 4, 5)
