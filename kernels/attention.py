@@ -24,6 +24,8 @@ class TritonAttention:
     the device, so that a step can be captured in a CUDA graph.
     """
 
+    recordable = True  # in a CUDA graph: nothing that `bind` makes asks the host
+
     def __init__(self, config: ModelConfig, store: KVStore):
         """Raises ValueError for a store on a CPU where kernels are compiled, or a head dim
         over 256."""
@@ -37,8 +39,6 @@ class TritonAttention:
         self.scratch = make_scratch(
             config.num_heads, config.num_kv_heads, config.head_dim, store.blocks.device
         )
-
-    recordable = True  # in a CUDA graph: nothing that `bind` makes asks the host
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, all layers, one pair after the other.

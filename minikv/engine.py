@@ -107,8 +107,8 @@ class Engine:
         host = torch.device("cpu")
         self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
         self.attention = (attention or _backend(config.attention))(lm.config, self.store)
-        self.max_length = min(lm.config.max_context, config.num_blocks * config.block_size)
-        self._max_blocks = -(-self.max_length // config.block_size)  # of a sequence
+        most = min(lm.config.max_context, config.num_blocks * config.block_size)  # tokens
+        self._max_blocks = -(-most // config.block_size)  # of a sequence
         self._builder = BatchBuilder(config.max_num_seqs, self._max_blocks, config.block_size)
         on_gpu, index = lm.device.type == "cuda", lm.device.index
         if on_gpu and index not in (None, torch.cuda.current_device()):

@@ -344,13 +344,9 @@ def test_no_sequences():
     assert paged.prefill().shape == (0, 4, 16)
 
 
-@settings(max_examples=12)
-@given(data=st.data())
-def test_any_decode(data):
-    draw = data.draw
-    lens = draw(st.lists(st.integers(0, 200), min_size=1, max_size=4))
-    paged = Paged(
-        lens,
+def any_shape(draw) -> dict:
+    """What a `Paged` may be but for its lengths."""
+    return dict(
         kv_heads=draw(st.integers(1, 2)),
         group=draw(st.integers(1, 5)),
         head_dim=draw(st.integers(1, 40)),
@@ -358,6 +354,14 @@ def test_any_decode(data):
         dtype=draw(st.sampled_from(DTYPES)),
         seed=draw(st.integers(0, 9)),
     )
+
+
+@settings(max_examples=12)
+@given(data=st.data())
+def test_any_decode(data):
+    draw = data.draw
+    lens = draw(st.lists(st.integers(0, 200), min_size=1, max_size=4))
+    paged = Paged(lens, **any_shape(draw))
     window, rows = draw(st.none() | st.integers(1, 220)), draw(st.integers(1, 6))
     setting = SMALL._replace(columns=draw(st.sampled_from([0, 64])))
     paged.assert_equal(paged.decode(window, rows, setting), window)
@@ -401,16 +405,7 @@ def test_rows_of_no_sequence_are_left_alone():
 def test_any_prefill(data):
     draw = data.draw
     lens = draw(st.lists(st.integers(0, 60), min_size=1, max_size=4))
-    paged = Paged(
-        lens,
-        [draw(st.integers(0, n)) for n in lens],
-        kv_heads=draw(st.integers(1, 2)),
-        group=draw(st.integers(1, 5)),
-        head_dim=draw(st.integers(1, 40)),
-        block_size=draw(st.integers(1, 20)),
-        dtype=draw(st.sampled_from(DTYPES)),
-        seed=draw(st.integers(0, 9)),
-    )
+    paged = Paged(lens, [draw(st.integers(0, n)) for n in lens], **any_shape(draw))
     window = draw(st.none() | st.integers(1, 70))
     paged.assert_equal(paged.prefill(window), window)
 

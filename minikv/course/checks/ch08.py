@@ -726,16 +726,22 @@ def _(mine):
     check_loud(mine.decode_packed, 16)
 
 
+def check_read_once(seen: Watch, num_tokens: int, cause: str) -> None:
+    """Raise Wrong if more was read of `kv` than K and V of so many tokens, two KV heads of 16."""
+    once = num_tokens * 2 * 2 * 16
+    if seen.reads["kv"] > once:
+        raise Wrong(
+            f"{num_tokens} tokens, 2 KV heads, K and V of 16 numbers: {seen.reads['kv']:,} numbers "
+            f"are read from `kv`, expected {once:,}",
+            cause,
+        )
+
+
 @check("08.4", "K and V are read once for the whole group", look="what the loop loads, how often")
 def _(mine):
     seen = check_decode(mine.decode_packed, Case([37], 16, 8, 2))
-    once = 37 * 2 * 2 * 16
-    if seen.reads["kv"] > once:
-        raise Wrong(
-            f"37 tokens, 2 KV heads, K and V of 16 numbers: {seen.reads['kv']:,} numbers are read "
-            f"from `kv`, expected {once:,}",
-            "K and V are read again for each query head of a group, or beyond the context",
-        )
+    again = "K and V are read again for each query head of a group, or beyond the context"
+    check_read_once(seen, 37, again)
 
 
 @check("08.4", COMPILES)
@@ -912,13 +918,7 @@ def _(mine):
 @check("08.5", "each token is read once, by one split", look="where a split begins and ends")
 def _(mine):
     seen = check_split(mine, Case([69], 16, 4, 2), 4, nan=EMPTY)
-    once = 69 * 2 * 2 * 16
-    if seen.reads["kv"] > once:
-        raise Wrong(
-            f"69 tokens, 2 KV heads, K and V of 16 numbers: {seen.reads['kv']:,} numbers are read "
-            f"from `kv`, expected {once:,}",
-            "splits overlap, or a split reads what it does not count",
-        )
+    check_read_once(seen, 69, "splits overlap, or a split reads what it does not count")
 
 
 @check("08.5", COMPILES)
