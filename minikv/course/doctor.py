@@ -122,7 +122,7 @@ def check_triton() -> Result:
 
 def check_gpu() -> Result:
     if not torch.cuda.is_available():
-        return Result("skip", "no CUDA device: chapters 00-07 do not need one")
+        return Result("skip", "no CUDA device: no chapter needs one")
     properties = torch.cuda.get_device_properties(0)
     device = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
     error = _matmul_error("cuda")
