@@ -41,7 +41,6 @@ class DecodeGraphs:
         # What the graphs read: token ids, positions, slots, context lengths; block tables.
         self._fields = self._arrived.new_zeros(4, max_num_seqs)
         self._tables = self._arrived.new_zeros(max_num_seqs, max_blocks)
-        self._padding = torch.tensor([[0], [0], [-1], [0]])  # a column of the fields
         self._query_start = torch.arange(max_num_seqs + 1, device=logits.device)
         self._stream = torch.cuda.Stream() if pinned else None  # to record on
         self._replays: dict[int, Callable[[], None]] = {}  # by rows
@@ -74,7 +73,7 @@ class DecodeGraphs:
         end = rows * (4 + width)
         host, arrived = self._host[0][:end], self._arrived[:end]
         fields, tables = host[: 4 * rows].view(4, rows), host[4 * rows :].view(rows, width)
-        fields[:, n:] = self._padding
+        fields[:, n:] = torch.tensor([[0], [0], [-1], [0]])
         fields[0, :n], fields[1, :n] = batch.token_ids, batch.positions
         fields[2, :n], fields[3, :n] = batch.slot_mapping, batch.context_lens
         tables[:n] = batch.block_tables
