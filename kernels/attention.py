@@ -5,9 +5,9 @@ minikv.Engine(lm, config, attention=TritonAttention)
 
 import torch
 
+from kernels.arguments import check_runnable
 from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_cache
-from kernels.checks import check_runnable
 from kernels.paged_decode import make_scratch, paged_decode
 from kernels.paged_prefill import paged_prefill
 from minikv.batch import Batch
