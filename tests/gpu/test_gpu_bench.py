@@ -22,7 +22,7 @@ from kernels.mode import INTERPRETED
 from minikv.__main__ import main
 from minikv.course.bench import gpu, gpu_clock, gpu_goals, gpu_kernels, kernel_workloads, peers
 from minikv.course.bench.goals_table import goals_table
-from minikv.course.bench.harness import Race, Table
+from minikv.course.bench.harness import BenchTable, Race
 from minikv.course.bench.kernel_workloads import Case, Contiguous, Workload
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -470,7 +470,7 @@ def test_the_roofline_from_made_up_times(pair, small, monkeypatch):
     # A window of 2 steps that took 4 s and read K and V of 1,000 tokens.
     monkeypatch.setattr(gpu, "decode_windows", lambda *_: [gpu.Window(4.0, 16, 2, 1000)] * 3)
     monkeypatch.setattr(gpu.Copy, "rate", lambda self, clock: 1e6)
-    table = Table("gpu", 3)
+    table = BenchTable("gpu", 3)
     figures = gpu.decode_steps(lm, peer, MadeUpClock(), TINY_SIZES, 3, table)
     weights = sum(tensor.nbytes for tensor in peer.state_dict().values())
     weights -= peer.lm_head.weight.nbytes  # the embedding once more
@@ -491,7 +491,7 @@ def test_whole_calls_from_made_up_times(pair, small, monkeypatch):
 
     monkeypatch.setattr(gpu, "race", race)
     monkeypatch.setattr(gpu, "_fastest", fastest)
-    table = Table("gpu", 3)
+    table = BenchTable("gpu", 3)
     figures = gpu.whole_calls(*pair, TINY_SIZES, 3, table)
     assert figures == {"generate": [6.0] * 3, "generate_batch": [11.0] * 3}
     rows = {row["what"]: row for row in table.rows}

@@ -23,7 +23,7 @@ from minikv.course.bench.gpu_clock import (
     random_values,
     where,
 )
-from minikv.course.bench.harness import Goal, Spread, Table, bar
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
 
 COMMAND = gpu_goals.COMMANDS["kernels"]
 BATCHES = (16, 24, 32, 48, 64)
@@ -132,10 +132,10 @@ def figures(cases: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, lis
     }
 
 
-def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) -> Table:
+def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) -> BenchTable:
     """What every case took."""
     copy, product = Spread(found["copy"]), Spread(found["product"])
-    table = Table("kernels: milliseconds of a launch", repeats)
+    table = BenchTable("kernels: milliseconds of a launch", repeats)
     table.notes.append(
         f"copy {_scaled(copy, 1e-9)} GB/s, product {_scaled(product, 1e-12)} TFLOP/s"
     )
@@ -151,12 +151,12 @@ def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) ->
     return table
 
 
-def verdict(found: Mapping[str, list[float]], repeats: int) -> Table:
-    table = Table("goals", repeats)
+def verdict(found: Mapping[str, list[float]], repeats: int) -> BenchTable:
+    table = BenchTable("goals", repeats)
     for name, values in found.items():
         goal = gpu_goals.GOALS[name]
         table.add({"what": goal.text, "figure": Spread(values)},
-                  Goal("figure", goal.sign, goal.bound))  # fmt: skip
+                  Aim("figure", goal.sign, goal.bound))  # fmt: skip
     return table
 
 
@@ -164,7 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None of its own."""
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     """The goals, each with what was reached. Raises ValueError where there is no CUDA GPU."""
     gpu_goals.require_rounds(args.repeats)
     clock = CudaClock(COMMAND)

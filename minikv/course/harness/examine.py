@@ -220,7 +220,7 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
     if isinstance(error, Wrong):
         return Line(name, False, error.what, error.cause or cause, error.look or look)
     if isinstance(error, NotImplementedError) and "Exercise " in str(error):
-        return Line(name, False, f"not written yet: {error}", None, None)
+        return Line(name, False, f"not written yet: {error}", None, None, origin=str(error))
     what, origin = f"{type(error).__name__}: {error}".rstrip(": "), None
     frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
     own = [f for f in frames if is_readers(f.filename)]
@@ -250,8 +250,11 @@ def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
     if first.error is None:
         return Line(name, False, f"{first.story}: {first.what}", None, outcome.played.look), None
     line = _raised(name, first.error, None, outcome.played.look)
-    if not line.what.startswith("not written yet"):
-        line.what = f"{first.story}: {line.what}"
+    if line.what is not None and not line.what.startswith("not written yet"):
+        error, *where = line.what.splitlines()
+        _, expected, kind = first.what.rpartition(", expected ")
+        error += f"{expected}{kind}" if expected else ""
+        line.what = "\n".join([f"{first.story}: {error}", *where])
     return line, first.error
 
 

@@ -25,9 +25,10 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from io import StringIO
 from types import ModuleType
 from typing import Any
 
@@ -41,8 +42,9 @@ from minikv.course.harness.skeletons import skeleton
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
 # A mistake is named if it shares this much of what is wrong in the first line that fails, and
-# that much of what is wrong altogether: less, since a reader may have made two.
-ALIKE, ALIKE_IN_ALL = 0.5, 0.3
+# that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
+# the first line alone, and nearly all that it gets wrong is wrong here, too.
+ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
 
@@ -176,7 +178,7 @@ class Scenario:
     def symptoms_of(self, mistake: Mistake, group: Group, place: int) -> frozenset:
         """What is wrong with one program when this mistake is made."""
         try:
-            with _within(PLAY_LIMIT):
+            with _within(PLAY_LIMIT), redirect_stdout(StringIO()):
                 module = _module_with(self.exercise, mistake)
                 found = self.on(module, group.programs[place])
         except (_TooLong, Exception) as error:
@@ -201,16 +203,17 @@ def numbers(
     """A line for each number in the dictionary that the reader's `function` returns.
 
     looks: key -> (what the number is, where to look). A number that is off by at most a share
-    of `near` counts as the reference's, or as that of a known mistake.
+    of `near` counts as the reference's, or as that of a known mistake. The report does not say
+    the right number: these are predictions.
     """
 
     def answers(module: Any) -> Any:
         return getattr(module, function)()
 
     def play(mine: Any, key: str, log: Log) -> None:
-        found = log.call(f"{function}()", partial(answers, mine), see=False)
+        found = log.call("", partial(answers, mine), see=False)
         if not isinstance(found, Mapping) or key not in found:
-            log(f"{function}()", {f"has {key!r}:": False})
+            log(looks[key][0], {"result": Words(f"nothing, {key!r} is not among the keys")})
             return
         value = plain(found[key])
         known = [answers(reference_module(exercise))[key]]
@@ -219,10 +222,17 @@ def numbers(
                 known.append(answers(_module_with(exercise, mistake))[key])
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = next((one for one in known if abs(value - one) <= near * abs(one)), value)
-        log(looks[key][0], {"result": value})
+        right = "another number"
+        log(looks[key][0], {"result": Words(right if value == known[0] else shown(value))})
 
     groups = [Group(key, [key], look) for key, (_, look) in looks.items()]
     scenario(exercise, play, *groups)
+
+
+class Words(str):
+    """A text that is told without quotes."""
+
+    __repr__ = str.__str__
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,10 +333,13 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     wanted = expected[at] if at < len(expected) else None
     error = event.error
     if wanted is not None and wanted.error is not None and error is None:
-        what = f"no error, but {_value(event)}; expected {type(wanted.error).__name__}"
+        result = event.seen.get("result")
+        instead = f", but {shown(plain(result), 80)}" if result is not None else ""
+        what = f"no error{instead}; expected {type(wanted.error).__name__}"
     elif error is not None:
         what = f"{type(error).__name__} ({error})"
-        what += f", expected {type(wanted.error).__name__}" if wanted and wanted.error else ""
+        if wanted is not None and wanted.error is not None:
+            what += f", expected {type(wanted.error).__name__}"
     elif wanted is None:
         what = "it goes on, where nothing more should happen"
     else:
@@ -389,10 +402,6 @@ def _told(name: str, mine: Event, theirs: Event) -> str:
     return label + checking.differ(plain(found), plain(expected))
 
 
-def _value(event: Event) -> str:
-    return shown(plain(event.seen.get("result", "it goes on")), 80)
-
-
 def _digest(value: Any) -> str:
     """A text that is the same for values that are the same to rounding."""
     if isinstance(value, torch.Tensor):
@@ -427,7 +436,13 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
         alike = [mistake for mistake in known if _likeness(mistake, left[:1]) >= ALIKE]
         scores = {mistake: _likeness(mistake, left, outcomes) for mistake in alike}
         best = max(scores, key=scores.__getitem__, default=None)
-        if best is None or scores[best] < ALIKE_IN_ALL:
+        if best is None or not (
+            scores[best] >= ALIKE_IN_ALL
+            or (
+                _likeness(best, left[:1]) >= CONTAINED
+                and _likeness(best, left, outcomes, of_mistake=True) >= CONTAINED
+            )
+        ):
             left = left[1:]
             continue
         explained = [one for one in left if _likeness(best, [one]) >= ALIKE]
@@ -437,10 +452,13 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
 
 
 def _likeness(
-    mistake: Mistake, failed: Sequence[Outcome], outcomes: Sequence[Outcome] = ()
+    mistake: Mistake,
+    failed: Sequence[Outcome],
+    outcomes: Sequence[Outcome] = (),
+    of_mistake: bool = False,
 ) -> float:
-    """What reader and mistake have wrong in common, as a share of what either has wrong: in the
-    programs that `failed`, and in some of those in `outcomes` that did not."""
+    """What reader and mistake have wrong in common, as a share of what either has wrong, or of
+    what the mistake has: in programs that `failed`, and in some in `outcomes` that did not."""
     mine: set = set()
     theirs: set = set()
     for outcome in failed:
@@ -459,4 +477,5 @@ def _likeness(
             theirs |= {
                 (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)
             }
-    return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0
+    whole = theirs if of_mistake else mine | theirs
+    return len(mine & theirs) / len(whole) if whole else 0.0

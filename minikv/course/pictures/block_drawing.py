@@ -17,7 +17,7 @@ from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 
 from minikv.course.pictures import style
-from minikv.course.pictures.snapshot import Block, Snapshot
+from minikv.course.pictures.snapshot import SeenBlock, Snapshot
 from minikv.course.pictures.timeline import visible
 
 SLOT, FILM_SLOT = 0.24, 0.19  # a slot with room around it: alone, and in a film
@@ -332,7 +332,7 @@ class Panel:
         color = style.color(_number(name))
         self.pen.arrow([(self.x + x, self.y + y) for x, y in points], color, at.slot)
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: SeenBlock) -> None:
         at, pen = self.layout, self.pen
         x, y = at.block(self.places[block.id])
         left, middle = self.x + x, self.y + y

@@ -15,7 +15,7 @@ class SeenTable:
 
 
 @dataclass(frozen=True)
-class Block:
+class SeenBlock:
     """One physical block, as the pool and the tables have it. They may not agree."""
 
     id: int
@@ -54,7 +54,7 @@ class Snapshot:
         return max(0, min(self.block_size, self.tables[name].num_tokens - index * self.block_size))
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[SeenBlock, ...]:
         """Every physical block of the pool."""
         named: dict[int, list[tuple[str, int]]] = {}
         for name, table in self.tables.items():
@@ -62,7 +62,7 @@ class Snapshot:
                 named.setdefault(block_id, []).append((name, self.filled(name, index)))
         return tuple(self._block(id_, named.get(id_, [])) for id_ in range(len(self.ref_counts)))
 
-    def _block(self, block_id: int, named: list[tuple[str, int]]) -> Block:
+    def _block(self, block_id: int, named: list[tuple[str, int]]) -> SeenBlock:
         count = self.ref_counts[block_id]
         names = tuple(name for name, _ in named)
         slots = tuple(
@@ -83,7 +83,7 @@ class Snapshot:
             warning = f"free, yet in the table of {who}"
         elif names and not 0 <= count - len(names) <= (block_id in self.cached):
             warning = f"count {count}, but in {plural(len(names), 'table')} here: {who}"
-        return Block(block_id, count, names, slots, state, warning)
+        return SeenBlock(block_id, count, names, slots, state, warning)
 
     @cached_property
     def filled_slots(self) -> "Filled":
