@@ -26,7 +26,7 @@ def shares_over_lives(lengths, reserve):
 """
 
 # Where to look, if several mistakes are to be seen in one place.
-FACTORS = "the factors of 2 · layers · KV heads · head dim · bytes: which is missing, or too many?"
+FACTORS = "the factors of 2 · layers · KV heads · head dim · bytes: which is wrong?"
 HEADS = "whose heads do you multiply by: those of the queries, or those of K and V?"
 FORMAT = "what becomes of `bytes_per_number`?"
 LATENTS = "how many latents are there in a layer?"
@@ -63,9 +63,8 @@ def processes(key: str, number: int, cause: str, look: str, **others: int) -> Mi
     """A wrong answer to exercise 03.5, and wrong ones that go with it."""
     right = {"free": 8, "largest": 4, "pairs": 4, "triples": 9, "most": 12}
     answer = f"def five_processes():\n    return {right | {key: number} | others}\n"
-    return Mistake(
-        f"{key}: {number}{' …' * bool(others)}", cause, look, sources={"five_processes": answer}
-    )
+    name = f"{key}: {number}" + " …" * bool(others)
+    return Mistake(name, cause, look, sources={"five_processes": answer})
 
 
 MISTAKES = {
@@ -237,7 +236,7 @@ MISTAKES = {
             ("believes everything", ("<= 0.1", "<= 100"),
              "the verdict does not follow from claim and figure: within 10 % is right",
              "figure / CLAIMS[key].said"),
-            ("other words", ('"right" if abs', '"true" if abs', '0.1 else "wrong"', '0.1 else "false"'),
+            ("other words", ('"right" if abs', '"true" if abs', '1 else "wrong"', '1 else "false"'),
              "a verdict other than right and wrong", "the words in the docstring"),
             ("figures without verdicts", ("    return judged", "    return {k: v for k, (v, _) in "
              "judged.items()}"),
@@ -248,9 +247,6 @@ MISTAKES = {
              "a weight is taken for four bytes; bf16 has two", STEP),
             ("a round billion", ('2 * llama_parameters(CONFIGS["meta-llama/Llama-3.2-1B"])', "2e9"),
              "the weights are taken for a round billion; count them", "llama_parameters"),
-            ("K and V of a token", ("decode_ceiling(weights, BANDWIDTH)",
-             "decode_ceiling(weights, BANDWIDTH, 1, 32768)"),
-             "K and V are counted; asked is without", STEP),
             ("GB and GiB", ("decode_ceiling(weights, BANDWIDTH)",
              "decode_ceiling(weights, BANDWIDTH * 1e9 / 2**30)"),
              "GB and GiB are mixed", STEP),
@@ -286,7 +282,7 @@ MISTAKES = {
             ("takes what it can get", ("if final > reserved:", "if False:"),
              "nothing compares what is needed with what is reserved",
              "the first lines of `slots_at`"),
-            ("looks at the present only", ("if final > reserved:", "if prompt + step > reserved + 1:"),
+            ("looks at the present only", ("final > reserved:", "prompt + step > reserved + 1:"),
              "a request that will need more than is reserved is refused only once it does",
              "how many slots does it need in the end?"),
             ("wants one slot more", ("if final > reserved:", "if final >= reserved:"),

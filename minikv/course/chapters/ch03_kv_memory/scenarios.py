@@ -27,6 +27,7 @@ PROMPTS = (
     "import os\n\ndef fib(n):",
     "for i in range(",
 )
+LINES_ABOVE = "the lines above: which of them fails?"
 
 
 class Said(str):
@@ -65,213 +66,145 @@ def bytes_of_a_token(mine, program, log: Log) -> None:
     shape, *number = program
     text = (
         f"{several(shape.num_layers, 'layer')}, {several(shape.num_heads, 'query head')} on "
-        f"{shape.num_kv_heads}, head dim {shape.head_dim}"
+        f"{several(shape.num_kv_heads, 'KV head')}, head dim {shape.head_dim}"
     )
     text += f", latent dim {shape.latent_dim}" if shape.latent_dim else ""
-    text += f", {several(number[0], 'byte')} per number" if number else ", no format named"
+    text += f", {several(number[0], 'byte')} per number" if number else ", no number format named"
     log(text, {"result": whole(log.call(text, mine.kv_bytes_per_token, *program, see=False))})
 
 
 LATENTS = [Shape(3, 8, 8, 4, 10), Shape(3, 8, 2, 4, 10), Shape(5, 6, 1, 8, 7), Shape(1, 1, 1, 1, 1)]
 
 scenario(
-    "03.1",
-    bytes_of_a_token,
-    Group(
-        "grouped queries: keys and values, every layer, every KV head",
-        [(Shape(3, 10, 2, 7), 1), (Shape(5, 12, 4, 3), 1)],
-        look="the factors of 2 · layers · KV heads · head dim · bytes: which is missing, or too "
-        "many?",
-    ),
-    Group(
-        "many heads, and a single KV head",
-        [(Shape(2, 6, 6, 8), 1), (Shape(5, 6, 1, 8), 1), (Shape(1, 1, 1, 1), 1)],
-        look="whose heads do you multiply by: those of the queries, or those of K and V?",
-    ),
-    Group(
-        "the number format, fp16 if none is named",
-        [(Shape(3, 2, 2, 4), *number) for number in ((1,), (2,), (4,), (), (8,))],
-        look="what becomes of `bytes_per_number`?",
-    ),
-    Group(
-        "a latent is kept once a layer, for all heads",
-        [(shape, *number) for number in ((), (1,), (4,)) for shape in LATENTS],
-        look="the case `latent_dim` > 0",
-    ),
-    Group(
-        "models with published configs",
-        [
-            (Shape(40, 40, 40, 128),),  # OPT-13B
-            (Shape(16, 32, 8, 64),),  # Llama-3.2-1B
-            (Shape(28, 28, 4, 128),),  # Qwen2.5-7B
-            (Shape(61, 128, 128, 128, latent_dim=512 + 64),),  # DeepSeek-V3
-            (Shape(5, 4, 2, 64), 4),  # tinypy
-        ],
-        look="the lines above: which of them fails?",
-    ),
-    Group(
-        "any shape in any format",
-        [
-            (Shape(layers, group * kv_heads, kv_heads, dim, latent), *number)
-            for layers, kv_heads, group, dim, latent, number in product(
-                (1, 2, 7), (1, 2, 5), (1, 3), (1, 48), (0, 0, 9), ((1,), (4,), ())
-            )
-        ],
-        look="the lines above: which of them fails?",
-    ),
-)
+    "03.1", bytes_of_a_token,
+    Group("grouped queries: keys and values, every layer, every KV head",
+          [(Shape(3, 10, 2, 7), 1), (Shape(5, 12, 4, 3), 1)],
+          "the factors of 2 · layers · KV heads · head dim · bytes: which is wrong?"),
+    Group("many heads, and a single KV head",
+          [(Shape(2, 6, 6, 8), 1), (Shape(5, 6, 1, 8), 1), (Shape(1, 1, 1, 1), 1)],
+          "whose heads do you multiply by: those of the queries, or those of K and V?"),
+    Group("the number format, fp16 if none is named",
+          [(Shape(3, 2, 2, 4), *number) for number in ((1,), (2,), (4,), (), (8,))],
+          "what becomes of `bytes_per_number`?"),
+    Group("a latent is kept once a layer, for all heads",
+          [(shape, *number) for number in ((), (1,), (4,)) for shape in LATENTS],
+          "the case `latent_dim` > 0"),
+    Group("models with published configs: OPT-13B, Llama-3.2-1B, Qwen2.5-7B, DeepSeek-V3, tinypy",
+          [(Shape(40, 40, 40, 128),), (Shape(16, 32, 8, 64),), (Shape(28, 28, 4, 128),),
+           (Shape(61, 128, 128, 128, latent_dim=512 + 64),), (Shape(5, 4, 2, 64), 4)],
+          LINES_ABOVE),
+    Group("any shape in any format",
+          [(Shape(layers, group * kv_heads, kv_heads, dim, latent), *number)
+           for layers, kv_heads, group, dim, latent, number in product(
+               (1, 2, 7), (1, 2, 5), (1, 3), (1, 48), (0, 9), ((1,), (4,), ()))],
+          LINES_ABOVE),
+)  # fmt: skip
 
 
 # ── 03.2 A config, read wrongly ───────────────────────────────────────────────
 
 # A program is (name, config, further configs): the further ones are put into the same dict, one
-# after the other, and asked for again. Without a name the config itself is shown.
-TINYPY = json.loads((minikv.BUNDLED["tinypy"] / "config.json").read_text(encoding="utf-8"))
-OPT = CONFIGS["facebook/opt-13b"]
+# after the other, and read again. Without a name the config itself is shown.
 FIELDS = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "latent_dim")
 
 
 def shapes(mine, program, log: Log) -> None:
-    name, config, *others = program
-    config = deepcopy(config)
-    for other in (config, *others):
-        config |= deepcopy(other)
+    name, *configs = program
+    config: dict = {}
+    for one in configs:
+        config |= deepcopy(one)
         text = name or f"shape_of({config})"
         found = log.call(text, mine.shape_of, config, see=False)
-        log(text, {field: whole(getattr(found, field, Said("missing"))) for field in FIELDS})
+        log(text, {f"{field} is": whole(getattr(found, field, None)) for field in FIELDS})
 
 
 def config_of(hidden: int, heads: int, **fields) -> dict:
-    return {
-        "num_hidden_layers": 3, "hidden_size": hidden, "num_attention_heads": heads, **fields
-    }  # fmt: skip
+    sizes = {"num_hidden_layers": 3, "hidden_size": hidden, "num_attention_heads": heads}
+    return sizes | fields
 
 
-def named(*names: str) -> list:
+def published(*names: str) -> list:
     return [(name, CONFIGS[name]) for name in names]
 
 
-LLAMA_1B, LLAMA_3B = CONFIGS["meta-llama/Llama-3.2-1B"], CONFIGS["meta-llama/Llama-3.2-3B"]
-KV_HEADS = [{"num_key_value_heads": n} for n in (1, 2, 4, 12)] + [{"num_key_value_heads": None}, {}]
-HEAD_DIMS = [{"head_dim": 40}, {"head_dim": None}, {"v_head_dim": 24}, {}]
-LATENT_FIELDS = [
-    {}, {"kv_lora_rank": 48, "qk_rope_head_dim": 10},
-    {"kv_lora_rank": None, "qk_rope_head_dim": None},
-]  # fmt: skip
-CONFIGS_AT_RANDOM = [
-    config_of(192, 12, **kv_heads, **head_dim, **latent)
-    for latent, kv_heads, head_dim in product(LATENT_FIELDS, KV_HEADS, HEAD_DIMS)
+TINYPY = json.loads((minikv.BUNDLED["tinypy"] / "config.json").read_text(encoding="utf-8"))
+OPT, LLAMA_3B = CONFIGS["facebook/opt-13b"], CONFIGS["meta-llama/Llama-3.2-3B"]
+ANY_FIELDS = [
+    config_of(192, 12, **latent, **kv_heads, **head_dim)
+    for latent, kv_heads, head_dim in product(
+        ({}, {"kv_lora_rank": 48, "qk_rope_head_dim": 10}, {"kv_lora_rank": None}),
+        ({}, *({"num_key_value_heads": number} for number in (1, 2, 4, 12, None))),
+        ({"head_dim": 40}, {"head_dim": None}, {"v_head_dim": 24}, {}),
+    )
 ]
 
 scenario(
-    "03.2",
-    shapes,
-    Group(
-        "groups of two: tinypy's own config",
-        [("tinypy", TINYPY), ("", config_of(48, 6, num_key_value_heads=3, head_dim=8))],
-        look="where does each of the five numbers come from?",
-    ),
-    Group(
-        "groups of three: 24 query heads on 8",
-        [
-            *named("meta-llama/Llama-3.2-3B"),
-            ("", config_of(96, 6, num_key_value_heads=2, head_dim=16)),
-        ],
-        look="what does the config say of KV heads?",
-    ),
-    Group(
-        "a head dim that is not stated",
-        named("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "meta-llama/Meta-Llama-3-70B"),
-        look="who shares the hidden size, and when does it matter at all?",
-    ),
-    Group(
-        "the language model of one for text and images",
-        [
-            *named("meta-llama/Llama-3.2-11B-Vision"),
-            (
-                "",
-                config_of(640, 10, num_key_value_heads=5, head_dim=99, kv_lora_rank=7)
-                | {"text_config": config_of(96, 6)},
-            ),
-        ],
-        look="whose numbers are these: the language model's, or those beside it?",
-    ),
-    Group(
-        "no KV heads stated, or null: as many as query heads",
-        [
-            ("facebook/opt-13b", OPT),
-            ("facebook/opt-13b with null for KV heads", OPT | {"num_key_value_heads": None}),
-            ("facebook/opt-13b with null for the head dim", OPT | {"head_dim": None}),
-            ("google/gemma-2b without KV heads", config_of(2048, 8, head_dim=256)),
-        ],
-        look="what does the config say of KV heads, and what does its silence mean?",
-    ),
-    Group(
-        "a stated head dim that is not a share of the hidden size",
-        [
-            ("Qwen/Qwen3-0.6B", config_of(1024, 16, num_key_value_heads=8, head_dim=128)),
-            *named("google/gemma-2b"),
-        ],
-        look="when is the head dim computed at all?",
-    ),
-    Group(
-        "multi-head latent attention",
-        named("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2"),
-        look="what does a token leave behind in a layer: which two vectors, side by side?",
-    ),
-    Group(
-        "any fields stated, missing or null",
-        [
-            *(("", config) for config in CONFIGS_AT_RANDOM),
-            *(("", {"text_config": config}) for config in CONFIGS_AT_RANDOM[::5]),
-            ("one config, changed and read again", LLAMA_1B, LLAMA_3B, {"head_dim": None}),
-        ],
-        look="the lines above: which of them fails?",
-    ),
-)
+    "03.2", shapes,
+    Group("groups of two: tinypy's own config",
+          [("tinypy", TINYPY), ("", config_of(48, 6, num_key_value_heads=3, head_dim=8))],
+          "where does each of the five numbers come from?"),
+    Group("groups of three: 24 query heads on 8",
+          [*published("meta-llama/Llama-3.2-3B"),
+           ("", config_of(96, 6, num_key_value_heads=2, head_dim=16))],
+          "what does the config say of KV heads?"),
+    Group("a head dim that is not stated",
+          published("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "meta-llama/Meta-Llama-3-70B"),
+          "who shares the hidden size, and when does it matter at all?"),
+    Group("the language model of one for text and images",
+          [*published("meta-llama/Llama-3.2-11B-Vision"),
+           ('Llama-3.2-3B as "text_config", beside the numbers of a model of images',
+            config_of(640, 10, num_key_value_heads=5, head_dim=99) | {"text_config": LLAMA_3B})],
+          "whose numbers are these: the language model's, or those beside it?"),
+    Group("no KV heads stated, or null: as many as query heads",
+          [("facebook/opt-13b", OPT),
+           ("facebook/opt-13b with null for KV heads", OPT | {"num_key_value_heads": None}),
+           ("facebook/opt-13b with null for the head dim", OPT | {"head_dim": None}),
+           ("google/gemma-2b without KV heads", config_of(2048, 8, head_dim=256))],
+          "what does the config say of KV heads, and what does its silence mean?"),
+    Group("a stated head dim that is not a share of the hidden size",
+          [("Qwen/Qwen3-0.6B", config_of(1024, 16, num_key_value_heads=8, head_dim=128)),
+           *published("google/gemma-2b")],
+          "when is the head dim computed at all?"),
+    Group("multi-head latent attention",
+          published("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-V2"),
+          "what does a token leave behind in a layer: which two vectors, side by side?"),
+    Group("any fields stated, missing or null",
+          [*(("", config) for config in ANY_FIELDS),
+           *(("", {"text_config": config}) for config in ANY_FIELDS[::5]),
+           ("one config, changed and read again", OPT, LLAMA_3B, {"head_dim": None})],
+          LINES_ABOVE),
+)  # fmt: skip
 
 
 # ── 03.3 Published claims ─────────────────────────────────────────────────────
 
 # A program is (bytes of the weights, bytes per second, sequences, bytes of K and V).
+STEP = "what does one step read, and how many tokens does it give?"
 
 
 def ceiling(mine, program, log: Log) -> None:
     weights, bandwidth, *rest = program
     text = f"weights of {weights:g} bytes"
-    if rest:
-        text += f", {several(rest[0], 'sequence')} of {rest[1]:g} bytes each"
-    named = dict(zip(("batch", "kv_bytes"), rest, strict=bool(rest)))
-    call = partial(mine.decode_ceiling, weights, bandwidth, **named)
+    text += f", {several(rest[0], 'sequence')} of {rest[1]:g} bytes each" if rest else ""
     text += f", {bandwidth:g} bytes per second"
+    options = dict(zip(("batch", "kv_bytes"), rest, strict=bool(rest)))
+    call = partial(mine.decode_ceiling, weights, bandwidth, **options)
     found = plain(log.call(text, call, see=False))
     log(text, {"result": Short(found) if is_number(found) else found})
 
 
-STEP = "what does one step read, and how many tokens does it give?"
-
 scenario(
-    "03.3",
-    ceiling,
-    Group(
-        "one stream reads all weights for each token",
-        [(10, 100), (4e9, 100e9), (4e9, 100e9, 1, 4e9), (7.0, 3.0, 1, 0.5)],
-        look=STEP,
-    ),
-    Group(
-        "a batch shares the weights, and nobody shares K and V",
-        [(10, 100, 3, 5), (7, 1000, 4, 0), (2.5e9, 1e12, 100, 3e7)],
-        look=STEP,
-    ),
-    Group(
-        "any weights, batch and context",
-        list(product((3, 2.5e9), (17, 1e12), (1, 2, 7, 64), (0, 11, 1.3e8))),
-        look=STEP,
-    ),
-)
+    "03.3", ceiling,
+    Group("one stream reads all weights for each token",
+          [(10, 100), (4e9, 100e9), (4e9, 100e9, 1, 4e9), (7.0, 3.0, 1, 0.5)], STEP),
+    Group("a batch shares the weights, and nobody shares K and V",
+          [(10, 100, 3, 5), (7, 1000, 4, 0), (2.5e9, 1e12, 100, 3e7)], STEP),
+    Group("any weights, batch and context",
+          list(product((3, 2.5e9), (17, 1e12), (1, 2, 7, 64), (0, 11, 1.3e8))), STEP),
+)  # fmt: skip
 
 # A program is (key, figure or verdict), and "again" for what comes out the second time.
-CLAIMED = cache(answers.judge_claims)
+right_claims = cache(answers.judge_claims)
 
 
 def judgements(mine, program, log: Log) -> None:
@@ -285,20 +218,20 @@ def judgements(mine, program, log: Log) -> None:
         for _ in again:
             mine.judge_claims()
         found = plain(log.call(text, mine.judge_claims, see=False))
-    pair = found.get(key, "missing") if isinstance(found, dict) else found
-    ok = isinstance(pair, list) and len(pair) == 2 and is_number(pair[0])
-    ok = ok and isinstance(pair[1], str)
-    log(text, {f"{key!r} is": Said("(figure, verdict)" if ok else pair)})
-    if not ok:
+    pair = found.get(key, Said("missing")) if isinstance(found, dict) else found
+    ok = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
+    if not (ok and is_number(pair[0])):
+        log(text, {f"{key!r} is": pair})
         return
+    log(text, {f"{key!r} is": Said("(figure, verdict)")})
     figure, verdict = pair
     if part == "verdict":
         said = f", where {CLAIMS[key].said:,.0f} were claimed" if key in CLAIMS else ""
         log(f"{key!r} is {figure:,.0f}{said}", {"verdict": verdict.strip().lower()})
     else:  # how far off it is, and not what it should be
-        times = figure / CLAIMED()[key][0]
-        times = 1 if abs(times - 1) <= 1e-3 else times
-        log(f"{key!r} is {shown(figure)}", {"divided by what arithmetic gives:": Short(times)})
+        times = figure / right_claims()[key][0]
+        times = Short(1 if abs(times - 1) <= 1e-3 else times)
+        log(f"{key!r} is {shown(figure)}", {"divided by what arithmetic gives:": times})
 
 
 def figures(*keys: str) -> list:
@@ -306,39 +239,20 @@ def figures(*keys: str) -> list:
 
 
 scenario(
-    "03.3",
-    judgements,
-    Group(
-        "one context: Llama-2-7B, and a 70B",
-        figures("7B 4K", "70B 32K"),
-        look="the config, and the tokens of the context",
-    ),
-    Group(
-        "the same context with GQA and with MHA",
-        [*figures("70B 8K GQA", "70B 8K MHA"), ("70B 8K GQA", "figure", "again")],
-        look="how many KV heads are there as it is, and how many if every query head has its own?",
-    ),
-    Group(
-        "one token: 1B, 3B, 11B",
-        figures("1B token", "3B token", "11B token"),
-        look="the config of each",
-    ),
-    Group(
-        "four contexts of 128K",
-        figures("11B 4 x 128K"),
-        look="contexts · tokens · bytes per token",
-    ),
-    Group(
-        "which memory claims are right",
-        [(key, "verdict") for key in list(CLAIMED())[:8]],
-        look="figure / CLAIMS[key].said",
-    ),
-    Group(
-        "a speed that one stream cannot have, and the batch that can",
-        [(key, part) for part in ("figure", "verdict") for key in ("1B speed", "1B batch")],
-        look=STEP,
-    ),
-)
+    "03.3", judgements,
+    Group("one context: Llama-2-7B, and a 70B", figures("7B 4K", "70B 32K"),
+          "the config, and the tokens of the context"),
+    Group("the same context with GQA and with MHA",
+          [*figures("70B 8K GQA", "70B 8K MHA"), ("70B 8K GQA", "figure", "again")],
+          "how many KV heads are there as it is, and how many if every query head has its own?"),
+    Group("one token: 1B, 3B, 11B", figures("1B token", "3B token", "11B token"),
+          "the config of each"),
+    Group("four contexts of 128K", figures("11B 4 x 128K"), "contexts · tokens · bytes per token"),
+    Group("which memory claims are right",
+          [(key, "verdict") for key in list(right_claims())[:8]], "figure / CLAIMS[key].said"),
+    Group("a speed that one stream cannot have, and the batch that can",
+          list(product(("1B speed", "1B batch"), ("figure", "verdict"))), STEP),
+)  # fmt: skip
 
 
 # ── 03.4 Used, for the future, never ──────────────────────────────────────────
@@ -362,106 +276,76 @@ RESERVE = {
     "prompt + 1,024 slots each": lambda length: length.prompt + 1024,
     "exactly what each needs": lambda length: length.prompt + length.output - 1,
     "2 · prompt + 2 · output slots each": lambda length: 2 * sum(length),
-} | {f"{n} slots each": lambda length, n=n: n for n in (4, 16, 64, 2048)}
+} | {f"{n} slots each": lambda length, n=n: n for n in (4, 16, 64)}
 
 
 def shares(mine, program, log: Log) -> None:
     pairs, reserve = program
+    words = ", ".join(f"{prompt} + {output}" for prompt, output in pairs)
+    text = f"requests of {words} tokens" if len(pairs) < 6 else f"{len(pairs)} chat-like requests"
+    text = f"{text}, {reserve}"
     lengths = [Length(*pair) for pair in pairs]
-    words = [f"{prompt} + {output}" for prompt, output in pairs]
-    text = f"requests of {', '.join(words)} tokens"
-    text = f"{text if len(pairs) < 6 else f'{len(pairs)} chat-like requests'}, {reserve}"
     found = plain(log.call(text, mine.shares_over_lives, lengths, RESERVE[reserve], see=False))
     if isinstance(found, list) and all(map(is_number, found)):
         found = [Short(share) for share in found]
     log(text, {"result": found})
 
 
-LIVES = [
-    (prompt + output - 1 + spare, prompt, output, step)
-    for prompt, output, spare in product((1, 2, 9), (1, 2, 3, 8), (0, 1, 5, 100))
-    for step in sorted({1, 2, output - 1, output} & set(range(1, output + 1)))
-]
-
 scenario(
-    "03.4",
-    slots,
-    Group(
-        "in the middle of its life",
-        [(2048, 7, 4, 2), (512, 3, 3, 2), (20, 5, 9, 4)],
-        look="which slots hold a token, which will, which won't?",
-    ),
-    Group(
-        "after the prefill, and at the end",
-        [(100, 30, 21, 1), (100, 30, 21, 21), (9, 5, 1, 1)],
-        look="how many tokens are stored when the last one has been given?",
-    ),
-    Group(
-        "a reservation that is just enough, and one that is not",
-        [
-            (10, 7, 4, 3), (9, 7, 4, 1), (9, 7, 4, 4), (1, 1, 1, 1), (3, 5, 1, 1), (4, 5, 1, 1),
-            (7, 7, 1, 1), (0, 1, 1, 1), (4, 1, 4, 2), (3, 1, 4, 1), (12, 3, 100, 2),
-        ],
-        look="the first lines of `slots_at`",
-    ),
-    Group("any step of any life", LIVES, look="the lines above: which of them fails?"),
+    "03.4", slots,
+    Group("in the middle of its life", [(2048, 7, 4, 2), (512, 3, 3, 2), (20, 5, 9, 4)],
+          "which slots hold a token, which will, which won't?"),
+    Group("after the prefill, and at the end", [(100, 30, 21, 1), (100, 30, 21, 21), (9, 5, 1, 1)],
+          "how many tokens are stored when the last one has been given?"),
+    Group("a reservation that is just enough, and one that is not",
+          [(10, 7, 4, 3), (9, 7, 4, 1), (9, 7, 4, 4), (1, 1, 1, 1), (3, 5, 1, 1), (4, 5, 1, 1),
+           (7, 7, 1, 1), (0, 1, 1, 1), (4, 1, 4, 2), (3, 1, 4, 1), (12, 3, 100, 2)],
+          "the first lines of `slots_at`"),
+    Group("any step of any life",
+          [(prompt + output - 1 + spare, prompt, output, step)
+           for prompt, output, spare in product((1, 2, 9), (1, 2, 3, 8), (0, 1, 5, 100))
+           for step in range(1, output + 1)],
+          LINES_ABOVE),
 )  # fmt: skip
 
 scenario(
-    "03.4",
-    shares,
-    Group(
-        "shares of a single request",
-        [([pair], "16 slots each") for pair in ((5, 4), (1, 1), (3, 14), (16, 1))],
-        look="the sums, by hand, for the example in the docstring",
-    ),
-    Group(
-        "shares of several: slots are added up over all lives",
-        [
-            ([(1, 2), (3, 1)], "4 slots each"),
-            ([(1, 30), (60, 2), (9, 9)], "64 slots each"),
-            ([(2, 3), (2, 3), (9, 1)], "16 slots each"),
-        ],
-        look="when do you divide?",
-    ),
-    Group(
-        "every request with a reservation of its own",
-        [
-            (pairs, reserve)
-            for pairs in ([(1, 2), (8, 5)], [(3, 7), (3, 7), (1, 1)], chat_like(40, seed=3))
-            for reserve in list(RESERVE)[:4]
-        ],
-        look="what `reserve(length)` is asked for",
-    ),
-)
+    "03.4", shares,
+    Group("shares of a single request",
+          [([pair], "16 slots each") for pair in ((5, 4), (1, 1), (3, 14), (16, 1))],
+          "the sums, by hand, for the example in the docstring"),
+    Group("shares of several: slots are added up over all lives",
+          [([(1, 2), (3, 1)], "4 slots each"), ([(1, 30), (60, 2), (9, 9)], "64 slots each"),
+           ([(2, 3), (2, 3), (9, 1)], "16 slots each")],
+          "when do you divide?"),
+    Group("every request with a reservation of its own",
+          [(pairs, reserve)
+           for pairs in ([(1, 2), (8, 5)], [(3, 7), (3, 7), (1, 1)], chat_like(40, seed=3))
+           for reserve in list(RESERVE)[:4]],
+          "what `reserve(length)` is asked for"),
+)  # fmt: skip
 
 
 # ── 03.5 Five processes ───────────────────────────────────────────────────────
 
 
 def process(mine, key: str, log: Log) -> None:
-    found = log.call("five_processes()", mine.five_processes, see=False)
-    value = plain(found).get(key, "missing") if isinstance(found, dict) else found
+    found = plain(log.call("five_processes()", mine.five_processes, see=False))
+    value = found.get(key, Said("missing")) if isinstance(found, dict) else found
     right = is_number(value) and value == answers.five_processes()[key]
     # The number itself is not given away.
     log(f"{key!r}", {"result": Said("another number" if right else shown(value))})
 
 
 scenario(
-    "03.5",
-    process,
-    *(
-        Group(name, [key], look)
-        for key, name, look in (
-            ("free", "what is free once B and D have left", "who left, and how much had they?"),
-            ("largest", "what can then start", "where are the two holes?"),
-            ("pairs", "after how many of the 10 pairs 5 KB fit",
-             "AB leaves one hole of 8; what does AC leave?"),
-            ("triples", "after how many of the 10 triples",
-             "which triples have no two neighbours in them?"),
-            ("most", "the most that can be free in vain", "how many can leave so that no two touch?"),
-        )
-    ),
+    "03.5", process,
+    Group("what is free once B and D have left", ["free"], "who left, and how much had they?"),
+    Group("what can then start", ["largest"], "where are the two holes?"),
+    Group("after how many of the 10 pairs 5 KB fit", ["pairs"],
+          "AB leaves one hole of 8; what does AC leave?"),
+    Group("after how many of the 10 triples", ["triples"],
+          "which triples have no two neighbours in them?"),
+    Group("the most that can be free in vain", ["most"],
+          "how many can leave so that no two touch?"),
 )  # fmt: skip
 
 
@@ -480,106 +364,69 @@ def pieces(mine, program, log: Log) -> None:
             log.call(f"allocate({number})", memory.allocate, number)
         else:
             log.call(f"release({number})", memory.release, number, see=False)
-        error = log.events[-1].error
-        seen = {}
+        error, seen = log.events[-1].error, {}
         if isinstance(error, NoHole):
             seen = {"NoHole's (needed, largest, free):": [error.needed, error.largest, error.free]}
         seen["holes"] = Said(", ".join(f"({at}, {room})" for at, room in memory.holes) or "none")
-        seen["pieces"] = Said(", ".join(f"{at}: {n}" for at, n in sorted(memory.pieces.items())))
-        log("", seen | {"size": memory.size, "num_free": memory.num_free})
+        noted = sorted(memory.pieces.items())
+        seen["pieces"] = Said(", ".join(f"{at}: {room}" for at, room in noted) or "none")
+        log("", seen | {"size": memory.size})
 
 
-def released(
-    sizes: tuple[int, ...], order: tuple[int, ...], then: str = "", spare: int = 5
-) -> tuple:
+def released(sizes: tuple, order: tuple, then: str = "", spare: int = 5) -> tuple[int, str]:
     """Pieces of these sizes are taken, and some of them given back."""
     steps = [f"+{size}" for size in sizes] + [f"-{sum(sizes[:index])}" for index in order]
     return sum(sizes) + spare, " ".join([*steps, then])
 
 
 def random_pieces(seed: int) -> tuple[int, str]:
-    """Pieces that come and go, now and then one that is not there."""
+    """Pieces that come and go; now and then one is given back that is not there."""
     draw = random.Random(seed)
     memory, steps = ContiguousMemory(draw.randrange(6, 60)), []
     for _ in range(4 + seed // 4):
+        start, size = draw.randrange(memory.size), draw.randrange(1, memory.size // 3 + 1)
         if memory.pieces and draw.random() < 0.45:
-            start = draw.choice(sorted(memory.pieces))
-            memory.release(start)
-        elif draw.random() < 0.05:
-            start = next(at for at in range(99) if at not in memory.pieces)
+            start = draw.choice([*sorted(memory.pieces) * 4, start])
+            if start in memory.pieces:
+                memory.release(start)
+            steps.append(f"-{start}")
         else:
-            start, size = None, draw.randrange(1, memory.size // 3 + 1)
             if memory.largest_hole >= size:
                 memory.allocate(size)
-        steps.append(f"+{size}" if start is None else f"-{start}")
+            steps.append(f"+{size}")
     return memory.size, " ".join(steps)
 
 
 SPLIT = "what becomes of the hole that a piece is taken from?"
-MERGE = "which holes does the piece touch: the one before, the one behind?"
 
 scenario(
-    "03.6",
-    pieces,
-    Group(
-        "pieces lie side by side, and the rest stays a hole",
-        [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")],
-        look=SPLIT,
-    ),
-    Group(
-        "a hole that is used up is gone",
-        [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")],
-        look=SPLIT,
-    ),
-    Group(
-        "no hole is large enough: NoHole, and nothing changes",
-        [
-            (4, "+5 +4 +1"),
-            (20, "+4 +4 +4 +4 +4 -4 -12 +5 +4 +4 +1"),
-            (10, "+4 +3 -0 +5 +6 +4"),
-            (12, "+3 +3 +6 -0 +4 +12 +13 +3"),
-        ],
-        look="with what is `size` compared, and what if no hole has it?",
-    ),
-    Group(
-        "the first hole that is large enough",
-        [
-            (30, "+3 +2 +9 +2 +6 +2 -0 -16 -5 +5"),
-            (30, "+3 +2 +9 +2 +6 +2 -0 -5 -16 +6 +3 +3 +3"),
-            *(
-                released((2, 1, 4, 1, 3, 1), order, f"+{size} +1")
-                for size in (1, 2, 3, 4, 5)
-                for order in permutations((0, 2, 4))
-            ),
-        ],
-        look="which hole is taken when several are large enough?",
-    ),
-    Group(
-        "a piece between two holes makes one of them",
-        [
-            *(released((2, 3, 4, 5), order) for order in ((0, 1), (1, 0), (0, 2), (0, 2, 1))),
-            *(released((2, 3, 4, 5), order, "+9 +1") for order in permutations((0, 1, 2))),
-            *(released((2, 3, 1), order, "+6", spare=0) for order in permutations((0, 1, 2))),
-            *(released((1, 2, 3, 4, 5), order) for order in permutations(range(5), 4)),
-        ],
-        look=MERGE,
-    ),
-    Group(
-        "giving back what is not there",
-        [
-            *((8, f"+3 -{at} +1 -0") for at in (1, 2, 3, 7, 8, 100)),
-            *((8, f"+3 +2 -0 -{at} +4 -3") for at in (0, 1, 2, 4, 5)),
-            (8, "-0 +8"),
-            (8, "+8 --1 --8 -0"),
-        ],
-        look="the first lines of `release`",
-    ),
-    Group(
-        "200 random traces",
-        [random_pieces(seed) for seed in range(200)],
-        look="the lines above: which of them fails?",
-    ),
-)
+    "03.6", pieces,
+    Group("pieces lie side by side, and the rest stays a hole",
+          [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")], SPLIT),
+    Group("a hole that is used up is gone",
+          [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")], SPLIT),
+    Group("no hole is large enough: NoHole, and nothing changes",
+          [(4, "+5 +4 +1"), (20, "+4 +4 +4 +4 +4 -4 -12 +5 +4 +4 +1"),
+           (10, "+4 +3 -0 +5 +6 +4"), (12, "+3 +3 +6 -0 +4 +12 +13 +3")],
+          "with what is `size` compared, and what if no hole has it?"),
+    Group("the first hole that is large enough",
+          [(30, "+3 +2 +9 +2 +6 +2 -0 -16 -5 +5"), (30, "+3 +2 +9 +2 +6 +2 -0 -5 -16 +6 +3 +3 +3"),
+           *(released((2, 1, 4, 1, 3, 1), order, f"+{size} +1")
+             for size in (1, 2, 3, 4, 5) for order in permutations((0, 2, 4)))],
+          "which hole is taken when several are large enough?"),
+    Group("a piece between two holes makes one of them",
+          [*(released((2, 3, 4, 5), order) for order in ((0, 1), (1, 0), (0, 2), (0, 2, 1))),
+           *(released((2, 3, 4, 5), order, "+9 +1") for order in permutations((0, 1, 2))),
+           *(released((2, 3, 1), order, "+6", spare=0) for order in permutations((0, 1, 2))),
+           *(released((1, 2, 3, 4, 5), order) for order in permutations(range(5), 4))],
+          "which holes does the piece touch: the one before, the one behind?"),
+    Group("giving back what is not there",
+          [*((8, f"+3 -{at} +1 -0") for at in (1, 2, 3, 7, 8, 100)),
+           *((8, f"+3 +2 -0 -{at} +4 -3") for at in (0, 1, 2, 4, 5)),
+           (8, "-0 +8"), (8, "+8 --1 --8 -0")],
+          "the first lines of `release`"),
+    Group("200 random traces", [random_pieces(seed) for seed in range(200)], LINES_ABOVE),
+)  # fmt: skip
 
 
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
