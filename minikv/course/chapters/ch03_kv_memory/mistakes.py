@@ -14,6 +14,12 @@ SLOTS = "used, final - used, reserved - final"
 KV_HEADS = 'text.get("num_key_value_heads") or heads'
 SHARED_OUT = 'text["hidden_size"] // heads'
 FIGURE, JUDGED = "        key: (figure, ", "    judged = {\n"
+CLAIMED = ("7B 4K", "70B 32K", "70B 8K GQA", "70B 8K MHA", "1B token", "3B token", "11B token",
+           "11B 4 x 128K", "1B speed", "1B batch")  # fmt: skip
+THOUSANDS = (("4096", "4000"), ("32 * 1024", "32 * 1000"), ('GQA": 8 * 1024',
+             'GQA": 8 * 1000'), ('MHA": 8 * 1024', 'MHA": 8 * 1000'),
+             ("128 * 1024", "128 * 1000"))  # fmt: skip
+NO_KEY = ("a key is missing or spelled otherwise", "the keys in the docstring")
 EACH_STEP = """
 def shares_over_lives(lengths, reserve):
     uses = [
@@ -23,6 +29,15 @@ def shares_over_lives(lengths, reserve):
     ]
     sums = [sum(column) for column in zip(*uses, strict=True)]
     return [count / (sum(sums) or 1) for count in sums]
+"""
+WEIGHTED = """
+def shares_over_lives(lengths, reserve):
+    sums = [0, 0, 0]
+    for length in lengths:
+        for step in range(1, length.output + 1):
+            uses = slots_at(reserve(length), length.prompt, length.output, step)
+            sums = [total + use / (WEIGHT) for total, use in zip(sums, uses)]
+    return [total / sum(sums) for total in sums]
 """
 
 # Where to look, if several mistakes are to be seen in one place.
@@ -37,6 +52,7 @@ UNITS = "the units in the docstring"
 ROUNDED = "claim / ceiling of one stream, rounded how?"
 AS_IT_IS = "how many KV heads are there as it is, and how many if every query head has its own?"
 LAST = "how many tokens are stored when the last one has been given?"
+DIVIDE = "when do you divide: for each request, for each step, or once?"
 OVER = "over which steps do you add up?"
 ADDS_UP = "the three add up to what is reserved"
 SPLIT = "what becomes of the hole that a piece is taken from?"
@@ -59,10 +75,13 @@ def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
     )
 
 
-def processes(key: str, number: int, cause: str, look: str, **others: int) -> Mistake:
-    """A wrong answer to exercise 03.5, and wrong ones that go with it."""
-    right = {"free": 8, "largest": 4, "pairs": 4, "triples": 9, "most": 12}
-    answer = f"def five_processes():\n    return {right | {key: number} | others}\n"
+FIVE = {"free": 8, "largest": 4, "pairs": 4, "triples": 9, "most": 12}
+
+
+def processes(key: str, number: int | None, cause: str, look: str, **others: int) -> Mistake:
+    """A wrong answer to exercise 03.5, or none, and wrong ones that go with it."""
+    answer = {one: n for one, n in (FIVE | {key: number} | others).items() if n is not None}
+    answer = f"def five_processes():\n    return {answer}\n"
     name = f"{key}: {number}" + " …" * bool(others)
     return Mistake(name, cause, look, sources={"five_processes": answer})
 
@@ -90,8 +109,7 @@ MISTAKES = {
          "`bytes_per_number` is in bytes already, not in bits", FORMAT),
         ("fp32 if none is named", ("bytes_per_number: int = 2", "bytes_per_number: int = 4"),
          "the default is another number format than fp16", "the default of `bytes_per_number`"),
-        ("prints", ("return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * bytes_per",
-         "print(shape); bytes_per"),
+        ("returns nothing", ("return 2 * shape", "number = 2 * shape"),
          "nothing is returned", "`print` shows a number, `return` hands it over"),
         ("two latents", ("return shape", "return 2 * shape"),
          "the latent is counted twice, but keys and values come from the same one",
@@ -176,7 +194,7 @@ MISTAKES = {
              "return (weight_bytes + batch * kv_bytes) / bandwidth / batch"),
              "these are the seconds a token takes, not the tokens a second", STEP),
             ("whole steps", ("batch * bandwidth / ", "batch * bandwidth // "),
-             "the ceiling is rounded down to a whole number, and it is none", "`/` or `//`?"),
+             "the ceiling is rounded down to a whole number", "`/` or `//`?"),
         ),
         *made(
             "judge_claims",
@@ -198,10 +216,11 @@ MISTAKES = {
              "    figures = {key: figure * 2 for key, figure in figures.items()}\n" + JUDGED),
              "a factor of 2 too many: four bytes per number, or K and V counted twice",
              "kv_bytes_per_token has both factors already"),
-            ("K is a thousand", ("32 * 1024", "32 * 1000", '"70B 8K GQA": 8 * 1024',
-             '"70B 8K GQA": 8 * 1000', '"70B 8K MHA": 8 * 1024', '"70B 8K MHA": 8 * 1000',
-             "128 * 1024", "128 * 1000"),
-             "K is taken for 1,000 tokens; with contexts it is 1,024", "8K, 32K, 128K tokens"),
+            *(
+                (f"K is a thousand, {number}", change,
+                 "K is taken for 1,000 tokens; with contexts it is 1,024", "8K, 32K, 128K tokens")
+                for number, change in enumerate((sum(THOUSANDS[1:], ()), *THOUSANDS))
+            ),
             ("a 70B with MHA", ("32 * 1024 * kv_bytes_per_token(llama_70b)",
              "32 * 1024 * kv_bytes_per_token(with_mha)"),
              "query heads are counted: that is what MHA would take, eight times as much",
@@ -238,6 +257,14 @@ MISTAKES = {
              "figure / CLAIMS[key].said"),
             ("other words", ('"right" if abs', '"true" if abs', '1 else "wrong"', '1 else "false"'),
              "a verdict other than right and wrong", "the words in the docstring"),
+            ("judges exactly", ("<= 0.1", "<= 0.05"),
+             "a claim that is 7 % off is called wrong, though within 10 % is right",
+             "figure / CLAIMS[key].said"),
+            *(
+                (f"no {key}", ("    return judged", f"    del judged[{key!r}]\n    return judged"),
+                 *NO_KEY)
+                for key in CLAIMED
+            ),
             ("figures without verdicts", ("    return judged", "    return {k: v for k, (v, _) in "
              "judged.items()}"),
              "a figure without its verdict, or in another form", "the form in the docstring"),
@@ -245,6 +272,10 @@ MISTAKES = {
              "a weight is taken for one byte; bf16 has two", STEP),
             ("four bytes a weight", ("weights = 2 * llama", "weights = 4 * llama"),
              "a weight is taken for four bytes; bf16 has two", STEP),
+            ("weights not tied", ('CONFIGS["meta-llama/Llama-3.2-1B"])',
+             'CONFIGS["meta-llama/Llama-3.2-1B"] | {"tie_word_embeddings": False})'),
+             "the embeddings are counted twice, and this config ties them to the output",
+             "llama_parameters"),
             ("a round billion", ('2 * llama_parameters(CONFIGS["meta-llama/Llama-3.2-1B"])', "2e9"),
              "the weights are taken for a round billion; count them", "llama_parameters"),
             ("GB and GiB", ("decode_ceiling(weights, BANDWIDTH)",
@@ -282,6 +313,8 @@ MISTAKES = {
             ("takes what it can get", ("if final > reserved:", "if False:"),
              "nothing compares what is needed with what is reserved",
              "the first lines of `slots_at`"),
+            ("compares the prompt", ("final > reserved:", "prompt > reserved:"),
+             "only the prompt is compared with what is reserved", "the first lines of `slots_at`"),
             ("looks at the present only", ("final > reserved:", "prompt + step > reserved + 1:"),
              "a request that will need more than is reserved is refused only once it does",
              "how many slots does it need in the end?"),
@@ -301,20 +334,15 @@ MISTAKES = {
              "only the prefill of each life is looked at", OVER),
             ("passes the function on", ("length.output, reserve(length)", "length.output, reserve"),
              "`reserve` is a function: call it", "reserve(length)"),
-            ("averages percentages", """
-def shares_over_lives(lengths, reserve):
-    shares = [0.0, 0.0, 0.0]
-    for length in lengths:
-        reserved = reserve(length)
-        steps = range(1, length.output + 1)
-        uses = [slots_at(reserved, length.prompt, length.output, step) for step in steps]
-        for index in range(3):
-            mean = sum(use[index] for use in uses) / (reserved * length.output)
-            shares[index] += mean / len(lengths)
-    return shares
-""",
+            ("averages percentages", WEIGHTED.replace("WEIGHT", "length.output * reserve(length)"),
              "each request's own shares are averaged, but a long one holds its slots for longer",
-             "when do you divide: for each request, or once?"),
+             DIVIDE),
+            ("averages slots", WEIGHTED.replace("WEIGHT", "length.output"),
+             "the slots of each request are averaged over its steps, but a long one has more steps",
+             DIVIDE),
+            ("averages steps", WEIGHTED.replace("WEIGHT", "reserve(length)"),
+             "the shares of each step are averaged, but a large reservation holds more slots",
+             DIVIDE),
             ("reserves for all alike", ("length.output, reserve(length)",
              "length.output, reserve(lengths[0])"),
              "every request gets the slots of the first", "what `reserve(length)` is asked for"),
@@ -361,6 +389,7 @@ def shares_over_lives(lengths, reserve):
                 20: "a memory that is all free is one hole",
             }.items()
         ),
+        *(processes(key, None, *NO_KEY) for key in FIVE),
     ),
     "03.6": (
         *made(
@@ -391,7 +420,7 @@ def shares_over_lives(lengths, reserve):
              "the piece is noted with its end, not as start: size", "self.pieces[…] = …"),
             ("another error", ("raise NoHole(size, self.largest_hole, self.num_free)",
              "raise ValueError"),
-             "an error of another kind is raised", NO_HOLE),
+             "an error of another kind than NoHole is raised", NO_HOLE),
             ("swaps largest and free", ("self.largest_hole, self.num_free",
              "self.num_free, self.largest_hole"),
              "`largest` and `free` have changed places", "NoHole(size, largest_hole, num_free)"),
@@ -454,7 +483,7 @@ def shares_over_lives(lengths, reserve):
              "self.pieces.pop(start, 0)"),
              "nothing asks whether a piece starts there", "the first lines of `release`"),
             ("lets pop complain", ("if start not in self.pieces:", "if False:"),
-             "an error of another kind is raised: `pop` and `[…]` raise KeyError",
+             "`pop` and `[…]` raise KeyError where ValueError is asked for",
              "the first lines of `release`"),
         ),
     ),

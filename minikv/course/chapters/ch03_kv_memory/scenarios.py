@@ -2,8 +2,9 @@
 
 import json
 import random
+from contextlib import suppress
 from copy import deepcopy
-from functools import cache, partial
+from functools import partial
 from itertools import permutations, product
 from unittest.mock import patch
 
@@ -22,11 +23,6 @@ from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
 
-PROMPTS = (
-    "class Stack:\n    def push(self, item):\n",
-    "import os\n\ndef fib(n):",
-    "for i in range(",
-)
 LINES_ABOVE = "the lines above: which of them fails?"
 
 
@@ -37,10 +33,10 @@ class Said(str):
 
 
 class Short(float):
-    """A number that is shown with four digits, and compared with all of them."""
+    """A number that is shown with six digits, and compared with all of them."""
 
     def __repr__(self) -> str:
-        return f"{float(self):.4g}"
+        return f"{float(self):.6g}"
 
 
 def whole(value):
@@ -50,7 +46,7 @@ def whole(value):
 
 
 def is_number(value) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) in (int, float)
 
 
 def several(count: int, what: str) -> str:
@@ -58,8 +54,6 @@ def several(count: int, what: str) -> str:
 
 
 # ── 03.1 Bytes a token ────────────────────────────────────────────────────────
-
-# A program is (shape, bytes per number), or (shape,).
 
 
 def bytes_of_a_token(mine, program, log: Log) -> None:
@@ -73,8 +67,6 @@ def bytes_of_a_token(mine, program, log: Log) -> None:
     log(text, {"result": whole(log.call(text, mine.kv_bytes_per_token, *program, see=False))})
 
 
-LATENTS = [Shape(3, 8, 8, 4, 10), Shape(3, 8, 2, 4, 10), Shape(5, 6, 1, 8, 7), Shape(1, 1, 1, 1, 1)]
-
 scenario(
     "03.1", bytes_of_a_token,
     Group("grouped queries: keys and values, every layer, every KV head",
@@ -84,10 +76,11 @@ scenario(
           [(Shape(2, 6, 6, 8), 1), (Shape(5, 6, 1, 8), 1), (Shape(1, 1, 1, 1), 1)],
           "whose heads do you multiply by: those of the queries, or those of K and V?"),
     Group("the number format, fp16 if none is named",
-          [(Shape(3, 2, 2, 4), *number) for number in ((1,), (2,), (4,), (), (8,))],
+          [(Shape(3, 2, 2, 4), *number) for number in ((4,), (1,), (2,), (), (8,))],
           "what becomes of `bytes_per_number`?"),
     Group("a latent is kept once a layer, for all heads",
-          [(shape, *number) for number in ((), (1,), (4,)) for shape in LATENTS],
+          [(Shape(*shape), *number) for number in ((4,), (), (1,))
+           for shape in ((3, 8, 8, 4, 10), (3, 8, 2, 4, 10), (5, 6, 1, 8, 7), (3, 5, 5, 4, 1))],
           "the case `latent_dim` > 0"),
     Group("models with published configs: OPT-13B, Llama-3.2-1B, Qwen2.5-7B, DeepSeek-V3, tinypy",
           [(Shape(40, 40, 40, 128),), (Shape(16, 32, 8, 64),), (Shape(28, 28, 4, 128),),
@@ -128,9 +121,9 @@ def published(*names: str) -> list:
 
 
 TINYPY = json.loads((minikv.BUNDLED["tinypy"] / "config.json").read_text(encoding="utf-8"))
-OPT, LLAMA_3B = CONFIGS["facebook/opt-13b"], CONFIGS["meta-llama/Llama-3.2-3B"]
+OPT, LLAMA_8B = CONFIGS["facebook/opt-13b"], CONFIGS["meta-llama/Llama-3.1-8B"]
 ANY_FIELDS = [
-    config_of(192, 12, **latent, **kv_heads, **head_dim)
+    config_of(240, 12, **latent, **kv_heads, **head_dim)
     for latent, kv_heads, head_dim in product(
         ({}, {"kv_lora_rank": 48, "qk_rope_head_dim": 10}, {"kv_lora_rank": None}),
         ({}, *({"num_key_value_heads": number} for number in (1, 2, 4, 12, None))),
@@ -152,8 +145,8 @@ scenario(
           "who shares the hidden size, and when does it matter at all?"),
     Group("the language model of one for text and images",
           [*published("meta-llama/Llama-3.2-11B-Vision"),
-           ('Llama-3.2-3B as "text_config", beside the numbers of a model of images',
-            config_of(640, 10, num_key_value_heads=5, head_dim=99) | {"text_config": LLAMA_3B})],
+           ('Llama-3.1-8B as "text_config", beside the numbers of a model of images',
+            config_of(640, 10, num_key_value_heads=5, head_dim=99) | {"text_config": LLAMA_8B})],
           "whose numbers are these: the language model's, or those beside it?"),
     Group("no KV heads stated, or null: as many as query heads",
           [("facebook/opt-13b", OPT),
@@ -171,8 +164,7 @@ scenario(
     Group("any fields stated, missing or null",
           [*(("", config) for config in ANY_FIELDS),
            *(("", {"text_config": config}) for config in ANY_FIELDS[::5]),
-           ("one config, changed and read again", OPT, LLAMA_3B, {"head_dim": None})],
-          LINES_ABOVE),
+           ("one config, changed and read again", OPT, LLAMA_8B, {"head_dim": 96})], LINES_ABOVE),
 )  # fmt: skip
 
 
@@ -182,12 +174,16 @@ scenario(
 STEP = "what does one step read, and how many tokens does it give?"
 
 
+def amount(number: float) -> str:
+    return f"{number / 1e9:g} GB" if number >= 1e6 else several(number, "byte")
+
+
 def ceiling(mine, program, log: Log) -> None:
     weights, bandwidth, *rest = program
-    text = f"weights of {weights:g} bytes"
-    text += f", {several(rest[0], 'sequence')} of {rest[1]:g} bytes each" if rest else ""
-    text += f", {bandwidth:g} bytes per second"
-    options = dict(zip(("batch", "kv_bytes"), rest, strict=bool(rest)))
+    text = f"weights of {amount(weights)}"
+    text += f", {several(rest[0], 'sequence')} of {amount(rest[1])} each" if rest else ""
+    text += f", {amount(bandwidth)} per second"
+    options = dict(zip(("batch", "kv_bytes"), rest, strict=False))
     call = partial(mine.decode_ceiling, weights, bandwidth, **options)
     found = plain(log.call(text, call, see=False))
     log(text, {"result": Short(found) if is_number(found) else found})
@@ -204,7 +200,7 @@ scenario(
 )  # fmt: skip
 
 # A program is (key, figure or verdict), and "again" for what comes out the second time.
-right_claims = cache(answers.judge_claims)
+RIGHT = answers.judge_claims()
 
 
 def judgements(mine, program, log: Log) -> None:
@@ -219,37 +215,33 @@ def judgements(mine, program, log: Log) -> None:
             mine.judge_claims()
         found = plain(log.call(text, mine.judge_claims, see=False))
     pair = found.get(key, Said("missing")) if isinstance(found, dict) else found
-    ok = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], str)
-    if not (ok and is_number(pair[0])):
+    if not (isinstance(pair, list) and [type(one) for one in pair] in ([int, str], [float, str])):
         log(text, {f"{key!r} is": pair})
         return
     log(text, {f"{key!r} is": Said("(figure, verdict)")})
-    figure, verdict = pair
-    if part == "verdict":
-        said = f", where {CLAIMS[key].said:,.0f} were claimed" if key in CLAIMS else ""
-        log(f"{key!r} is {figure:,.0f}{said}", {"verdict": verdict.strip().lower()})
-    else:  # how far off it is, and not what it should be
-        times = figure / right_claims()[key][0]
-        times = Short(1 if abs(times - 1) <= 1e-3 else times)
+    figure, verdict = pair[0], pair[1].strip().lower()
+    expected, right = RIGHT[key]
+    times = Short(1 if abs(figure / expected - 1) <= 1e-3 else figure / expected)
+    if part == "figure":  # how far off it is, and not what it should be
         log(f"{key!r} is {shown(figure)}", {"divided by what arithmetic gives:": times})
-
-
-def figures(*keys: str) -> list:
-    return [(key, "figure") for key in keys]
+    else:  # a wrong verdict on a wrong figure is another mistake than one on the right figure
+        said = f", where {CLAIMS[key].said:,.0f} were claimed" if key in CLAIMS else ""
+        why = {} if verdict == right else {"for a figure": times}
+        log(f"{key!r} is {figure:,.0f}{said}", {"verdict": verdict} | why)
 
 
 scenario(
     "03.3", judgements,
-    Group("one context: Llama-2-7B, and a 70B", figures("7B 4K", "70B 32K"),
+    Group("one context: Llama-2-7B, and a 70B", [("7B 4K", "figure"), ("70B 32K", "figure")],
           "the config, and the tokens of the context"),
     Group("the same context with GQA and with MHA",
-          [*figures("70B 8K GQA", "70B 8K MHA"), ("70B 8K GQA", "figure", "again")],
+          [("70B 8K GQA", "figure"), ("70B 8K MHA", "figure"), ("70B 8K GQA", "figure", "again")],
           "how many KV heads are there as it is, and how many if every query head has its own?"),
-    Group("one token: 1B, 3B, 11B", figures("1B token", "3B token", "11B token"),
-          "the config of each"),
-    Group("four contexts of 128K", figures("11B 4 x 128K"), "contexts · tokens · bytes per token"),
-    Group("which memory claims are right",
-          [(key, "verdict") for key in list(right_claims())[:8]], "figure / CLAIMS[key].said"),
+    Group("one token: 1B, 3B, 11B",
+          [(f"{model} token", "figure") for model in ("1B", "3B", "11B")], "the config of each"),
+    Group("four contexts of 128K", [("11B 4 x 128K", "figure")], "contexts · tokens · bytes each"),
+    Group("which memory claims are right", [(key, "verdict") for key in list(RIGHT)[:8]],
+          "figure / CLAIMS[key].said"),
     Group("a speed that one stream cannot have, and the batch that can",
           list(product(("1B speed", "1B batch"), ("figure", "verdict"))), STEP),
 )  # fmt: skip
@@ -264,10 +256,9 @@ def slots(mine, program, log: Log) -> None:
     reserved, prompt, output, step = program
     text = (
         f"{several(reserved, 'slot')}, a prompt of {prompt}, "
-        f"{several(output, 'output token')}, after step {step}"
+        f"{several(output, 'output token')}: (used, future, internal) after step {step}"
     )
-    found = log.call(text, mine.slots_at, *program, see=False)
-    log(text, {"(used, future, internal) are": found})
+    log.call(text, mine.slots_at, *program)
 
 
 # A program is (lengths, reserve).
@@ -282,13 +273,12 @@ RESERVE = {
 def shares(mine, program, log: Log) -> None:
     pairs, reserve = program
     words = ", ".join(f"{prompt} + {output}" for prompt, output in pairs)
-    text = f"requests of {words} tokens" if len(pairs) < 6 else f"{len(pairs)} chat-like requests"
-    text = f"{text}, {reserve}"
-    lengths = [Length(*pair) for pair in pairs]
-    found = plain(log.call(text, mine.shares_over_lives, lengths, RESERVE[reserve], see=False))
-    if isinstance(found, list) and all(map(is_number, found)):
-        found = [Short(share) for share in found]
-    log(text, {"result": found})
+    who = f"requests of {words} tokens" if len(pairs) < 6 else f"{len(pairs)} chat-like requests"
+    given = [Length(*pair) for pair in pairs], RESERVE[reserve]
+    text = f"{who}, {reserve}"
+    found = plain(log.call(text, mine.shares_over_lives, *given, see=False))
+    numbers = isinstance(found, list) and all(map(is_number, found))
+    log(text, {"result": list(map(Short, found)) if numbers else found})
 
 
 scenario(
@@ -354,20 +344,25 @@ scenario(
 # A program is (size, steps): +4 takes a piece of 4, -4 gives back the one that starts at 4.
 
 
+def holes_of(memory) -> Said:
+    return Said(", ".join(f"({start}, {room})" for start, room in memory.holes) or "none")
+
+
 def pieces(mine, program, log: Log) -> None:
     size, steps = program
     memory = mine.ContiguousMemory(size)
     log(f"a memory of {size}")
     for step in steps.split():
-        number = int(step[1:])
+        number, holes = int(step[1:]), holes_of(memory)
         if step[0] == "+":
-            log.call(f"allocate({number})", memory.allocate, number)
+            text = f"allocate({number})" + f" with holes {holes}" * (len(memory.holes) > 1)
+            log.call(text, memory.allocate, number)
         else:
             log.call(f"release({number})", memory.release, number, see=False)
         error, seen = log.events[-1].error, {}
         if isinstance(error, NoHole):
             seen = {"NoHole's (needed, largest, free):": [error.needed, error.largest, error.free]}
-        seen["holes"] = Said(", ".join(f"({at}, {room})" for at, room in memory.holes) or "none")
+        seen["holes"] = holes_of(memory)
         noted = sorted(memory.pieces.items())
         seen["pieces"] = Said(", ".join(f"{at}: {room}" for at, room in noted) or "none")
         log("", seen | {"size": memory.size})
@@ -384,27 +379,23 @@ def random_pieces(seed: int) -> tuple[int, str]:
     draw = random.Random(seed)
     memory, steps = ContiguousMemory(draw.randrange(6, 60)), []
     for _ in range(4 + seed // 4):
-        start, size = draw.randrange(memory.size), draw.randrange(1, memory.size // 3 + 1)
-        if memory.pieces and draw.random() < 0.45:
-            start = draw.choice([*sorted(memory.pieces) * 4, start])
-            if start in memory.pieces:
-                memory.release(start)
-            steps.append(f"-{start}")
-        else:
-            if memory.largest_hole >= size:
-                memory.allocate(size)
-            steps.append(f"+{size}")
+        size, gone = draw.randrange(1, memory.size // 3 + 1), draw.randrange(memory.size)
+        gone = draw.choice([*sorted(memory.pieces) * 4, gone])
+        back = bool(memory.pieces) and draw.random() < 0.45
+        with suppress(NoHole, ValueError):
+            memory.release(gone) if back else memory.allocate(size)
+        steps.append(f"-{gone}" if back else f"+{size}")
     return memory.size, " ".join(steps)
 
-
-SPLIT = "what becomes of the hole that a piece is taken from?"
 
 scenario(
     "03.6", pieces,
     Group("pieces lie side by side, and the rest stays a hole",
-          [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")], SPLIT),
+          [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")],
+          "what becomes of the hole that a piece is taken from?"),
     Group("a hole that is used up is gone",
-          [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")], SPLIT),
+          [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")],
+          "what becomes of a hole when nothing is left of it?"),
     Group("no hole is large enough: NoHole, and nothing changes",
           [(4, "+5 +4 +1"), (20, "+4 +4 +4 +4 +4 -4 -12 +5 +4 +4 +1"),
            (10, "+4 +3 -0 +5 +6 +4"), (12, "+3 +3 +6 -0 +4 +12 +13 +3")],
@@ -430,6 +421,9 @@ scenario(
 
 
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
+
+STACK = "class Stack:\n    def push(self, item):\n"
+PROMPTS = (STACK, "import os\n\ndef fib(n):", "for i in range(")
 
 
 def with_reservation(lm, prompt_ids: list[int], new: int, capacity: int):
