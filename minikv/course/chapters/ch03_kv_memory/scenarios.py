@@ -209,7 +209,7 @@ def judgements(mine, program, log: Log) -> None:
     # With a wrong ceiling a search for the smallest batch might never end.
     with (
         patch.object(mine, "decode_ceiling", decode_ceiling),
-        patch.object(mine, "CONFIGS", deepcopy(CONFIGS)),
+        patch.object(mine, "CONFIGS", deepcopy(CONFIGS), create=True),
     ):
         for _ in again:
             mine.judge_claims()
