@@ -5,11 +5,15 @@ from minikv.course.harness.mistakes import Mistake
 
 def of(path: str, *records: tuple) -> tuple[Mistake, ...]:
     """Mistakes in one function: (name, (old, new) pairs or a whole definition, cause, look)."""
+    nothing = f"def {path}(*arguments, **options):\n    return None\n"
     return tuple(
         Mistake(name, cause, look, sources={path: change})
         if isinstance(change, str)
         else Mistake(name, cause, look, edits={path: change})
-        for name, change, cause, look in records
+        for name, change, cause, look in (
+            *records,
+            ("returns nothing", nothing, "nothing is returned", "what stands after `return`?"),
+        )
     )
 
 
@@ -31,12 +35,15 @@ FIRST_POSITIONS = (
     "the queries are taken to stand at the first positions, but they are the last ones",
     "the position of query 0 when there are more keys than queries",
 )
-UNSCALED = ("the scores are not scaled", "where is 1 / sqrt(head_dim)?")
 TILED = (
     "query head h reads KV head h % K, as if the KV heads were tiled 0, 1, 0, 1; a group is made "
     "of neighbours: 0, 0, 1, 1",
     "`repeat` or `repeat_interleave`? Where the query heads are split in two dimensions: which of "
     "the two, KV head or place in the group, is the outer one?",
+)
+ROUNDED = (
+    "the products or the softmax are rounded to half precision on the way",
+    "q, k and v to float32 first, the result to q's dtype at the very end",
 )
 WRITTEN_TO = "an operation in place, such as `*=` or `masked_fill_`, writes to the caller's tensor"
 COPIED = (
@@ -46,6 +53,57 @@ COPIED = (
 PASSES = "how many rows does each pass have? Write them down for a prompt of 2 and 3 new tokens"
 LAST_UNFED = "the last new token is counted, but it is never fed"
 NO_PROMPT = "the rows of the prompt are left out; in the first pass they are new"
+
+ATTENTION = (  # what can be wrong in 01.3 and 01.4
+    ("no scale", ((" * q.shape[-1] ** -0.5", ""),),
+     "the scores are not scaled", "where is 1 / sqrt(head_dim)?"),
+    ("divides by head_dim", (("** -0.5", "** -1"),),
+     "the scores are divided by head_dim, not by its square root", "the factor beside q · k"),
+    ("masks what may be seen", (("masked_fill(~mask", "masked_fill(mask"),),
+     "the keys that may be seen get -inf, and the others don't",
+     "True in the mask means: may be seen"),
+    ("masks after the softmax",
+     (("scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "scores.softmax(-1).masked_fill(~mask, 0)"),),
+     "the mask comes after the softmax, so the weights of a row don't add up to 1",
+     "-inf into the scores before the softmax, instead of 0 into the weights after it"),
+    ("hides with 0", (("~mask, -torch.inf", "~mask, 0"),),
+     "the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
+     "which score has the exponential 0?"),
+    ("hides with a finite number", (("~mask, -torch.inf", "~mask, -1e4"),),
+     "hidden scores become a finite number instead of -inf, and the visible scores are lower "
+     "still",
+     "what do the hidden scores become before the softmax?"),
+    ("square mask",
+     (("causal_mask(len(q), len(k), window)",
+       "torch.ones(len(q), len(k), dtype=torch.bool).tril()"),),
+     *FIRST_POSITIONS),
+    ("forgets the window", (("len(k), window)", "len(k))"),),
+     "the window is ignored", "the third argument of causal_mask"),
+    ("no mask for a single query",
+     (("scores.masked_fill(~mask, -torch.inf)",
+       "(scores if len(q) == 1 else scores.masked_fill(~mask, -torch.inf))"),),
+     "a single query gets no mask at all, and so no window",
+     "which keys does a window hide from a single query?"),
+    ("forgets the mask", (("scores.masked_fill(~mask, -torch.inf)", "scores"),),
+     "no key is masked: a query also sees those that come after it",
+     "where does the mask meet the scores?"),
+    ("its own softmax, without the largest score",
+     (("    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "    weights = scores.exp() * mask\n    weights /= weights.sum(-1, keepdim=True)"),),
+     "exp of a large score overflows",
+     "torch's softmax subtracts the largest score first; do you use it?"),
+    ("the window beside a prefix is ignored",
+     (("len(k), window)", "len(k), window if len(q) == len(k) else None)"),),
+     "the window is ignored where there are more keys than queries",
+     "the positions of the queries, in the lines about the window"),
+    ("the largest score, hidden or not",
+     (("scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "(scores - scores.amax(-1, keepdim=True)).exp() * mask\n"
+       "    weights /= weights.sum(-1, keepdim=True)"),),
+     "the largest score is subtracted though it may be a hidden one: then every exp is 0",
+     "mask first, then look for the largest score"),
+)  # fmt: skip
 
 MISTAKES = {
     "01.1": of(
@@ -105,8 +163,6 @@ def attend_one_query(query, keys, values):
 """,
          "one of the lists that were handed in is written to",
          "which list do you change in place? Make a new one"),
-        ("prints instead of returning", "def attend_one_query(query, keys, values):\n    print()",
-         "nothing is returned", "what stands after `return`? One number for each place of a value"),
     ),
     "01.2": of(
         "causal_mask",
@@ -152,13 +208,11 @@ def causal_mask(num_queries, num_keys, window=None):
     ),
     "01.3": of(
         "naive_attention",
+        *ATTENTION,
         ("tiles K and V",
          (("k.repeat_interleave(group, dim=1)", "k.repeat(1, group, 1)"),
           ("v.repeat_interleave(group, dim=1)", "v.repeat(1, group, 1)")),
          *TILED),
-        ("no scale", ((" * q.shape[-1] ** -0.5", ""),), *UNSCALED),
-        ("divides by head_dim", (("** -0.5", "** -1"),),
-         "the scores are divided by head_dim, not by its square root", "the factor beside q · k"),
         ("scale from the number of heads", (("q.shape[-1] ** -0.5", "q.shape[1] ** -0.5"),),
          "the scale is taken from the number of heads", "which dimension of q is head_dim?"),
         ("scale from the number of queries", (("q.shape[-1] ** -0.5", "q.shape[0] ** -0.5"),),
@@ -169,56 +223,23 @@ def causal_mask(num_queries, num_keys, window=None):
         ("softmax over the queries", ((".softmax(-1)", ".softmax(1)"),),
          "the softmax runs over the queries, not over the keys",
          "the dimension that softmax is given"),
-        ("masks what may be seen", (("masked_fill(~mask", "masked_fill(mask"),),
-         "the keys that may be seen get -inf, and the others don't",
-         "True in the mask means: may be seen"),
-        ("masks after the softmax",
-         (("scores.masked_fill(~mask, -torch.inf).softmax(-1)",
-           "scores.softmax(-1).masked_fill(~mask, 0)"),),
-         "the mask comes after the softmax, so the weights of a row don't add up to 1",
-         "-inf into the scores before the softmax, instead of 0 into the weights after it"),
-        ("hides with 0", (("~mask, -torch.inf", "~mask, 0"),),
-         "the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
-         "which score has the exponential 0?"),
-        ("hides with a finite number", (("~mask, -torch.inf", "~mask, -1e4"),),
-         "hidden scores become a finite number instead of -inf, and the visible scores are lower "
-         "still",
-         "what do the hidden scores become before the softmax?"),
         ("reshapes where it should transpose",
          (('torch.einsum("htl,lhd->thd", weights, v)',
            'torch.einsum("htl,lhd->htd", weights, v).reshape(q.shape)'),),
          "the numbers are right but stand in (H, T) order; reshape does not exchange dimensions",
          "`transpose` or `reshape`?"),
-        ("square mask",
-         (("causal_mask(len(q), len(k), window)",
-           "torch.ones(len(q), len(k), dtype=torch.bool).tril()"),),
-         *FIRST_POSITIONS),
-        ("forgets the window", (("len(k), window)", "len(k))"),),
-         "the window is ignored", "the third argument of causal_mask"),
-        ("no mask for a single query",
-         (("scores.masked_fill(~mask, -torch.inf)",
-           "(scores if len(q) == 1 else scores.masked_fill(~mask, -torch.inf))"),),
-         "a single query gets no mask at all, and so no window",
-         "which keys does a window hide from a single query?"),
-        ("forgets the mask", (("scores.masked_fill(~mask, -torch.inf)", "scores"),),
-         "no key is masked: a query also sees those that come after it",
-         "where does the mask meet the scores?"),
         ("half precision all the way",
          (("k.repeat_interleave(group, dim=1).float()", "k.repeat_interleave(group, 1)"),
           ("v.repeat_interleave(group, dim=1).float()", "v.repeat_interleave(group, 1)"),
           ("q.float()", "q")),
-         "the products or the softmax are rounded to half precision on the way",
-         "q, k and v to float32 first, the result to q's dtype at the very end"),
+         *ROUNDED),
+        ("half precision in the weights", ((".softmax(-1)", ".softmax(-1).to(q.dtype).float()"),),
+         *ROUNDED),
         ("returns float32", ((".to(q.dtype)", ""),),
          "the result is not turned back into q's dtype", "the last line"),
         ("heads first", (('htl,lhd->thd", weights', 'htl,lhd->htd", weights'),),
          "the heads come first in the result; the queries come first, as in q",
          "the letters of the last einsum, or a transpose at the end"),
-        ("its own softmax, without the largest score",
-         (("    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)",
-           "    weights = scores.exp() * mask\n    weights /= weights.sum(-1, keepdim=True)"),),
-         "exp of a large score overflows",
-         "torch's softmax subtracts the largest score first; do you use it?"),
         ("scales q in place",
          (("    group =", "    qs = q.float()\n    qs *= q.shape[-1] ** -0.5\n    group ="),
           ("q.float(), k) * q.shape[-1] ** -0.5", "qs, k)")),
@@ -255,11 +276,11 @@ def grouped_attention(q, k, v, window=None):
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, v[:, heads])
 """, *COPIED),
-        ("loses the scale while mending", ((" * q.shape[-1] ** -0.5", ""),), *UNSCALED),
         ("scales q in place, through a view",
          (("    q = q.unflatten(1, (k.shape[1], -1)) * q",
            "    q = q.unflatten(1, (k.shape[1], -1))\n    q *= q"),),
          WRITTEN_TO, "what `unflatten` returns is a view: whose numbers does a `*=` change?"),
+        *ATTENTION,
     ),
     "01.5": of(
         "rotate",
@@ -312,7 +333,7 @@ def rotate(x, cos, sin):
     x += swapped * sin
     return x
 """,
-         "an operation in place wrote to x, which the caller still needs",
+         "an operation in place writes to an argument, which the caller still needs",
          "`x * cos` makes a new tensor; `x *= cos` and `x[...] =` don't"),
     ),
     "01.6": of(

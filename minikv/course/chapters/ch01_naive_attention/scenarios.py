@@ -1,6 +1,8 @@
 """Chapter 01 as programs: one query, the mask, heads in groups, RoPE, what is recomputed."""
 
 import math
+from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
@@ -11,17 +13,29 @@ from torch.overrides import TorchFunctionMode
 
 import minikv
 from minikv.course.harness.checking import mismatch, plain, runs_model
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.harness.scenarios import Group, Log, same, scenario
 from minikv.model import rotate
 
 EARLIER = "the lines above: which of them fails?"
 
 
+def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
+    """What `function` returns; noted is whether it writes to its arguments, and what it returns."""
+    before = deepcopy(arguments)
+    found = log.call(text, partial(function, *arguments.values()), see=False)
+    changed = [name for name, value in arguments.items() if not same(value, before[name])]
+    told = f"{' and '.join(changed)} changed" if changed else text
+    log(told, {"the arguments are": "written to" if changed else "as they were"})
+    log(text, {"what comes back is": kind_of(found)})
+    return found
+
+
 def kind_of(found: Any) -> str:
-    """What a function gives back, in words."""
-    if found is None:
-        return "nothing"
-    return "a tensor" if isinstance(found, torch.Tensor) else f"a {type(found).__name__}"
+    if isinstance(found, torch.Tensor):
+        return f"a tensor of shape {tuple(found.shape)}"
+    if isinstance(found, list) and all(isinstance(x, int | float) for x in found):
+        return some(len(found), "number")
+    return "nothing" if found is None else f"a {type(found).__name__}"
 
 
 def some(count: int, noun: str, nouns: str = "") -> str:
@@ -34,11 +48,13 @@ def some(count: int, noun: str, nouns: str = "") -> str:
 
 
 def one_query(mine, program, log: Log) -> None:
-    what, *vectors = program
-    found = plain(log.call(what, mine.attend_one_query, *plain(vectors), see=False))
-    numbers = isinstance(found, list) and all(isinstance(x, int | float) for x in found)
-    log(what, {"what comes back is": some(len(found), "number") if numbers else kind_of(found)})
-    if numbers:
+    what, query, keys, values = deepcopy(program)
+
+    def attend(*vectors):
+        return plain(mine.attend_one_query(*vectors))
+
+    found = call(log, what, attend, query=query, keys=keys, values=values)
+    if kind_of(found).partition(" ")[2].startswith("number"):
         log(what, {"result": [round(x, 3) for x in found]})
 
 
@@ -101,10 +117,8 @@ def masks(mine, program, log: Log) -> None:
     num_queries, num_keys, *window = program
     text = f"causal_mask({num_queries}, {num_keys}" + "".join(f", window={w}" for w in window) + ")"
     ask = partial(mine.causal_mask, window=window[0]) if window else mine.causal_mask
-    found = log.call(text, ask, num_queries, num_keys, see=False)
-    log(text, {"what comes back is": kind_of(found)})
-    if isinstance(found, torch.Tensor):
-        log(text, {"shape": list(found.shape)})
+    found = call(log, text, ask, num_queries=num_queries, num_keys=num_keys)
+    if isinstance(found, torch.Tensor) and found.dim() == 2:
         holds = "True and False" if found.dtype == torch.bool else "numbers"
         log(text, {"the mask holds": holds})
         rows = ["".join("01"[bool(sees)] for sees in row) for row in found.tolist()]
@@ -212,35 +226,30 @@ def attention(name: str, mine, case: Case, log: Log) -> None:
     attend = getattr(mine, name)
     if case.window is not None:
         attend = partial(attend, window=case.window)
-    tensors, text = case.draw(), str(case)
+    (q, k, v), text = case.draw(), str(case)
     if case.how == COPIES:
         with Copies(case.L * case.H * case.D) as copies:
-            log.call(text, attend, *tensors, see=False)
+            log.call(text, attend, q, k, v, see=False)
         log("".join(copies.writers[:1]), {"K or V is repeated:": bool(copies.writers)})
         return
-    look_at(log.call(text, attend, *tensors, see=False), text, case.window, *tensors, log)
-    if case.how == TWICE:
-        for x in tensors:
-            x.copy_(x.flip(0) - 0.5)
-        text = "the same tensors, with other numbers in them"
-        look_at(log.call(text, attend, *tensors, see=False), text, case.window, *tensors, log)
-
-
-def look_at(found: Any, text: str, window: int | None, q, k, v, log: Log) -> None:
-    log(text, {"what comes back is": kind_of(found)})
-    if not isinstance(found, torch.Tensor):
-        return
-    log(text, {"shape": list(found.shape)})
-    if q.dtype in (torch.bfloat16, torch.float16) and found.shape == q.shape:
-        exact = minikv.naive_attention(q.float(), k.float(), v.float(), window)
+    for turn in range(2 if case.how == TWICE else 1):
+        if turn:
+            text = "the same tensors, with other numbers in them"
+            for x in (q, k, v):
+                x.copy_(x.flip(0) - 0.5)
+        found = call(log, text, attend, q=q, k=k, v=v)
+        if not isinstance(found, torch.Tensor) or found.shape != q.shape:
+            return
+        if q.dtype not in (torch.bfloat16, torch.float16):
+            log("the result, [query, head, channel]", {"result": found})
+            log(text, {"dtype": str(found.dtype)})
+            continue
+        exact = minikv.naive_attention(q.float(), k.float(), v.float(), case.window)
         error, least = ((x.float() - exact).abs() for x in (found, exact.to(q.dtype)))
         verdict = "rounded at the end only" if (error <= least + 1e-5).all() else "rounded before"
         if mismatch(found, exact, 0.05) is not None:
             verdict = "another"
         log(text, {"dtype": str(found.dtype), "the result is": verdict})
-    else:
-        log("the result, [query, head, channel]", {"result": found})
-        log(text, {"dtype": str(found.dtype)})
 
 
 def cases(*shapes: tuple, how: tuple[str, ...] = ("",)) -> list[Case]:
@@ -299,7 +308,7 @@ scenario(
     Group("groups of other sizes",
           cases(*((5, 5, *heads, 4) for heads in ((6, 3), (6, 2), (8, 2), (12, 3)))), ORDER),
     Group("a chunk after a prefix, and a window",
-          cases((3, 9, 6, 2, 8), (3, 9, 6, 2, 8, 3), (1, 9, 6, 2, 8, 3)),
+          cases((3, 9, 6, 2, 8), (3, 9, 6, 2, 8, 3), (5, 5, 6, 2, 8, 2), (1, 9, 6, 2, 8, 3)),
           "the mask, and where it meets the scores"),
     Group("large scores, other places in memory, two calls",
           cases(*HIDING, how=(HIDDEN,))
@@ -325,12 +334,10 @@ def turns(positions: list[int], dim: int, base: float = 100.0) -> tuple[torch.Te
 
 
 def rotation(mine, program, log: Log) -> None:
-    what, x, angles = program
+    what, x, angles = deepcopy(program)
     cos, sin = turns(angles, x.shape[-1]) if isinstance(angles, list) else angles
-    found = log.call(what, mine.rotate, x.clone(), cos.clone(), sin.clone(), see=False)
-    log(what, {"what comes back is": kind_of(found)})
+    found = call(log, what, mine.rotate, x=x, cos=cos, sin=sin)
     if isinstance(found, torch.Tensor):
-        log(what, {"shape": list(found.shape)})
         log("[token, head, channel]", {"result": found})
 
 
@@ -378,12 +385,10 @@ scenario(
 def work(mine, program, log: Log) -> None:
     name, prompt, new = program
     text = f"a prompt of {prompt} and {some(new, 'new token')}"
-    found = log.call(text, mine.work_of_generation, prompt, new, see=False)
-    if isinstance(found, dict) and name in found:
-        log(text, {name: found[name]})
-    else:
-        kind = f"a dict without {name!r}" if isinstance(found, dict) else kind_of(found)
-        log(text, {"what comes back is": kind})
+    found = call(log, text, mine.work_of_generation, prompt=prompt, new=new)
+    if isinstance(found, dict):
+        log(text, {f"{name!r} is a key:": name in found})
+        log(text, {name: found.get(name)})
 
 
 SIZES = [(2, 3), (12, 8), (1, 1), (5, 1), (1, 6), (170, 32), *product(range(1, 9), range(1, 9)),
