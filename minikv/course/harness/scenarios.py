@@ -399,7 +399,14 @@ def _told(name: str, mine: Event, theirs: Event) -> str:
             kind = "nothing" if found is None else f"a {type(found).__name__}"
             return f"{label}{kind}, expected a tensor of shape {tuple(expected.shape)}"
         return f"{label}{mismatch(found, expected, TOLERANCE)}"
-    return label + checking.differ(plain(found), plain(expected))
+    return label + checking.differ(_short(plain(found)), _short(plain(expected)))
+
+
+def _short(value: Any) -> Any:
+    """Without digits that nobody reads."""
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _digest(value: Any) -> str:
@@ -429,25 +436,28 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
     so that two mistakes are told as two.
     """
     outcomes = list(outcomes)
-    left = [one for one in outcomes if one.differs]
+    failed = [one for one in outcomes if one.differs]
     named: dict[Outcome, Mistake] = {}
-    while left:
-        known = mistakes_of(find(left[0].played.exercise))
-        alike = [mistake for mistake in known if _likeness(mistake, left[:1]) >= ALIKE]
-        scores = {mistake: _likeness(mistake, left, outcomes) for mistake in alike}
+    told: set[Outcome] = set()
+    for first in failed:
+        if first in told:
+            continue
+        rest = [one for one in failed if one not in named]
+        known = mistakes_of(find(first.played.exercise))
+        alike = [mistake for mistake in known if _likeness(mistake, [first]) >= ALIKE]
+        scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
         best = max(scores, key=scores.__getitem__, default=None)
         if best is None or not (
             scores[best] >= ALIKE_IN_ALL
             or (
-                _likeness(best, left[:1]) >= CONTAINED
-                and _likeness(best, left, outcomes, of_mistake=True) >= CONTAINED
+                _likeness(best, [first]) >= CONTAINED
+                and _likeness(best, rest, outcomes, of_mistake=True) >= CONTAINED
             )
         ):
-            left = left[1:]
             continue
-        explained = [one for one in left if _likeness(best, [one]) >= ALIKE]
+        explained = [one for one in rest if one is first or _likeness(best, [one]) >= ALIKE]
         named |= dict.fromkeys(explained, best)
-        left = [one for one in left if one not in explained]
+        told |= set(explained)
     return named
 
 
