@@ -10,13 +10,15 @@ sequence, batch, scheduler, radix, outputs, engine, beam; config and loader when
 """
 
 from minikv.attention import causal_mask, naive_attention
+from minikv.backend import AttentionBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.checkpoint import BUNDLED, load
 from minikv.config import CheckpointError, EngineConfig, ModelConfig
 from minikv.engine import Engine, Stats
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import BUNDLED, LanguageModel, load
+from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput, Delta, RequestOutput, SampleOutput
-from minikv.paged import KVStore, TorchAttention, blockwise_attention
+from minikv.paged import KVStore, blockwise_attention
 from minikv.radix import InsertResult, MatchResult, RadixCache
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import Plan, Scheduler, first_come_first_served
@@ -26,6 +28,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BUNDLED",
+    "AttentionBackend",
     "BeamOutput",
     "BlockPool",
     "BlockTable",

@@ -18,16 +18,17 @@ from weakref import WeakMethod
 
 import torch
 
-from minikv.ahead import TokenRelay
+from minikv.backend import TorchAttention
 from minikv.batch import Batch, BatchBuilder
 from minikv.beam import beam_search
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig, require_int
-from minikv.graphs import DecodeGraphs
-from minikv.loader import LanguageModel
+from minikv.gpu.ahead import TokenRelay
+from minikv.gpu.graphs import DecodeGraphs
+from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 from minikv.outputs import BeamOutput, Delta, RequestOutput, find_stop
-from minikv.paged import KVStore, TorchAttention
+from minikv.paged import KVStore
 from minikv.radix import RadixCache
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import Plan, Policy, Scheduler, first_come_first_served
@@ -578,7 +579,7 @@ class Engine:
 def _backend(name: str) -> type[TorchAttention]:
     if name == "torch":
         return TorchAttention
-    from kernels.attention import TritonAttention  # not before it is wanted: it needs Triton
+    from minikv.gpu.attention import TritonAttention  # not before it is wanted: it needs Triton
 
     return TritonAttention
 

@@ -11,7 +11,7 @@ import torch
 
 import minikv
 from minikv import BlockPool, Engine, EngineConfig, RadixCache, SamplingParams
-from minikv.ahead import TokenRelay
+from minikv.gpu.ahead import TokenRelay
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}

@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
 from minikv import Engine, SamplingParams
-from minikv.ahead import TokenRelay
 from minikv.batch import Batch
-from minikv.graphs import DecodeGraphs
+from minikv.gpu.ahead import TokenRelay
+from minikv.gpu.graphs import DecodeGraphs
 from minikv.model import compiled, mix, project
 
 

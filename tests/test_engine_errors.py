@@ -30,7 +30,7 @@ from minikv import (
     Sampler,
     SamplingParams,
 )
-from minikv.loader import read_weights
+from minikv.checkpoint import read_weights
 
 NAN, INF = math.nan, math.inf
 

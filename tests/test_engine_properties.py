@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from minikv import Engine, OutOfBlocks, SamplingParams
-from minikv.loader import read_weights
+from minikv.checkpoint import read_weights
 
 MAX_STEPS = 600  # more than any trace needs to drain
 

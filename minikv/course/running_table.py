@@ -17,7 +17,7 @@ from minikv.config import EngineConfig
 from minikv.course.table import Table
 from minikv.engine import Engine
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 # The prompt of every notebook's table, so that their lines can be compared.

@@ -153,7 +153,7 @@ def test_beams_forks_swaps_and_new_weights(lm):
     for a, b in zip(found, expected, strict=True):
         assert [s.token_ids for s in a.samples] == [s.token_ids for s in b.samples]
     assert engine.stats().preemptions > 0
-    state = minikv.loader.read_weights(minikv.BUNDLED["tinypy"])
+    state = minikv.checkpoint.read_weights(minikv.BUNDLED["tinypy"])
     state = {name: tensor * 1.01 for name, tensor in state.items()}
     greedy = SamplingParams(max_tokens=12, ignore_eos=True)
     for e in (engine, other):

@@ -4,7 +4,7 @@ import torch
 
 from minikv.blocks import BlockTable
 from minikv.engine import Engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.sampling import Sampler, SamplingParams
 from minikv.sequence import Request, Sequence
 

@@ -24,7 +24,7 @@ import torch
 import minikv
 from kernels import goals
 from kernels.clock import COPIED, Copy, CudaClock, random_values, where
-from minikv.config import read_config
+from minikv.checkpoint import read_config
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Goal, Spread, Table, bar, race
 from minikv.course.published import CONFIGS

@@ -1,0 +1,1 @@
+"""What only a GPU needs. The core imports nothing of it before a model on a GPU is there."""
