@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from minikv.batch import Batch
+from minikv.blocks import blocks_for
 from minikv.config import ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
@@ -23,6 +24,7 @@ class AttentionBackend(Protocol):
     `bind`, and to set `store` to the KVStore that it is made with."""
 
     store: KVStore
+    recordable: bool = False  # `attend` asks nothing of the host: for the graphs of minikv.gpu
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch: it writes the new tokens' K and V to their slots, then
@@ -96,7 +98,8 @@ class TorchAttention(AttentionBackend):
             tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
         else:  # decodes: token i belongs to sequence i
             tokens = rows = torch.from_numpy(rows).to(device)
-        num_blocks = -(-int(batch.context_lens_host[rows].max()) // self.store.block_size)
+        longest = int(batch.context_lens_host[rows].max())
+        num_blocks = blocks_for(longest, self.store.block_size)
         block_ids = batch.block_tables[rows, :num_blocks].flatten()
         positions = batch.positions[tokens].view(num_rows, num_queries, 1)
         keys = torch.arange(num_blocks * self.store.block_size, device=device)

@@ -152,9 +152,7 @@ class Transformer:
         self.turns = torch.stack([angles.cos(), angles.sin() * sign], 1).to(
             device, dtype
         )  # (P, 2, D)
-        self.project, self.mix = project, mix
-        if device.type == "cuda":  # one kernel for what stands between two matrix products
-            self.project, self.mix = compiled(project), compiled(mix)
+        self.project, self.mix = project, mix  # `minikv.gpu` exchanges them for compiled ones
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -168,10 +166,8 @@ class Transformer:
             x = self.mix(layer, x, attend(i, q, k, v))
         return self.norm(x)
 
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden (S, hidden_size) -> (S, vocab_size), written to `out` if given (CUDA only)."""
-        if out is not None:
-            return torch.mm(hidden, self.head.weight.T, out=out)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (S, hidden_size) -> (S, vocab_size)."""
         return self.head(hidden)
 
     def attend_naively(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
@@ -197,20 +193,6 @@ def mix(layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
     x = x + layer.out(attended.flatten(1))
     gate, up = layer.gate_up(layer.norm_2(x)).chunk(2, -1)  # (T, intermediate) each
     return x + layer.down(F.silu(gate) * up)
-
-
-def compiled(part: Callable) -> Callable:
-    """`project` or `mix`, compiled: once for one token and once for any number of tokens, the
-    first dimension of every tensor; all other sizes are constants."""
-    run = torch.compile(part)
-
-    def call(layer: Layer, *rest):
-        for value in rest:
-            if isinstance(value, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(value, 0)
-        return run(layer, *rest)
-
-    return call
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

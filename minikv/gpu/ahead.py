@@ -1,4 +1,4 @@
-"""Running ahead: launch the next step before the last one's tokens have come back.
+"""Running ahead: launch the next step before the tokens of the last one have come back.
 
 A GPU works through what it is given while the host goes on. If the host asked for the
 tokens of a step before it prepared the next, the GPU would stand still meanwhile:
@@ -6,47 +6,79 @@ tokens of a step before it prepared the next, the GPU would stand still meanwhil
     host    plan 1 │ plan 2 │ read 1, plan 3 │ read 2, plan 4 │
     GPU            │ step 1 │ step 2         │ step 3         │
 
-To plan a step only how many tokens there are matters. So a token whose id is not known yet
-stands in `Sequence.token_ids` as -1 - row, the row of the last step that samples it, and the
-ids themselves go from one step to the next on the device. What the host learns too late is
-that a token ended its sequence: that sequence has been given one token more, which is thrown
-away.
+A plan depends on how many tokens there are, not on which. So while the host plans, a sequence
+counts the token that the step under way samples for it (`Sequence.device_row`), and the next
+step reads the token's id where the GPU has left it (`TokenPool`). The host learns one step too
+late that a token ended its sequence: the token after it is thrown away.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
+from minikv.engine import Engine
+from minikv.gpu.runner import DeviceRunner
+from minikv.invariants import why_stuck
+from minikv.outputs import RequestOutput
+from minikv.scheduler import Plan, Scheduler
+from minikv.sequence import Sequence
 
 
-class TokenRelay:
-    """Hands the sampled token ids of one step to the next one, and to the host."""
+@dataclass(slots=True)
+class Launched:
+    """A step under way."""
 
-    def __init__(self, max_num_seqs: int, device: torch.device):
-        pinned = device.type == "cuda"  # or a copy could not go on beside the host
-        self._newest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        # Two, in turns: one step is read while the next one is on its way.
-        self._host = [torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in "ab"]
+    plan: Plan
+    sequences: list[Sequence]  # that get a token from it, by the token's row
+    read: Callable[[], list[int]]  # waits for the tokens
 
-    def send(self, token_ids: torch.Tensor | list[int]) -> Callable[[], list[int]]:
-        """Take the ids of a step, one a row; returns the call that waits for them."""
-        token_ids = torch.as_tensor(token_ids)
-        newest = self._newest[: len(token_ids)]
-        newest.copy_(token_ids, non_blocking=True)
-        self._host.reverse()
-        host = self._host[0][: len(token_ids)]
-        host.copy_(newest, non_blocking=True)
-        if self._newest.device.type != "cuda":
-            return host.tolist
-        arrived = torch.cuda.Event()
-        arrived.record()
 
-        def wait() -> list[int]:
-            arrived.synchronize()
-            return host.tolist()
+class AheadLoop:
+    """The engine's loop with two steps at a time: one is read while the next one runs."""
 
-        return wait
+    def __init__(self, runner: DeviceRunner):
+        self.runner = runner
+        self._under_way: Launched | None = None
 
-    def resolve(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """token_ids (T,) of a step, on the device, with the newest in place of -1 - row."""
-        rows = (-1 - token_ids).clamp(min=0)
-        return torch.where(token_ids < 0, self._newest.index_select(0, rows), token_ids)
+    def step(self, engine: Engine) -> list[RequestOutput]:
+        """Start a step, then read the one before. Raises RuntimeError if nothing can run."""
+        now, self._under_way = self._under_way, None
+        if now is None or all(sequence.finish_reason for sequence in now.plan.sequences):
+            now = self.launch(engine.scheduler, engine.scheduler.schedule())
+        if now is None:
+            raise RuntimeError(why_stuck(engine.scheduler))
+        after = self._launch_after(engine.scheduler, now)
+        outputs = self.receive(engine, now)
+        self._under_way = after if engine.has_unfinished else None
+        return outputs
+
+    def start_over(self, engine: Engine) -> None:
+        """Forget the step under way: its tokens will be computed and drawn again."""
+        self._under_way = None
+
+    def launch(self, scheduler: Scheduler, plan: Plan) -> Launched | None:
+        """Start a plan and count what it computes. None if it has no sequences; its moves of
+        blocks are made all the same."""
+        self.runner.move_blocks(plan)
+        if not plan.sequences:
+            return None
+        read = self.runner.launch(plan)
+        return Launched(plan, scheduler.commit(plan), read)
+
+    def receive(self, engine: Engine, launched: Launched) -> list[RequestOutput]:
+        """Wait for the tokens of a step and give them to their sequences."""
+        token_ids = launched.read()
+        pairs = zip(launched.sequences, token_ids, strict=True)
+        live = [(s, token_id) for s, token_id in pairs if s.finish_reason is None]
+        return engine.append([s for s, _ in live], [token_id for _, token_id in live])
+
+    def _launch_after(self, scheduler: Scheduler, now: Launched) -> Launched | None:
+        """Plan and start the step after `now`, without the sequences that `now` completes."""
+        live = [(row, s) for row, s in enumerate(now.sequences) if s.finish_reason is None]
+        last = [s for _, s in live if len(s.token_ids) + 1 == s.request.max_length]
+        for row, sequence in live:
+            sequence.device_row = row
+        try:
+            return self.launch(scheduler, scheduler.schedule_without(last))
+        finally:
+            for sequence in now.sequences:
+                sequence.device_row = None

@@ -136,7 +136,7 @@ def test_the_engine_says_on_a_gpu_what_it_says_on_a_cpu(lm, backend, config):
     engine = Engine(lm, small(**config, attention=backend))
     found = engine.generate(*zip(*requests, strict=True))
     assert [output.token_ids for output in found] == expected
-    assert (engine.graphs is not None) == (backend == "triton")
+    assert (engine.runner.graphs is not None) == (backend == "triton")
     engine.check()
 
 
