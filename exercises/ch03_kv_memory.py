@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
 
-from minikv.course.memory import NoHole, Shape, SlotUse, llama_parameters
-from minikv.course.published import BANDWIDTH, CLAIMS, CONFIGS
-from minikv.course.workload import Length
+from minikv.course.chapters.ch03_kv_memory.memory import NoHole, Shape, SlotUse, llama_parameters
+from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS
+from minikv.course.measure.workload import Length
 
 
 # ── 03.1 Bytes a token ────────────────────────────────────────────────────────────

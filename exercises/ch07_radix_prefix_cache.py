@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from minikv import radix, scheduler
 from minikv.blocks import BlockPool
-from minikv.course.answers.ch07 import keys_of
+from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
 from minikv.sequence import Sequence
 

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import DTYPES, INDICES, check_runnable
+from kernels.arguments import DTYPES, INDICES, check_runnable
 
 
 @triton.jit

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from kernels import settings
-from kernels.checks import check_out, check_paged, check_rows, check_runnable
+from kernels.arguments import check_out, check_paged, check_rows, check_runnable
 from kernels.mode import INTERPRETED
 from kernels.paged_prefill import LOG2_E, paged_prefill_reference
 from kernels.settings import Setting

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels import settings
-from kernels.checks import check_indices, check_out, check_paged, check_rows, check_runnable
+from kernels.arguments import check_indices, check_out, check_paged, check_rows, check_runnable
 from kernels.mode import INTERPRETED
 from kernels.settings import Setting
 from kernels.walk import locate, walk

@@ -2,7 +2,7 @@
 
 A table, and not `@triton.autotune`: a tuner would run inside the first steps of an
 engine, could pick differently every time, and does not exist in the interpreter.
-`python -m kernels.tune` measures on your GPU and prints the lines for TUNED.
+`python -m minikv.course.bench.tune` measures on your GPU and prints the lines for TUNED.
 """
 
 import math

@@ -1,14 +1,16 @@
 """The checks are checked: solutions that must pass and solutions that must fail, by chapter.
 
-`tests/solutions/chNN.py` holds DIFFERENT, a right solution of each exercise that is written
-otherwise than the reference, and WRONG, at least four plausible mistakes of each.
+A chapter's `mistakes.py` holds MISTAKES, at least four plausible mistakes of each exercise;
+`tests/course/chNN/different.py` holds DIFFERENT, right solutions that are written otherwise.
 """
 
-import importlib
-from dataclasses import dataclass
+import runpy
+from functools import cache
+from pathlib import Path
 
-from minikv.course.exercise import Chapter, Exercise, chapter_of, chapters
-from minikv.course.skeletons import fill, skeleton, targets
+from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.harness.mistakes import Mistake, mistakes_of, reference_sources
+from minikv.course.harness.skeletons import fill, skeleton
 
 
 def runs_here(chapter: Chapter) -> bool:
@@ -25,32 +27,12 @@ EXERCISES = [
 ]
 
 
-@dataclass(frozen=True)
-class Rewrite:
-    """A wrong solution, written out: the source of each definition by path."""
-
-    name: str
-    sources: dict[str, str]
-    says: str  # what the report must say: the part that names this mistake
-
-
-@dataclass(frozen=True)
-class Edit:
-    """A wrong solution, as edits (old, new) of the reference's text of each definition."""
-
-    name: str
-    edits: dict[str, tuple[tuple[str, str], ...]]
-    says: str
-
-
-def solutions(exercise: Exercise):
-    """The module tests/solutions/chNN.py of an exercise's chapter."""
-    return importlib.import_module(f"solutions.ch{exercise.id[:2]}")
-
-
-def reference_sources(exercise: Exercise) -> dict[str, str]:
-    asked = targets(chapter_of(exercise.id))
-    return {path: t.solved for path, t in asked.items() if t.exercise == exercise.id}
+@cache
+def right_otherwise(number: str) -> dict[str, dict[str, str]]:
+    """DIFFERENT of chapter `number`: the sources by path, by exercise id."""
+    return runpy.run_path(str(Path(__file__).parent / f"course/ch{number}/different.py"))[
+        "DIFFERENT"
+    ]
 
 
 def text_with(exercise: Exercise, sources: dict[str, str]) -> str:
@@ -65,21 +47,9 @@ def right(exercise: Exercise) -> str:
 def different(exercise: Exercise) -> str:
     """Where DIFFERENT names only some of the places, the others are the reference's."""
     return text_with(
-        exercise, reference_sources(exercise) | solutions(exercise).DIFFERENT[exercise.id]
+        exercise, reference_sources(exercise) | right_otherwise(exercise.id[:2])[exercise.id]
     )
 
 
-def wrong(exercise: Exercise, mistake: Edit | Rewrite) -> str:
-    sources = reference_sources(exercise)
-    if isinstance(mistake, Rewrite):
-        return text_with(exercise, sources | mistake.sources)
-    for path, edits in mistake.edits.items():
-        for old, new in edits:
-            count = sources[path].count(old)
-            assert count == 1, f"{mistake.name}: {old!r} is {count} times in {path}"
-            sources[path] = sources[path].replace(old, new)
-    return text_with(exercise, sources)
-
-
-def all_mistakes() -> list[tuple[Exercise, Edit | Rewrite]]:
-    return [(e, mistake) for e in EXERCISES for mistake in solutions(e).WRONG[e.id]]
+def all_mistakes() -> list[tuple[Exercise, Mistake]]:
+    return [(e, mistake) for e in EXERCISES for mistake in mistakes_of(e)]

@@ -139,6 +139,15 @@ def generate(engine: Engine, prompts, params) -> list:
     return [outputs[request_id] for request_id in ids]
 
 
+def requests_of(lm, seed, count):
+    """`count` random prompts, each with its SamplingParams."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        prompt = [rng.randint(1, 5) for _ in range(rng.randint(1, 20))]
+        rule = dict(temperature=rng.choice([0.0, 1.0]), seed=rng.randint(0, 9))
+        yield prompt, SamplingParams(max_tokens=rng.randint(1, 30), ignore_eos=True, **rule)
+
+
 def greedy_tokens(lm, prompt: list[int], num_tokens: int) -> list[int]:
     """`lm.generate_naively`, remembered."""
     return list(_naive(lm, tuple(prompt), num_tokens))

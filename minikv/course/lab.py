@@ -8,13 +8,13 @@ import inspect
 import time
 from html import escape
 
-from minikv.course import record, trial, workbook
-from minikv.course.exercise import Chapter, Exercise, chapter_of, chapters, find
-from minikv.course.files import write_whole
-from minikv.course.predictions import measured, predict, predictions
-from minikv.course.report import Report, paragraphs
-from minikv.course.sidebyside import SideBySide
-from minikv.course.skeletons import definitions, fill, reference, skeleton, targets
+from minikv.course.harness import examine, progress_file, reader_files
+from minikv.course.harness.diff import SideBySide
+from minikv.course.harness.files import write_whole
+from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.harness.predictions import measured, predict, predictions
+from minikv.course.harness.report import Report, paragraphs
+from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
 
 __all__ = [
     "check", "diff", "hint", "measured", "predict", "predictions", "progress", "reset",
@@ -45,9 +45,9 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     reference's. `trace`: show the stack trace of what went wrong.
     """
     exercise = find(exercise_id)
-    own = record.passed() - {exercise.id} if own_parts else set()
-    report = trial.run(exercise, own)
-    record.note(report)
+    own = progress_file.passed() - {exercise.id} if own_parts else set()
+    report = examine.run(exercise, own)
+    progress_file.note(report)
     report.show_trace = trace
     return report
 
@@ -55,13 +55,13 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
 def hint(exercise_id: str, number: int | None = None) -> Page:
     """The next hint, each stronger than the one before; or hint 1, 2 or 3."""
     exercise = find(exercise_id)
-    entry = record.entry(exercise.id)
+    entry = progress_file.entry(exercise.id)
     if number is None:
         number = min(entry.hints + 1, len(exercise.hints))
     if number not in (1, 2, 3):
         raise ValueError(f"number: must be 1, 2 or 3, was {number!r}")
     entry.hints = max(entry.hints, number)
-    record.save(exercise.id, entry)
+    progress_file.save(exercise.id, entry)
     title = f"{exercise.id} {exercise.title}, hint {number} of {len(exercise.hints)}"
     return Page(title, inspect.cleandoc(exercise.hints[number - 1]), code=number == 3)
 
@@ -95,16 +95,16 @@ def solution(exercise_id: str, sure: bool | None = None) -> Page:
                 f'Not shown. hint("{exercise.id}") gives a hint; '
                 f'solution("{exercise.id}", sure=True) shows the solution.',
             )
-        entry = record.entry(exercise.id)
+        entry = progress_file.entry(exercise.id)
         entry.seen_solution = True
-        record.save(exercise.id, entry)
+        progress_file.save(exercise.id, entry)
     asked = targets(chapter_of(exercise.id)).values()
     texts = [target.solved.rstrip() for target in asked if target.exercise == exercise.id]
     return Page(f"{exercise.id} {exercise.title}", "\n\n\n".join(texts), code=True)
 
 
 def _may_see(exercise: Exercise) -> bool:
-    entry = record.entry(exercise.id)
+    entry = progress_file.entry(exercise.id)
     return entry.solved or entry.seen_solution
 
 
@@ -124,13 +124,13 @@ class Overview:
     """Which exercises are passed, which are open, and what comes next."""
 
     def __init__(self):
-        self.entries = record.entries()
+        self.entries = progress_file.entries()
         everything = [e for chapter in chapters().values() for e in chapter.exercises]
         self.passed = [e for e in everything if self._entry(e).passed is not None]
         self.open = [e for e in everything if e not in self.passed]
 
-    def _entry(self, exercise: Exercise) -> record.Entry:
-        return self.entries.get(exercise.id, record.Entry())
+    def _entry(self, exercise: Exercise) -> progress_file.Entry:
+        return self.entries.get(exercise.id, progress_file.Entry())
 
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
@@ -187,17 +187,17 @@ def reset(exercise_id: str) -> Page:
     What you have written is kept in a copy, whose place is told.
     """
     chapter = chapter_of(exercise_id)
-    file = workbook.folder() / chapter.file_name
+    file = reader_files.folder() / chapter.file_name
     whole = "." not in str(exercise_id)
     exercises = chapter.exercises if whole else (find(exercise_id),)
     saved = ""
     if file.exists():
-        copy = record.back_up(file)
-        saved = f" What was there is kept in {copy.relative_to(workbook.folder().parent)}."
+        copy = progress_file.back_up(file)
+        saved = f" What was there is kept in {copy.relative_to(reader_files.folder().parent)}."
     text = skeleton(chapter)
     if not whole and file.exists():
         mine = file.read_text(encoding="utf-8")
-        found = definitions(workbook.parse(chapter, mine))
+        found = definitions(reader_files.parse(chapter, mine))
         fresh = {
             path: target.skeleton
             for path, target in targets(chapter).items()
@@ -205,16 +205,16 @@ def reset(exercise_id: str) -> Page:
         }
         gone = [path for path in fresh if path not in found]
         if gone:
-            raise workbook.WorkbookError(
-                f"{workbook.display_name(chapter)} has no {', '.join(gone)} to put back; "
+            raise reader_files.WorkbookError(
+                f"{reader_files.display_name(chapter)} has no {', '.join(gone)} to put back; "
                 f'reset("{chapter.number}") makes the whole file new, and keeps a copy'
             )
         text = fill(mine, fresh)
     write_whole(file, text)
     for exercise in exercises:
-        entry = record.entry(exercise.id)
+        entry = progress_file.entry(exercise.id)
         entry.passed = None
-        record.save(exercise.id, entry)
+        progress_file.save(exercise.id, entry)
     what = f"chapter {chapter.number}" if whole else exercises[0].id
     return Page("", f"{what} is as it was at the beginning.{saved}")
 
@@ -225,7 +225,7 @@ def watch(exercise_id: str, show=None, every: float = 0.5) -> None:
     With a chapter's number, its first exercise that is not passed, and then the next.
     """
     chapter = chapter_of(exercise_id)
-    file = workbook.folder() / chapter.file_name
+    file = reader_files.folder() / chapter.file_name
     show = show or _show_in_place
     whole = "." not in str(exercise_id)
     exercises = chapter.exercises if whole else (find(exercise_id),)
@@ -236,7 +236,7 @@ def watch(exercise_id: str, show=None, every: float = 0.5) -> None:
             if stamp == seen:
                 time.sleep(every)
                 continue
-            todo = [e for e in exercises if e.id not in record.passed()] or exercises[-1:]
+            todo = [e for e in exercises if e.id not in progress_file.passed()] or exercises[-1:]
             report = check(todo[0].id)
             show(report)
             if report.passed and len(todo) == 1:
@@ -278,8 +278,8 @@ class Parts:
 def your_parts() -> Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
-    passed = record.passed()
-    return Parts(trial.parts(passed) if passed else [])
+    passed = progress_file.passed()
+    return Parts(examine.parts(passed) if passed else [])
 
 
 def source(target: str):

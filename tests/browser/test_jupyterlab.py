@@ -19,7 +19,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from minikv.course.exercise import chapter_of
+from minikv.course.harness.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
 # By chapter: one with this name.

@@ -22,16 +22,15 @@ from typing import Any
 import torch
 
 import minikv
-from kernels import goals
-from kernels.clock import COPIED, Copy, CudaClock, random_values, where
 from minikv.checkpoint import read_config
-from minikv.course.bench import peers
+from minikv.course.bench import gpu_goals, peers
+from minikv.course.bench.gpu_clock import COPIED, Copy, CudaClock, random_values, where
 from minikv.course.bench.harness import Goal, Spread, Table, bar, race
-from minikv.course.published import CONFIGS
-from minikv.course.timing import no_gc, timed
+from minikv.course.chapters.ch03_kv_memory.published import CONFIGS
+from minikv.course.measure.timing import no_gc, timed
 from minikv.model import Transformer
 
-COMMAND = goals.COMMANDS["gpu"]
+COMMAND = gpu_goals.COMMANDS["gpu"]
 ROPE = {
     "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Table:
     """Raises ValueError where there is no CUDA GPU."""
-    goals.require_rounds(args.repeats)
+    gpu_goals.require_rounds(args.repeats)
     clock, here, sizes = CudaClock(COMMAND), where(), Sizes()
     clock.require_memory(32 * COPIED)
     lm, peer = make_pair(SHAPE, clock.device, torch.bfloat16)
@@ -70,11 +69,11 @@ def run(args: argparse.Namespace) -> Table:
     figures |= whole_calls(lm, peer, sizes, args.repeats, table)
     content = {
         "repeats": args.repeats,
-        "goals": goals.judge(figures),
+        "goals": gpu_goals.judge(figures),
         "sizes": asdict(sizes),
         "measured": table.as_json()["rows"],
     }
-    path = goals.save("gpu", here, content, goals.RESULTS)
+    path = gpu_goals.save("gpu", here, content, gpu_goals.RESULTS)
     table.notes.append(f"kept in {path}")
     return table
 
@@ -215,10 +214,10 @@ def _free_memory() -> None:
 
 def _goal(name: str, figures: dict[str, list[float]], values: list[float]) -> Goal | None:
     """Note the values of a goal; None if there is no such goal."""
-    if name not in goals.GOALS:
+    if name not in gpu_goals.GOALS:
         return None
     figures[name] = values
-    return Goal("figure", goals.GOALS[name].sign, goals.GOALS[name].bound)
+    return Goal("figure", gpu_goals.GOALS[name].sign, gpu_goals.GOALS[name].bound)
 
 
 # ── Whole calls ───────────────────────────────────────────────────────────────

@@ -22,8 +22,8 @@ import torch
 from tqdm import tqdm
 
 import minikv
-from minikv.course.files import write_whole
-from minikv.course.timing import timed
+from minikv.course.harness.files import write_whole
+from minikv.course.measure.timing import timed
 
 
 class Spread:

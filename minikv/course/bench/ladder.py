@@ -8,7 +8,7 @@ import argparse
 
 import minikv
 from minikv.course.bench.harness import Spread, Table
-from minikv.course.running_table import RunningTable
+from minikv.course.measure.running_table import RunningTable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

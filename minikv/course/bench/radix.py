@@ -17,7 +17,7 @@ from time import perf_counter
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
-from minikv.course.timing import no_gc, timed
+from minikv.course.measure.timing import no_gc, timed
 
 BLOCK = 16  # tokens
 DEPTH = 62  # blocks of a prompt, 992 tokens

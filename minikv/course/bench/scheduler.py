@@ -13,7 +13,7 @@ import torch
 
 import minikv
 from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
-from minikv.course.timing import timed
+from minikv.course.measure.timing import timed
 
 GOALS = {64: 0.1, 256: 0.3}  # ms a step, by running sequences
 

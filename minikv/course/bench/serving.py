@@ -9,8 +9,8 @@ import argparse
 
 import minikv
 from minikv.course.bench.harness import Spread, Table, positive
-from minikv.course.serving import compare, percentile
-from minikv.course.workload import shared_prompts
+from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile
+from minikv.course.measure.workload import shared_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,326 @@
+"""What a KV cache costs, and what reserving it wastes: the arithmetic of chapter 03.
+
+From a config to bytes a token; from bytes to the speed that a decode step cannot exceed; the
+slots of a reservation, used or not (the three kinds of waste of Kwon et al., 2023); and memory
+that is handed out in contiguous pieces.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from minikv.course.measure.workload import Length
+from minikv.kv_cache import PreallocatedCache
+from minikv.language_model import LanguageModel
+
+# ── Bytes a token ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the KV cache of a model depends on."""
+
+    num_layers: int
+    num_heads: int  # query heads
+    num_kv_heads: int
+    head_dim: int
+    latent_dim: int = 0  # numbers a token and layer in multi-head latent attention; 0: other kinds
+
+
+def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
+    """Bytes that one cached token takes, in all layers together.
+
+    `shape` has num_layers, num_heads (query heads), num_kv_heads, head_dim and latent_dim.
+    With MHA, GQA and MQA each KV head keeps a key and a value of `head_dim` numbers, in each
+    layer. Multi-head latent attention (latent_dim > 0) keeps `latent_dim` numbers in each
+    layer, once: no heads, and one vector that both keys and values are computed from. Every
+    number takes `bytes_per_number` bytes.
+
+    3 layers, 8 query heads on 2 KV heads, head dim 4, fp16:
+
+        kv_bytes_per_token(Shape(3, 8, 2, 4)) == 96
+        kv_bytes_per_token(Shape(3, 8, 8, 4, latent_dim=10)) == 60
+    """
+    if shape.latent_dim:
+        return shape.num_layers * shape.latent_dim * bytes_per_number
+    return 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * bytes_per_number
+
+
+def shape_of(config: dict) -> Shape:
+    """The shape that a published config.json describes.
+
+    - A model of text and images has its language model under "text_config".
+    - Without "num_key_value_heads" (or with null), every query head has a KV head of its own.
+    - "head_dim", or "v_head_dim" in DeepSeek's configs, need not be there. Then the query heads
+      share "hidden_size" evenly. It is a whole number, as all five are.
+    - Multi-head latent attention keeps "kv_lora_rank" numbers and, beside them, a key of
+      "qk_rope_head_dim" numbers that carries the position.
+    """
+    text = config.get("text_config", config)
+    heads = text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or heads
+    head_dim = text.get("head_dim") or text.get("v_head_dim") or text["hidden_size"] // heads
+    latent = text["kv_lora_rank"] + text["qk_rope_head_dim"] if text.get("kv_lora_rank") else 0
+    return Shape(text["num_hidden_layers"], heads, kv_heads, head_dim, latent)
+
+
+# ── Bytes that a step reads ───────────────────────────────────────────────────
+
+
+def llama_parameters(config: dict) -> int:
+    """How many weights a Llama has: all of them are read in every step."""
+    shape, hidden = shape_of(config), config["hidden_size"]
+    attention = 2 * hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
+    mlp = 3 * hidden * config["intermediate_size"]
+    norms = 2 * hidden
+    tables = 1 if config["tie_word_embeddings"] else 2
+    embeddings = tables * config["vocab_size"] * hidden
+    return shape.num_layers * (attention + mlp + norms) + hidden + embeddings
+
+
+def decode_ceiling(
+    weight_bytes: float, bandwidth: float, batch: int = 1, kv_bytes: float = 0
+) -> float:
+    """Tokens a second that decode cannot exceed, all `batch` sequences together.
+
+    A decode step gives each sequence one token. It reads the weights once, whatever the batch,
+    and each sequence's own K and V, `kv_bytes` of it. `bandwidth` in bytes a second.
+
+    Weights of 10 bytes, 3 sequences of 5 bytes each, 100 bytes a second: a step reads 25 bytes,
+    so there are 4 steps a second, 12 tokens.
+    """
+    return batch * bandwidth / (weight_bytes + batch * kv_bytes)
+
+
+# ── Slots of a reservation ────────────────────────────────────────────────────
+
+
+class SlotUse(NamedTuple):
+    """What becomes of the slots that a request holds. The second is waste for now, the third
+    for good."""
+
+    used: int  # hold K and V of a token
+    future: int  # reserved, and still to be used by this request
+    internal: int  # internal fragmentation: reserved, and never used
+
+
+def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
+    """The slots of a request with `reserved` of them, as they are after step `step` of its life.
+
+    Step 1 is the prefill: it stores the prompt and gives the first output token. Each later step
+    stores the newest token and gives the next. Step `output` gives the last, which is never
+    stored. Raises ValueError if the request needs more slots than it has.
+
+    2,048 slots, a prompt of 7, 4 output tokens:
+
+        step 1    SlotUse(used=7, future=3, internal=2038)
+        step 2    SlotUse(used=8, future=2, internal=2038)
+        step 4    SlotUse(used=10, future=0, internal=2038)
+    """
+    final = prompt + output - 1
+    if final > reserved:
+        raise ValueError(f"{final} slots are needed, {reserved} are reserved")
+    used = prompt + step - 1
+    return SlotUse(used, final - used, reserved - final)
+
+
+def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -> list[float]:
+    """Of all the slots that these requests hold, in every step of every life: the shares that
+    are used, held for the future, and never used. They add up to 1.
+
+    Each `length` has a `prompt` and an `output`, in tokens; `reserve` is a function, and
+    `reserve(length)` says how many slots such a request gets. A life has the steps 1 to `output`.
+    Long requests count for more: they hold their slots for longer.
+
+    Two requests with 4 slots each, of 1 + 2 and of 3 + 1 tokens, hold 4 slots in 3 steps. Used:
+    1 and 2 by the first, 3 by the other, of 12. For the future: 1. Never: 2 + 2 + 1.
+
+        shares_over_lives([Length(1, 2), Length(3, 1)], lambda length: 4) == [6/12, 1/12, 5/12]
+    """
+    used = future = internal = 0
+    for length in lengths:
+        steps, reserved = length.output, reserve(length)
+        slots = slots_at(reserved, length.prompt, steps, step=1)
+        later = steps * (steps - 1) // 2  # 0 + 1 + …: what moves from `future` to `used`
+        used += steps * slots.used + later
+        future += steps * slots.future - later
+        internal += steps * slots.internal
+    held = used + future + internal
+    return [used / held, future / held, internal / held]
+
+
+# ── Memory in contiguous pieces ───────────────────────────────────────────────
+
+
+class NoHole(Exception):
+    """No hole is large enough, whatever they hold together. Nothing was changed."""
+
+    def __init__(self, needed: int, largest: int, free: int):
+        super().__init__(f"{needed} are needed; {free} are free, at most {largest} in one piece")
+        self.needed, self.largest, self.free = needed, largest, free
+
+
+class ContiguousMemory:
+    """Memory of `size` units, handed out in contiguous pieces by first fit.
+
+    `holes` are the free pieces, (start, size), in the order of their addresses. No two of them
+    touch: neighbours are one hole. `pieces` are those handed out, start: size.
+    """
+
+    def __init__(self, size: int):
+        self.size = size
+        self.holes: list[tuple[int, int]] = [(0, size)]
+        self.pieces: dict[int, int] = {}
+
+    @property
+    def num_free(self) -> int:
+        return sum(size for _, size in self.holes)
+
+    @property
+    def largest_hole(self) -> int:
+        return max((size for _, size in self.holes), default=0)
+
+    def allocate(self, size: int) -> int:
+        """Take `size` units, at least 1, from the beginning of the first hole that has them; what
+        is left of the hole stays one. Returns where the piece starts. Raises
+        NoHole(size, largest_hole, num_free) if no hole is large enough, and changes nothing then.
+
+        In a memory of 10: allocate(4) is 0, allocate(3) is 4, and `holes` are [(7, 3)].
+        """
+        for index, (start, room) in enumerate(self.holes):
+            if room >= size:
+                if room > size:
+                    self.holes[index] = (start + size, room - size)
+                else:
+                    del self.holes[index]
+                self.pieces[start] = size
+                return start
+        raise NoHole(size, self.largest_hole, self.num_free)
+
+    def release(self, start: int) -> None:
+        """Give back the piece that starts there. It becomes one hole with the holes that it
+        touches, before it and behind it. Raises ValueError if no piece starts there, and changes
+        nothing then.
+
+        Then, in the same memory: release(0) makes `holes` [(0, 4), (7, 3)], and release(4)
+        makes them [(0, 10)].
+        """
+        if start not in self.pieces:
+            raise ValueError(f"no piece starts at {start}")
+        self.holes.append((start, self.pieces.pop(start)))
+        merged: list[tuple[int, int]] = []
+        for begin, size in sorted(self.holes):
+            if merged and sum(merged[-1]) == begin:
+                begin, before = merged.pop()
+                size += before
+            merged.append((begin, size))
+        self.holes = merged
+
+
+@dataclass
+class Served:
+    """Slots, summed over the steps in which somebody waited; and who ran in them."""
+
+    used: int = 0
+    future: int = 0
+    internal: int = 0
+    scattered: int = 0  # external fragmentation: free, enough for the next, but not in one piece
+    short: int = 0  # free, and in all too little for the next one
+    steps: int = 0
+    running: int = 0
+
+    @property
+    def shares(self) -> list[float]:
+        """Of all slots: used, future, internal, scattered, short."""
+        slots = [self.used, self.future, self.internal, self.scattered, self.short]
+        return [count / sum(slots) for count in slots]
+
+
+def serve(
+    lengths: Iterable[Length], memory: ContiguousMemory, reserve: Callable[[Length], int]
+) -> Served:
+    """Let requests, all of them there from the start, through `memory` in their order.
+
+    A request gets a piece of `reserve(length)` slots as soon as one is free and nobody before it
+    waits, and keeps it to its end. Each step gives each running request one token. Counted
+    is until nobody waits any more.
+    """
+    served, waiting = Served(), deque(lengths)
+    running: list[list[int]] = []  # [start, reserved, slots in the end, slots used]
+    while True:
+        while waiting:
+            reserved = reserve(waiting[0])
+            try:
+                start = memory.allocate(reserved)
+            except NoHole:
+                break
+            prompt, output = waiting.popleft()
+            running.append([start, reserved, prompt + output - 1, prompt])
+        if not waiting:
+            return served
+        if not running:
+            raise ValueError(f"reserve: {reserved} slots, more than there are ({memory.size})")
+        used, final, held = (sum(request[place] for request in running) for place in (3, 2, 1))
+        served.used += used
+        served.future += final - used
+        served.internal += held - final
+        if memory.num_free >= reserved:
+            served.scattered += memory.num_free
+        else:
+            served.short += memory.num_free
+        served.steps += 1
+        served.running += len(running)
+        for request in running:
+            if request[3] == request[2]:
+                memory.release(request[0])
+            request[3] += 1
+        running = [request for request in running if request[3] <= request[2]]
+
+
+def generate_in_pieces(
+    lm: LanguageModel, prompts: list[list[int]], new_tokens: list[int], memory: ContiguousMemory
+) -> tuple[list[list[int]], Served]:
+    """Greedy tokens of several requests whose K and V lie in one storage, each in a piece of it.
+
+    `memory` hands out the slots of that storage as in `serve`, to each request as many as it
+    needs in the end. Returns the tokens of each, and the use of the slots.
+    """
+    config = lm.config
+    shape = (config.num_layers, 2, memory.size, config.num_kv_heads, config.head_dim)
+    storage = torch.zeros(shape, dtype=lm.dtype, device=lm.device)
+    caches: dict[int, PreallocatedCache] = {}  # by the start of the piece
+    results: list[list[int]] = [[] for _ in prompts]
+    order, owners = deque(range(len(prompts))), {}
+    served = Served()
+    while order or caches:
+        while order:
+            index = order[0]
+            needed = len(prompts[index]) + new_tokens[index] - 1
+            try:
+                start = memory.allocate(needed)
+            except NoHole:
+                break
+            cache = PreallocatedCache(config, needed, lm.dtype, lm.device)
+            cache.kv = storage[:, :, start : start + needed]
+            caches[start], owners[start] = cache, order.popleft()
+        if not caches:
+            raise ValueError(f"prompts: {needed} slots are needed, there are {memory.size}")
+        for start, cache in list(caches.items()):
+            ids, prompt = results[owners[start]], prompts[owners[start]]
+            ids.append(int(lm.logits(ids[-1:] or prompt, cache)[-1].argmax()))
+        served.used += sum(cache.num_tokens for cache in caches.values())
+        served.future += sum(cache.capacity - cache.num_tokens for cache in caches.values())
+        enough = order and memory.num_free >= needed
+        served.scattered += memory.num_free if enough else 0
+        served.short += 0 if enough else memory.num_free
+        served.steps += 1
+        served.running += len(caches)
+        for start in [
+            start for start, cache in caches.items() if cache.num_tokens == cache.capacity
+        ]:
+            memory.release(start)
+            del caches[start]
+    return results, served

@@ -1,0 +1,287 @@
+"""Pictures of chapter 03: contiguous memory at one moment, slot by slot, and as time goes on.
+
+reservation_picture(memory, {start: ("A", slots)})     # what the slots of each piece do
+film = MemoryFilm(memory, "KB")
+film.snap("A to E have started", {"A": 0, …})          # copies what is there now
+film.picture()                                         # every step, from left to right
+film.widget()                                          # a player
+"""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Rectangle
+
+from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, Served, SlotUse
+from minikv.course.pictures import style
+from minikv.course.pictures.player import Player
+
+SLOT = 0.24  # inches, a slot with room around it
+ENDS = 3  # slots that are drawn at the beginning of a long stretch, and as many at its end
+
+
+def color_of(name: str) -> str:
+    return style.color(ord(name[0]) - ord("A"))
+
+
+def canvas(height: float) -> tuple[Figure, object]:
+    """A figure whose axes are inches from its upper left corner."""
+    figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, style.WIDTH), ylim=(height, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def draw_slot(axes, x: float, y: float, state: str, name: str, size: float = SLOT) -> None:
+    """One slot: "used", "future", "internal", or "free", which has no name."""
+    colors = {
+        "used": (color_of(name) if name else style.PAPER, style.INK, "-"),
+        "future": (style.tint(color_of(name)) if name else style.PAPER, style.INK, "-"),
+        "internal": ("none", style.INK, ":"),
+        "free": ("none", style.FAINT, "-"),
+    }
+    face, edge, line = colors[state]
+    room = 0.1 * size
+    axes.add_patch(
+        Rectangle((x + room / 2, y + room / 2), size - room, size - room, facecolor=face,
+                  edgecolor=edge, linestyle=line, linewidth=0.8)
+    )  # fmt: skip
+    if state in ("used", "future"):
+        ink = style.ink_on(color_of(name)) if state == "used" else style.INK
+        axes.text(
+            x + size / 2, y + size / 2, name, ha="center", va="center_baseline", color=ink,
+            fontsize=min(9, 36 * size), fontweight="bold" if state == "used" else "normal",
+        )  # fmt: skip
+
+
+KINDS = {  # of slots, as in `Served.shares`: what they are called, their colour
+    "holds a token": style.PALETTE[0],
+    "reserved for the future": style.tint(style.PALETTE[0]),
+    "internal fragmentation": style.PALETTE[2],
+    "external fragmentation": style.PALETTE[3],
+    "free, and too little in all": style.PAPER,
+}
+
+
+# ── One moment, slot by slot ──────────────────────────────────────────────────
+
+LEGEND = (
+    ("used", "holds a token"),
+    ("future", "for the request's future"),
+    ("internal", "never used: internal"),
+    ("free", "free: external, if the next request needs more in one piece"),
+)
+
+
+def reservation_picture(
+    memory: ContiguousMemory, held: Mapping[int, tuple[str, SlotUse]]
+) -> style.Picture:
+    """The whole memory in the order of addresses: a row for each piece and each hole. `held`:
+    by the start of each piece, whose it is and what its slots do."""
+    rows = []  # (start, label, [(state, name, count, words)])
+    for start, size in memory.pieces.items():
+        name, use = held[start]
+        words = (f"{use.used:,} used", f"{use.future:,} for later", f"{use.internal:,} never used")
+        states = zip(SlotUse._fields, use, words, strict=True)
+        stretches = [(state, name, count, text) for state, count, text in states if count]
+        rows.append((start, f"{name} has {size:,}", stretches))
+    for start, size in memory.holes:
+        rows.append((start, f"hole of {size:,}", [("free", "", size, f"{size:,} free")]))
+    figure, axes = canvas(1.0 + 0.72 * len(rows))
+    used = sum(use.used for _, use in held.values())
+    title = (
+        f"{used} of {memory.size:,} slots hold a token; {memory.num_free:,} are free, "
+        f"{memory.largest_hole:,} of them in one piece"
+    )
+    axes.text(0.1, 0.22, title, fontsize=11, fontweight="bold", va="center", color=style.INK)
+    for row, (start, label, stretches) in enumerate(sorted(rows)):
+        y = 0.52 + 0.72 * row
+        axes.text(0.1, y + SLOT / 2, label, fontsize=9, va="center", color=style.INK)
+        axes.text(
+            1.68, y + SLOT / 2, f"{start:,}", fontsize=8, va="center", ha="right", color=style.FAINT
+        )
+        x, free = 1.78, 0.0
+        for state, name, count, words in stretches:
+            start, x = x, _draw_stretch(axes, x, y, state, name, count)
+            wide = 0.062 * len(words)
+            left = max((start + x - wide) / 2, free)  # under its slots, unless the last still is
+            axes.plot([start + 0.02, x - 0.02], [y + 0.3] * 2, color=style.FAINT, linewidth=0.8)
+            axes.text(left + wide / 2, y + 0.4, words, ha="center", va="center", fontsize=8,
+                      color=style.INK)  # fmt: skip
+            free = left + wide + 0.1
+    x, y = 0.1, 0.62 + 0.72 * len(rows)
+    for state, words in LEGEND:
+        draw_slot(axes, x, y, state, "" if state == "free" else "A", 0.2)
+        axes.text(x + 0.25, y + 0.1, words, fontsize=8, va="center", color=style.INK)
+        x += 0.45 + 0.062 * len(words)
+    alt = f"{title}. " + " ".join(
+        f"From address {start:,}, {label}: {', '.join(words for *_, words in stretches)}."
+        for start, label, stretches in sorted(rows)
+    )
+    return style.Picture(figure, alt)
+
+
+def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int) -> float:
+    """Some slots of one kind, the middle of many left out. Returns where the next one begins."""
+    long = count > 3 * ENDS
+    for index in range(2 * ENDS if long else count):
+        if long and index == ENDS:
+            axes.text(x + 0.3, y + SLOT / 2, "· · ·", ha="center", va="center", color=style.INK)
+            x += 0.6
+        draw_slot(axes, x, y, state, name)
+        x += SLOT
+    return x
+
+
+def served_picture(served: Mapping[str, Served]) -> style.Picture:
+    """What became of all slots under each way of reserving, as bars of five shares."""
+    names = list(served)
+    shares = [served[name].shares for name in names]
+    least = min(1 - share[0] for share in shares)
+    title = f"With any of these reservations, at least {least:.0%} of the slots hold no token"
+    figure, axes = style.new_axes(title, "share of all slots in all steps (%)", "", height=3.3)
+    left = [0.0] * len(names)
+    for kind, (words, color) in enumerate(KINDS.items()):
+        widths = [100 * share[kind] for share in shares]
+        axes.barh(names, widths, 0.6, left, color=color, edgecolor=style.INK, linewidth=0.7,
+                  label=words)  # fmt: skip
+        for row, width in enumerate(widths):
+            if width > 3:  # else there is no room for it
+                axes.text(left[row] + width / 2, row, f"{width:.0f}", ha="center", va="center",
+                          fontsize=9, color=style.ink_on(to_hex(color)))  # fmt: skip
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
+    rows = (
+        f"{name}: "
+        + ", ".join(f"{words} {part:.0%}" for words, part in zip(KINDS, share, strict=True))
+        for name, share in zip(names, shares, strict=True)
+    )
+    return style.Picture(figure, f"Stacked bars. {title}. " + "; ".join(rows) + ".")
+
+
+# ── As time goes on ───────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A memory as it was: pieces by name and holes, each (start, size); and who waits."""
+
+    words: str
+    pieces: dict[str, tuple[int, int]]
+    holes: tuple[tuple[int, int], ...]
+    waits: tuple[str, int] | None  # who, for how much
+
+    @property
+    def free(self) -> int:
+        return sum(size for _, size in self.holes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether some hole is large enough for who waits."""
+        return any(size >= self.waits[1] for _, size in self.holes)
+
+
+class MemoryFilm:
+    """A `ContiguousMemory`, of anyone's making, seen step by step."""
+
+    def __init__(self, memory, unit: str):
+        self.memory, self.unit = memory, unit
+        self.moments: list[Moment] = []
+
+    def snap(
+        self, words: str, starts: Mapping[str, int], waits: tuple[str, int] | None = None
+    ) -> None:
+        """Note the memory as it is now. `starts`: where whose piece starts; `waits`: who
+        asks for how much in vain."""
+        pieces = {name: (start, self.memory.pieces[start]) for name, start in starts.items()}
+        self.moments.append(Moment(words, pieces, tuple(self.memory.holes), waits))
+
+    def picture(self) -> style.Picture:
+        title = next(
+            (
+                f"{moment.free} {self.unit} are free, and {moment.waits[0]} waits for "
+                f"{moment.waits[1]} {self.unit}. "
+                for moment in self.moments
+                if moment.waits and not moment.fits and moment.free >= moment.waits[1]
+            ),
+            "",
+        )
+        figure = self._figure(len(self.moments) - 1, None)
+        figure.suptitle(title[:-2], x=0.01, y=0.995, ha="left", va="top", fontsize=11,
+                        fontweight="bold", color=style.INK)  # fmt: skip
+        alt = f"{title}A memory of {self.memory.size} {self.unit} in {len(self.moments)} steps. "
+        return style.Picture(figure, alt + " ".join(map(self.describe, self.moments)))
+
+    def describe(self, moment: Moment) -> str:
+        """One step in words."""
+        held = ", ".join(f"{name} at {start}" for name, (start, _) in sorted(moment.pieces.items()))
+        holes = ", ".join(f"{size} {self.unit} at {start}" for start, size in moment.holes)
+        return f"{moment.words}: {f'held: {held}' if held else 'nothing held'}; " + (
+            f"free: {holes}." if holes else "nothing free."
+        )
+
+    def frame(self, upto: int) -> Figure:
+        """The steps up to and with `upto`, that one marked; later ones have no ink yet."""
+        return self._figure(upto, upto)
+
+    def _figure(self, upto: int, marked: int | None) -> Figure:
+        self.unit_height = min(0.2, 4.2 / self.memory.size)  # inches, as all that follows
+        self.wide = (style.WIDTH - 0.5) / len(self.moments)
+        letters = max(8, int(self.wide / 0.075))
+        words = [textwrap.fill(moment.words, letters) for moment in self.moments]
+        self.top = 0.65 + 0.15 * max(text.count("\n") + 1 for text in words)
+        figure, axes = canvas(self.y(self.memory.size) + 0.85)
+        for address in range(0, self.memory.size + 1, max(1, self.memory.size // 5)):
+            label = f"{address} {self.unit}" if address == 0 else f"{address}"
+            axes.text(0.5, self.y(address), label, fontsize=7, ha="right", va="center",
+                      color=style.FAINT)  # fmt: skip
+        if marked is not None:
+            box = (0.52 + self.wide * marked, 0.3), self.wide - 0.04, figure.get_figheight() - 0.34
+            axes.add_patch(FancyBboxPatch(*box, facecolor="#f1f1f1", edgecolor=style.FAINT,
+                                          linewidth=0.8, boxstyle="round,pad=0"))  # fmt: skip
+        for step in range(upto + 1):
+            left = 0.5 + self.wide * step
+            axes.text(left + 0.15, 0.42, words[step], fontsize=8, va="top", color=style.INK)
+            self._draw(axes, left + 0.15, self.moments[step])
+        return figure
+
+    def y(self, address: float) -> float:
+        return self.top + self.unit_height * address
+
+    def _draw(self, axes, x: float, moment: Moment) -> None:
+        size = self.unit_height
+        for name, (start, count) in moment.pieces.items():
+            for address in range(start, start + count):
+                draw_slot(axes, x, self.y(address), "used", name, size)
+            axes.add_patch(
+                FancyBboxPatch((x, self.y(start)), size, size * count, facecolor="none",
+                               edgecolor=style.INK, linewidth=1.4,
+                               boxstyle="round,pad=0,rounding_size=0.05")
+            )  # fmt: skip
+        for start, count in moment.holes:
+            for address in range(start, start + count):
+                draw_slot(axes, x, self.y(address), "free", "", size)
+            axes.text(x + size + 0.08, self.y(start + count / 2), f"{count} {self.unit}\nfree",
+                      fontsize=8, va="center", color=style.INK)  # fmt: skip
+        if moment.waits:
+            (name, count), y = moment.waits, self.y(self.memory.size) + 0.2
+            size = min(size, (self.wide - 0.2) / count)
+            for index in range(count):
+                draw_slot(axes, x + size * index, y, "future", name, size)
+            what = "can start now" if moment.fits else f"needs {count} {self.unit}\nand waits"
+            axes.text(x, y + size + 0.08, f"{name} {what}", fontsize=8, va="top", color=style.INK)
+
+    def widget(self) -> Player:
+        """Play, pause and a slider over the steps."""
+        return Player(
+            "the memory's film",
+            last=len(self.moments) - 1,
+            frame=self.frame,
+            caption=lambda step: self.describe(self.moments[step]),
+        )

@@ -1,0 +1,255 @@
+"""Chapter 04: blocks, tables of blocks, and attention that reads through them."""
+
+from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+
+CHAPTER = Chapter(
+    number="04",
+    name="paged_blocks",
+    doc="Paged blocks: a pool, a table for each sequence, slots, and attention over blocks.",
+    skeleton=(
+        Class("minikv.blocks:BlockPool", write={"allocate": "04.1", "release": "04.1"}),
+        Class(
+            "minikv.blocks:BlockTable",
+            write={"grow": "04.2"},
+            leave_out=("share", "replace", "fork", "writable_slot"),
+        ),
+        Function("minikv.course.chapters.ch04_paged_blocks.answers:slot_mapping", "04.3"),
+        Function("minikv.paged:blockwise_attention", "04.4"),
+        Function(
+            "minikv.course.chapters.ch04_paged_blocks.answers:batched_attention",
+            Bug("04.5", (("keys < context_lens", "keys <= context_lens"),)),
+        ),
+        Function("minikv.course.chapters.ch04_paged_blocks.answers:before_the_sweep", "04.6"),
+    ),
+    exercises=(
+        Exercise(
+            id="04.1",
+            title="A pool of blocks",
+            minutes=15,
+            difficulty=2,
+            kind="build",
+            matters="A block handed out twice mixes the text of two requests. "
+            "A block never given back is lost until somebody restarts the server.",
+            hints=(
+                "All blocks have the same size, so any free one will do. What does "
+                "`__init__` leave you that knows which are free, and who counts the holders?",
+                "Allocate has two cases: a block is free, or none is. Release has three: the "
+                "block is free already (or no block at all: `ref_count` knows), it has other "
+                "holders, or you were the last one.",
+                """allocate:
+    if nothing is free: raise OutOfBlocks(1, 0)
+    take the last block off the free list; its count becomes 1; return it
+release:
+    count = ref_count(block_id)          # raises for an unknown id
+    if count is 0: raise ValueError
+    the count becomes count - 1; if that is 0, put the block on the free list""",
+            ),
+            works="""\
+Nothing is ever searched for. All blocks have one size, so any free block is as good as any
+other, and the top of a stack will do: allocate and release take the same time in a pool of ten
+blocks and of ten million. An operating system keeps its free page frames in lists for the same
+reason. That is what a fixed size buys: no best fit, no gaps that are too small, no compaction.
+
+The count waits for chapter 05, where several tables hold one block. Who lets go never has to
+know who else is there: only the last release frees.
+
+Refusing a second release is not pedantry. Without it the block stands in the free list twice,
+two requests get it, and the mistake shows far away from its cause. vLLM's pool refused, so in
+2023 users saw "Double free!" (issue 1556) rather than each other's text. And -1 has to be refused
+by hand: to a Python list it means the last element, which is somebody's block.
+
+Which free block comes next is open. Here it is the one freed last: the likeliest to be in the
+processor's cache. vLLM's version 1 takes the one freed longest ago, because there a free block may
+still hold a cached prefix, and the oldest of those is the one to lose first.""",
+        ),
+        Exercise(
+            id="04.2",
+            title="A table that grows",
+            minutes=15,
+            difficulty=2,
+            kind="build",
+            matters="A table grows while its request runs. When the pool runs dry in the middle "
+            "of that, a table that keeps half of what it asked for can stop the whole engine.",
+            hints=(
+                "How many blocks must the table have afterwards? How many has it? Neither "
+                "question mentions how many tokens are added.",
+                "Three cases: the new tokens fit into the last block; blocks are needed and the "
+                "pool has them; blocks are needed and it has too few. In the third, what has "
+                "already happened when you notice?",
+                """if num_tokens is negative: raise ValueError
+total = what the table has promised so far + num_tokens
+needed = total / block_size, rounded up, - the blocks it has
+if needed is more than the pool has free: raise OutOfBlocks(needed, free)
+append `needed` blocks, one allocate each
+only now: num_tokens of the table becomes total""",
+            ),
+            works="""\
+The total decides, not the increment. Rounding up each increment would open a block for every
+token; rounding up the total uses the last block's empty slots first, and at most block_size - 1
+slots of a table are ever empty. `-(-total // block_size)` rounds up in whole numbers.
+
+All or nothing is about the others. Two requests that each hold half of what they need can hold
+the whole pool between them, and neither will ever go on: hold and wait, the textbook's first
+condition for a deadlock. A request that got nothing holds nothing more, and the scheduler can try
+something else: evict a cached prefix, or preempt somebody (chapters 06 and 07).
+
+Asking first and taking afterwards is enough here, because one thread does both and nobody comes
+in between. Taking block by block and giving all of it back on failure is right as well. vLLM's
+`KVCacheManager.allocate_slots` asks first, too, and answers None.
+
+`num_tokens` is what was promised, not what the last block could still take. The engine asks for
+a whole block's worth when a decode opens one, so it comes here once in block_size steps.""",
+        ),
+        Exercise(
+            id="04.3",
+            title="Where a token goes",
+            minutes=10,
+            difficulty=2,
+            kind="build",
+            matters="One wrong slot, and a key and a value overwrite those of another token. "
+            "Nothing crashes. The text turns to nonsense a little later.",
+            hints=(
+                "Take one position alone. Which logical block is it in, and at which place in "
+                "that block? Only then look into the table.",
+                "The position counts from the start of the sequence, whatever the chunk begins "
+                "with. Try a chunk that begins in the middle of a block by hand.",
+                """slots = []
+for position from start up to, not including, end:
+    index, offset = position divided by block_size, and what is left over
+    physical = block_ids[index]
+    append physical * block_size + offset
+return slots""",
+            ),
+            works="""\
+A position is split in two: its quotient by the block size picks a line of the table, its
+remainder goes through unchanged. A processor does the same with every address of a program; pages
+there are powers of two in size, so it cuts the address in two instead of dividing.
+
+One slot number serves all layers. Every layer has its own keys and values and all are laid out
+alike, so the mapping is computed once a step. (The engine does it a block at a time, in
+`BatchBuilder._chunk_slots`; for decodes the scheduler just adds 1 to the slot of the step before,
+until the block ends.)
+
+What to count from is the trap. A chunk of a prompt, or a prompt whose beginning is cached, starts
+at a position other than 0. An engine that counts from the chunk's own start writes over the
+sequence's first tokens, and prompts that fit into one chunk never show it.
+
+vLLM 0.8.5 computes block_numbers * block_size + block_offsets for the whole batch in numpy
+(`gpu_model_runner.py`); a small kernel, reshape_and_cache, then writes K and V to those slots.""",
+        ),
+        Exercise(
+            id="04.4",
+            title="Attention, one block at a time",
+            minutes=40,
+            difficulty=4,
+            kind="build",
+            matters="This loop is inside every paged attention kernel, and inside "
+            "FlashAttention. Chapter 08 writes it once more, for a GPU.",
+            hints=(
+                "What do you have to carry from one block to the next, for each query head? It "
+                "is three things, and none of them grows with the context.",
+                "Per block: which of its slots are filled? Which keys does a query head see (heads "
+                "of one group lie side by side)? Then two cases: the block's largest score is "
+                "above the largest so far, or it isn't. One formula does both.",
+                """top = -inf, total = 0, out = 0      for each query head (out has D numbers)
+for each block of the context:
+    k, v = its filled slots;  scores = q . k / sqrt(D)
+    new_top = max(top, largest score);  shrink = exp(top - new_top)
+    weights = exp(scores - new_top)
+    total = total * shrink + sum of weights
+    out = out * shrink + weights . v;  top = new_top
+return out / total""",
+            ),
+            works="""\
+Nothing is approximated. Adding a number to all scores changes no softmax, so what is summed
+relative to the old maximum differs from what is summed relative to the new one by a single
+factor, the same for every term: e^(m - M). Only the order of the additions is another, so the
+results differ from naive attention by rounding.
+
+The factor is never above 1, and every exponent is 0 or less, so nothing overflows however large
+the scores are. The start, m = -inf with empty sums, needs no special case: the first factor is
+e^(-inf) = 0. (A block without a single visible key would: -inf - -inf is NaN. Here every block
+has at least one token; a kernel that masks has to guard.)
+
+For each query head D + 2 numbers are carried, whatever the context. They stay in registers
+while K and V stream by once. And two such triples can be merged by the same formula, so blocks
+can be given to several processors and their results joined: that is split-KV.
+
+The running softmax is Milakov and Gimelshein's (2018). FlashAttention (Dao et al., 2022) tiles
+contiguous K and V with it; reading the tiles through a table is PagedAttention (Kwon et al.,
+2023).""",
+        ),
+        Exercise(
+            id="04.5",
+            title="Other words in company",
+            minutes=15,
+            difficulty=3,
+            kind="debug",
+            matters="One request at a time, on fresh memory, the tests pass. In production, one "
+            "request reads a token that belongs to another.",
+            hints=(
+                "The same request is right alone and wrong beside others. What of the others "
+                "can it reach at all? Print which slots the last row of a small batch may see.",
+                "A row sees keys 0, 1, 2, … up to a border. Work it out for a context of 5 tokens "
+                "in blocks of 4: at which positions do those tokens stand, and which "
+                "positions does the comparison let through? Then for a context of 8.",
+                """context_len = 5:  tokens stand at positions 0 1 2 3 4
+visible should be:   T T T T T F F F
+visible is:          T T T T T T F F     <- a slot that nobody of this sequence filled
+so: which comparison is true for 4 and false for 5?
+(with a *position* instead of a length, the one that is there would be right)""",
+            ),
+            works="""\
+A context of n tokens stands at positions 0 … n - 1, so key j is visible if j < n. With a query's
+position p = n - 1 the same is j <= p. Both are in use, `TorchAttention` has the second, and mixing
+them is the field's favourite off-by-one.
+
+Why did nothing show alone? The slot after the newest token was never written, and a fresh pool
+is all zeros: the key gives a score of 0, the value adds nothing, the output shrinks a little.
+Then memory is reused, or tables are padded with block 0, and the slot holds somebody's token.
+
+It is more than a wrong word. What one user gets now depends on what another one wrote.
+
+Real engines have shipped it. In 2026 the Rust engine pegainfer let its page table run one block
+ahead of the sequence at every block border (issue 291): zeros on a fresh pool, old keys and values
+on a recycled block. Its golden test stayed green, for the pool was always fresh there.
+
+So test with loud memory. This repository's tests fill whatever a sequence does not own with
+huge numbers or with NaN, and put the sequences in company.""",
+        ),
+        Exercise(
+            id="04.6",
+            title="How large is a block?",
+            minutes=10,
+            difficulty=2,
+            kind="predict",
+            matters="Block size is a number that everyone who runs an engine has to choose. "
+            "Know what it does before you measure it.",
+            hints=(
+                "Only one block of a request is ever partly empty. Which one, and how empty is it "
+                "at worst?",
+                "A block is opened for a token, so it holds at least one. List the number of "
+                "empty slots for 1, 2, … up to all tokens in the last block, and average.",
+                """blocks       = 1300 / 16, rounded up
+empty        = blocks * 16 - 1300
+entries      = one for each block, and a block is a token
+average(b)   = (0 + 1 + … + (b - 1)) / b
+largest      = the last b of 1, 2, 4, 8, … with average(b) / (1300 + average(b)) < 0.04""",
+            ),
+            works="""\
+The last block is the only one with empty slots, 0 to b - 1 of them, (b - 1) / 2 on average.
+A request of L tokens so wastes about b / 2L of its slots: twice the block, twice the waste; twice
+the length, half of it. The promise of "under 4 %" is a statement about lengths as much as about
+paging: blocks of 16 keep it from some 180 tokens up.
+
+The table shrinks the other way, L / b entries, and with it what is done once a block: an entry
+to look up, a jump in memory, a round of the loop. From some size on there is nothing left to gain,
+while the waste goes on growing, so the best size is the smallest that reads fast enough.
+
+Kwon et al. (2023, section 7.2) found 16 to 128 best for long chats (ShareGPT), 16 and 32 for
+short ones (Alpaca), where larger blocks were longer than whole requests; vLLM's default is 16
+since then. Large blocks also have fewer chances to be shared: two prompts share full
+blocks only (chapters 05 and 07).""",
+        ),
+    ),
+)

@@ -1,0 +1,355 @@
+"""Chapter 07: a tree of cached prefixes, a cache without one, and what goes wrong around them."""
+
+from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+
+ONLY_WHOLE_PROMPTS = (
+    ("block_ids = self.root, []", "block_ids, known = self.root, [], 0"),
+    (
+        "        block_ids.append(block_id)\n    return block_ids",
+        "        block_ids.append(block_id)\n"
+        "        if not children:  # a prompt ends here\n"
+        "            known = len(block_ids)\n"
+        "    return block_ids[:known]",
+    ),
+)
+PATH_TO_THE_ROOT = (
+    "    path = []  # up to the root\n"
+    "    while node.parent is not None:\n"
+    "        node = node.parent\n"
+    "        path.append(node)\n"
+    "    for node in path[:-1]:  # the root is never locked\n"
+)
+LOCKS_FROM_THE_PARENT = (
+    ("    while node.parent is not None:\n", PATH_TO_THE_ROOT),
+    (
+        "        node.lock_count += 1\n        node = node.parent\n",
+        "        node.lock_count += 1\n",
+    ),
+)
+UNLOCKS_FROM_THE_PARENT = (
+    (
+        "    if node.parent is not None and node.lock_count == 0:\n"
+        '        raise ValueError("this node is not locked: unlock was called once too often")\n'
+        "    while node.parent is not None:\n",
+        PATH_TO_THE_ROOT + "        if node.lock_count == 0:\n"
+        "            raise ValueError("
+        '"this node is not locked: unlock was called once too often")\n',
+    ),
+    (
+        "+= len(node.block_ids)\n        node = node.parent\n",
+        "+= len(node.block_ids)\n",
+    ),
+)
+FULL_AND_STALE_HITS = (
+    (" Asked anew at every attempt: what was found before may be evicted by now.", ""),
+    (
+        "    # One token at least is left to compute: without it there are no logits.\n"
+        "    match = self.cache.match(sequence.token_ids[:-1], "
+        "sequence.request.params.cache_salt)\n",
+        '    found = vars(self).setdefault("found", {})  # by sequence\n'
+        "    if sequence not in found:  # it may wait for many steps, and ask in each of them\n"
+        "        salt = sequence.request.params.cache_salt\n"
+        "        found[sequence] = self.cache.match(sequence.token_ids, salt)\n"
+        "    match = found[sequence]\n",
+    ),
+)
+FREED_COPIES = (
+    (
+        "its blocks replace ours,\n    which are released only then.",
+        "there are two copies of it,\n    and ours are given back.",
+    ),
+    (
+        "            table.replace(index, result.block_ids[index])\n",
+        "            self.pool.release(table.block_ids[index])\n",
+    ),
+)
+OTHER_METHODS = (
+    "__init__", "add", "add_running", "fork", "schedule", "schedule_without", "commit", "preempt",
+    "remove", "recompute_all",
+    "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
+    "_drop_host_blocks", "__iter__",
+)  # fmt: skip
+
+CHAPTER = Chapter(
+    number="07",
+    name="radix_prefix_cache",
+    doc="The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.",
+    skeleton=(
+        Class(
+            "minikv.course.chapters.ch07_radix_prefix_cache.answers:BlockTrie",
+            write={"match": Bug("07.1", ONLY_WHOLE_PROMPTS)},
+        ),
+        Class(
+            "minikv.radix:RadixCache",
+            write={
+                "insert": "07.3",
+                "lock": Bug("07.5", LOCKS_FROM_THE_PARENT),
+                "unlock": Bug("07.5", UNLOCKS_FROM_THE_PARENT),
+                "evict": "07.3",
+                "_walk": "07.2",
+                "_split": "07.2",
+            },
+            leave_out=("clear", "block_ids", "check", "nodes"),
+        ),
+        Function("minikv.course.chapters.ch07_radix_prefix_cache.answers:chained_hashes", "07.4"),
+        Class(
+            "minikv.course.chapters.ch07_radix_prefix_cache.answers:ChainedCache",
+            write={"match": "07.4", "insert": "07.4", "evict": "07.4"},
+        ),
+        Class(
+            "minikv.scheduler:Scheduler",
+            write={
+                "look_up": Bug("07.6", FULL_AND_STALE_HITS),
+                "share_full_blocks": Bug("07.6", FREED_COPIES),
+            },
+            leave_out=OTHER_METHODS,
+        ),
+    ),
+    exercises=(
+        Exercise(
+            id="07.1",
+            title="A tree that only knows whole prompts",
+            minutes=10,
+            difficulty=2,
+            kind="debug",
+            matters="Most of what requests have in common is a beginning that nobody ever sent "
+            "alone. A cache that looks for whole prompts saves nothing there, and raises no error.",
+            hints=(
+                "A chat that grows is found, ten questions under one system prompt are not. What "
+                "does the stored prompt of the one have that the other's has not? Draw both tries.",
+                "The walk ends in one of three ways: the next block is not there; the prompt has "
+                "no more blocks; or it never got under way. What should come out in each? And in "
+                "which of them does the code have an answer?",
+                """children = the root's;  found = []
+for each whole block of the prompt:
+    if it is not among the children: leave the loop
+    found gets its physical block
+    children = those of that node
+return found       # whatever comes behind the node where the walk has stopped""",
+            ),
+            works="""\
+A trie of words has to tell a word from the beginning of a word, so its nodes have a mark: a word
+ends here. A trie of prompts needs none. K and V of a block depend on the tokens of that block and
+of those before it, and on nothing that comes after. So they are right for every prompt that begins
+in the same way, wherever the prompt that brought them went on to.
+
+That is why the answer is the deepest node of the walk. It need not be a leaf: a node with many
+children is one that many prompts share, and the most valuable of all.
+
+Why did the chat work? Turn two begins with all of turn one, and turn one ended in a leaf. A test
+of repeated prompts and growing chats is green with this bug. Under a shared system prompt, the
+walk ends in the middle of what somebody stored.
+
+Nothing crashed, and no token was wrong. A cache that misses is only slow, so it needs a test that
+counts: so many hits for so many requests, known beforehand.""",
+        ),
+        Exercise(
+            id="07.2",
+            title="Walk down, and split",
+            minutes=35,
+            difficulty=4,
+            kind="build",
+            matters="The walk is done for every request that waits. Where it ends inside a node, "
+            "the node is cut; a cut that loses a lock lets memory go that is being read.",
+            hints=(
+                "A child is found by its first key. How many more of its keys agree with the "
+                "prompt? And why can there be no second child to try?",
+                "For the walk: a child that agrees as a whole, one that agrees in part, none. For "
+                "the cut: a new node goes in between. Which pointers lead to the old node, which "
+                "lead away from it? List all of them, and what each is afterwards.",
+                """walk:  until the keys are used up, or no child has the next key:
+    n = how many of the child's keys agree, one after the other (at least one does)
+    if that is not all of them: child = split(child, n)
+    node = child;  depth grows by n;  its blocks are found
+split: upper = Node(lower's parent, the first n keys, the first n blocks)
+    upper is locked as often as lower
+    lower's old parent has upper under upper's first key;  lower keeps the other keys, blocks
+    upper has lower under lower's new first key;  lower's parent is upper
+    if upper is not locked: it goes into `unlocked`""",
+            ),
+            works="""\
+Siblings differ in their first block, so the first key decides which child it is, and one look into
+a dictionary finds it. From there keys are compared one by one. All in all each block of the prompt
+is hashed or compared once: the walk's cost is the length of the match, not the size of the tree.
+
+Why cut at all, when a match could just say "this node, up to block 2"? Because a lock holds a
+node. Without the cut a short match would lock all of a long node. A Rust port of SGLang's tree
+(bytedance-iaas/sglang, pull request 508) left the cut out of its match: leaves stayed locked.
+
+The lower half keeps the old node's identity, and with it whoever has it in hand. They locked the
+node and all its ancestors; now the upper half is one of these. If the upper half were the old
+node, the same lock would suddenly hold less.
+
+A cut changes nothing about what is cached, or evictable: as many blocks, the same counts. That
+makes it easy to test. Compare with a dictionary that has every prefix by itself, and see that
+nobody can tell the difference.""",
+        ),
+        Exercise(
+            id="07.3",
+            title="Insert and evict",
+            minutes=35,
+            difficulty=4,
+            kind="build",
+            matters="Who inserts has to learn which blocks count from now on, the tree's or its "
+            "own. Who evicts must not take the ground from under what stays.",
+            hints=(
+                "Insert: the walk tells you what is there. What is left to add, and where? The "
+                "tree is a holder of blocks like any block table. Evict: what is at the front of "
+                "`unlocked`, and why is it always a leaf?",
+                "Insert has three cases: fewer blocks than keys; everything is known; a rest is "
+                "new. Evict: a leaf that has enough blocks, one that is used up by this, and "
+                "nothing unlocked any more. From which end of a leaf do blocks go? Who has to be "
+                "told of each block: the pool, two counters, the tree?",
+                """insert: refuse too few blocks; no keys: nothing to do
+    walk from the salt's root (made if there is none): node, depth, the tree's blocks
+    new = the caller's blocks from `depth` on, as many as there are keys
+    if there are any: acquire each; append them below node; count them as cached
+    touch the node;  the result: node, the tree's blocks + new, depth
+evict: refuse a negative number;  gone = 0
+    until enough is gone or nothing is unlocked:
+        leaf = the first of `unlocked`;  from its end: release a block, drop its key, gone + 1
+        if the leaf is empty: remove it, by the key that was dropped last
+    both counters go down by gone; return it""",
+            ),
+            works="""\
+Two numbers have two meanings. The pool's reference count says who holds a block; the tree is one
+of the holders. The lock count says who stands on a node. A block of a locked node has both. An
+evicted one loses its place in the tree, and is free if nobody else holds it.
+
+The tree's own block stays where a prefix is known, because others may be reading it. The caller
+finds out from the result, and has to change its block table before it gives its own copy back
+(exercise 07.6 shows what happens otherwise).
+
+Why is the oldest in `unlocked` always a leaf? Whoever touches a node touches its ancestors after
+it, so no node is younger than its parent; and a parent is unlocked only if its children are. So
+nothing is searched. (SGLang's tree makes a heap of its evictable leaves whenever it evicts.)
+
+The end of a leaf goes first, since a beginning is of use without its end, and not the other way
+round. And the least recently used goes first because nobody knows the future: what was asked for
+just now is the best guess at what will be asked for next. Zheng et al. (2024) call the whole thing
+RadixAttention.""",
+        ),
+        Exercise(
+            id="07.4",
+            title="Chained hashes",
+            minutes=25,
+            difficulty=3,
+            kind="build",
+            matters="vLLM has no tree, and finds the same prefixes. Its cache is a dictionary; "
+            "what makes that work is what goes into the keys.",
+            hints=(
+                "Two prompts have the same block in third place, behind different beginnings. Why "
+                "must it have two names? What is the least that has to go into a hash, if the name "
+                "of the block before is at hand?",
+                "Match: the names that are there, up to the first that isn't. Insert: names that "
+                "are known, and new ones. Evict: blocks that somebody else holds, and those that "
+                "nobody does. And after a match or an insert: which of the prompt's names is to be "
+                "the oldest of them?",
+                """chained_hashes:  before = b""
+    for each key:  before = sha256(before + the key as bytes);  a name is (salt, before)
+match:   collect blocks until a name is missing; then make these names the youngest,
+         the last one first;  MatchResult(None, blocks, tokens)
+insert:  refuse too few blocks
+    for each name and block: known? count it.  new? acquire the block, store it
+    make all the names the youngest, the last one first;  look their blocks up for the result
+evict:   refuse a negative number
+    from the oldest on, where nobody but the cache holds the block: forget and release it""",
+            ),
+            works="""\
+A hash has the hash before it inside, which has the one before that. So 32 bytes and the salt stand
+for the whole beginning, and a walk down a tree becomes a row of looks into one dictionary. (The
+beginning itself would be a name, too. Each would be as long as all before it: memory and time
+would grow with the square of the prompt.) No pointers, no cuts; and two machines call the same
+prefix by the same name, which a tree's nodes do not do.
+
+What the tree knew by its shape has to be kept by order. Nothing links a block to those behind it.
+If it goes before they do they stay, take room, and are found by nobody, until it comes back. So of
+the blocks used together the last is made the oldest; vLLM frees a request's blocks in reverse.
+With that the two caches find and evict the same blocks, as your last check has shown. Reference
+counts do what locks did.
+
+A collision here is no wrong word in a spelling checker: it is another's K and V. vLLM began with
+Python's `hash` and got a security advisory for it in 2025 (CVE-2025-25183): since Python 3.12
+hash(None), from which the chain began, is the same everywhere, so prompts that collide could be
+worked out beforehand. Its default has been sha256 since 0.10.2. The tree compares tokens, and has
+no such worry.""",
+        ),
+        Exercise(
+            id="07.5",
+            title="A prefix that vanished",
+            minutes=10,
+            difficulty=3,
+            kind="debug",
+            matters="Nothing fails until memory is tight. Then a prefix that a request is standing "
+            "on is evicted, and all who come later compute it again.",
+            hints=(
+                "Which nodes does a lock have to cover? The docstring says so. Lock a node below "
+                "the root by hand, and look at the lock counts of the whole path.",
+                "Follow `node` through the loop of `lock`, for a path root – A – B and the node B: "
+                "which node is it when a count is changed for the first time? And what is it when "
+                "the node is a child of the root? Then the same for `unlock`.",
+                """lock(B):    should change B, then A, and stop at the root
+            changes A, and stops at the root
+so: look at the node first, then step to its parent
+the same in unlock: and there the node that is handed in decides whether it is locked at all""",
+            ),
+            works="""\
+The step to the parent came first, so the path began with the parent, and the node itself got
+nothing. mini-sglang shipped this in 2025 (pull request 52). On a path of many nodes nearly
+everything is locked, and short tests pass.
+
+Was any K or V wrong? No: the request's block table holds its blocks, too, and the pool counts
+that. What breaks is what the tree promises. Blocks are counted as evictable that do not become free
+when they are evicted. So the scheduler throws away a prefix, gets nothing for it, and the next
+request with that prefix is a miss. And a node that is cut while it is "locked" leaves lock and
+unlock with different paths to go: an error far from its cause.
+
+Both methods had the same fault, so they cancelled each other out, and every counter came back to
+where it had been. A test that ends with "all is as before" cannot see that. One has to look in the
+middle: while something is locked, what can be evicted?""",
+        ),
+        Exercise(
+            id="07.6",
+            title="Three hits that went wrong",
+            minutes=30,
+            difficulty=4,
+            kind="debug",
+            matters="The tree is right. Now the scheduler uses it, and a hit gives another "
+            "request's words, or hangs the engine, or ends in an error that seems to come from "
+            "nowhere.",
+            hints=(
+                "Take them one at a time; the first three checks are one each. For the first: who "
+                "names a block, who holds it, and do the two agree after `share_full_blocks`? For "
+                "the second: what does a model need in order to say a next token? For the third: "
+                "what can happen between two attempts to admit a request?",
+                "First: our copy is given back, but is that all that `table.replace` would do? "
+                "Second: how long may a hit be, for a prompt of n tokens? Third: an answer is "
+                "kept. How long is it true?",
+                """share_full_blocks: where the tree's block is another than ours
+    the table must hold and name the tree's block, before ours is released
+look_up: ask the cache each time, and keep nothing
+    ask it for the prompt without its last token
+    (not for one block less: a hit may end right before the last token)""",
+            ),
+            works="""\
+Freed too early. Two equal prompts in one step are both misses, and both compute. The second to
+insert finds the first's blocks. Its own copy is superfluous, and gets released; but if the table
+goes on naming it, the next request to allocate writes over it. mini-sglang had this (pull request
+142), and so does every engine that inserts while a request still runs, unless it remaps first.
+
+Nothing left to compute. The cache has K and V, not logits. To know what follows the last token the
+model has to look at it once. So the longest useful hit is one token short of the prompt: vLLM sets
+`max_cache_hit_length` to the prompt's length minus 1 (pull request 17999). A prompt that ends
+between blocks never shows the bug, a test with a nice round length does. And why not drop the last
+block of a full hit? Its node would still have it, so the lock would hold more than the hit.
+
+Remembered too long. An answer of the cache is true until the next eviction, and nobody who waits
+has a lock. Between two attempts the blocks may go to somebody else. The lucky case is an error; the
+other is a text that continues somebody else's. If asking again is too slow, lock what was found;
+do not remember it.
+
+All three are agreements between two owners of the same block. The tree's own tests cannot find
+them, nor can the scheduler's.""",
+        ),
+    ),
+)

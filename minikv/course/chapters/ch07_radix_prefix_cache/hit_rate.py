@@ -1,0 +1,212 @@
+"""Hit rate against cache size: many prompts through caches of several kinds, and no model.
+
+    streams = ids_of_jobs(conversations(lm, 200, turns=6, real_answers=False))
+    streams = ids_of_trace(read_trace("conversation_trace.jsonl"))
+    rates = hit_rates(streams)
+    hit_rate_picture(rates)
+
+A prompt is the ids of its blocks. An id stands for a block and all before it, as a chained hash
+does: equal ids, equal prefixes. Prompts come one after the other. Of each, the blocks from its
+beginning up to the first that is not there are hits; then the cache holds the whole prompt.
+Answers are not cached: the next turn of a chat finds its old prompt, and not what came after it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from itertools import cycle
+from typing import NamedTuple
+
+from tqdm import tqdm
+
+from minikv.blocks import BlockPool
+from minikv.course.measure.workload import Job, Request
+from minikv.course.pictures import style
+from minikv.radix import RadixCache
+
+Ids = Seq[int]  # of a prompt's blocks, in order
+
+
+def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
+    """The whole blocks of each prompt; a block's id is new unless it was seen after the same
+    blocks and under the same salt."""
+    known: dict[Hashable, int] = {}  # a chained hash that cannot collide
+    streams = []
+    for job in jobs:
+        ids: list[int] = []
+        for end in range(block_size, len(job.prompt_ids) + 1, block_size):
+            before = ids[-1] if ids else ("salt", job.salt)
+            key = before, tuple(job.prompt_ids[end - block_size : end])
+            ids.append(known.setdefault(key, len(known)))
+        streams.append(ids)
+    return streams
+
+
+def ids_of_trace(requests: Iterable[Request]) -> list[Ids]:
+    """The `hash_ids` of a trace, each of 512 tokens. Raises ValueError if it has none."""
+    streams = [request.hash_ids for request in requests]
+    if not any(streams):
+        raise ValueError("requests: have no hash_ids; a trace as Mooncake's has them, in jsonl")
+    return streams
+
+
+# ── The caches ────────────────────────────────────────────────────────────────
+
+
+class FirstToLast:
+    """Blocks by their chained hash. Evicts the least recently used block, whatever hangs on it.
+
+    A prompt's blocks are used from the first to the last. So the first is the oldest and goes
+    first, and the others can no longer be found.
+    """
+
+    def __init__(self, num_blocks: int):
+        self.num_blocks = num_blocks
+        self.ids: OrderedDict[int, None] = OrderedDict()  # the least recently used first
+
+    def serve(self, ids: Ids) -> int:
+        """How many of the first blocks are there; then all of them are, as far as there is room."""
+        hits = next((place for place, id_ in enumerate(ids) if id_ not in self.ids), len(ids))
+        for id_ in self.order(ids):
+            if id_ in self.ids:
+                self.ids.move_to_end(id_)
+                continue
+            if len(self.ids) == self.num_blocks:
+                self.ids.popitem(last=False)
+            self.ids[id_] = None
+        return hits
+
+    def order(self, ids: Ids) -> Iterable[int]:
+        return ids
+
+
+class LastToFirst(FirstToLast):
+    """The same, used from the last to the first: a prompt loses its end before its beginning.
+
+    vLLM frees the blocks of a request in this order.
+    """
+
+    def order(self, ids: Ids) -> Iterable[int]:
+        return reversed(ids)
+
+
+class RadixBlocks:
+    """The engine's own prefix cache, with blocks of one id. Evicts the end of the least recently
+    used leaf."""
+
+    def __init__(self, num_blocks: int):
+        self.pool = BlockPool(num_blocks)
+        self.cache = RadixCache(self.pool, block_size=1)
+
+    def serve(self, ids: Ids) -> int:
+        """As with chained hashes. What is too long for the whole cache is cut off."""
+        ids = ids[: self.pool.num_blocks]
+        match = self.cache.match(ids)
+        needed = len(ids) - match.num_tokens
+        self.cache.lock(match.node)
+        self.cache.evict(max(0, needed - self.pool.num_free))
+        self.cache.unlock(match.node)
+        new = [self.pool.allocate() for _ in range(needed)]
+        self.cache.insert(ids, match.block_ids + new)
+        for block_id in new:
+            self.pool.release(block_id)  # the tree holds it now
+        return match.num_tokens
+
+
+CACHES: dict[str, type] = {
+    "radix tree": RadixBlocks,
+    "chained hashes, last block first": LastToFirst,
+    "chained hashes, first block first": FirstToLast,
+}
+
+
+# ── Hit rates ─────────────────────────────────────────────────────────────────
+
+
+class HitRates(NamedTuple):
+    """Hit blocks by all blocks, of each cache and each of `sizes`."""
+
+    sizes: list[int]  # blocks, ascending; the last one has room for all
+    rates: dict[str, list[float]]  # by cache
+    num_prompts: int
+    num_blocks: int  # of all prompts
+    num_distinct: int
+
+
+def hit_rates(
+    streams: Seq[Ids],
+    sizes: Iterable[int] | None = None,
+    caches: Mapping[str, type] = CACHES,
+    progress: bool = False,
+) -> HitRates:
+    """Serve all prompts from an empty cache of each kind and size.
+
+    `sizes`, in blocks: by default about two an octave, from the longest prompt on; the number of
+    distinct blocks comes last, where nothing is ever evicted. `caches`: name: class, made with
+    the size; its `serve(ids)` returns the number of hits. `progress`: show a bar.
+    """
+    longest = max(map(len, streams), default=0)
+    if longest == 0:
+        raise ValueError("streams: no prompt has a whole block")
+    distinct = len(set().union(*streams))
+    if sizes is None:
+        sizes = (round(longest * 2 ** (half / 2)) for half in range(60))
+    sizes = [*sorted({size for size in sizes if size < distinct}), distinct]
+    if sizes[0] < 1:
+        raise ValueError(f"sizes: must be at least 1 block, were {sizes}")
+    total = sum(map(len, streams))
+    rates: dict[str, list[float]] = {name: [] for name in caches}
+    with tqdm(total=len(sizes) * len(caches), leave=False, disable=not progress) as bar:
+        for name, cache in caches.items():
+            for size in sizes:
+                serve = cache(size).serve
+                rates[name].append(sum(map(serve, streams)) / total)
+                bar.update()
+    return HitRates(sizes, rates, len(streams), total, distinct)
+
+
+LOOKS = (("x", style.PALETTE[3]), ("s", style.PALETTE[5]), ("^", style.PALETTE[1]))
+
+
+def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
+    """Hit rate of the first cache over its size, and in a corner how far below it the others are;
+    `block_size` in tokens, for the label."""
+    (first, values), *others = rates.rates.items()
+    best = max(values[-1] for values in rates.rates.values())
+    enough = next(
+        size for size, rate in zip(rates.sizes, values, strict=True) if rate >= 0.9 * values[-1]
+    )
+    title = (
+        f"{enough:,} blocks, {enough / rates.num_distinct:.0%} of all distinct ones, "
+        f"find 90% of what can be found"
+    )
+    label = f"cache size (blocks of {block_size} tokens)"
+    figure, axes = style.new_axes(title, label, f"hit blocks, {first} (% of all)", height=3.3)
+    axes.plot(rates.sizes, [100 * value for value in values], "o-",
+              color=style.PALETTE[0], markerfacecolor="none", linewidth=1.8)  # fmt: skip
+    corner = axes.inset_axes((0.6, 0.17, 0.39, 0.5), facecolor=style.PAPER)
+    for (cache, lower), (marker, color) in zip(others, cycle(LOOKS), strict=False):
+        below = [100 * (a - b) for a, b in zip(values, lower, strict=True)]
+        corner.plot(rates.sizes, below, f"{marker}-", label=cache, color=color, linewidth=1.2,
+                    markersize=4, markerfacecolor="none")  # fmt: skip
+    corner.set_title(f"points below the {first}", fontsize=9, loc="left")
+    axes.axhline(100 * best, color=style.FAINT, linewidth=0.8, linestyle=":")
+    axes.annotate(f"{best:.1%}: nothing evicted", (0, 100 * best), (4, 2), va="bottom",
+                  xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9,
+                  color=style.INK)  # fmt: skip
+    for each in (axes, corner):
+        each.set_xscale("log")
+        each.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
+        each.tick_params(labelsize=9)
+    axes.set_ylim(0, max(1, 115 * best))
+    corner.spines[["top", "right"]].set_visible(False)
+    corner.margins(y=0.9)
+    corner.legend(frameon=False, fontsize=8, loc="upper right", borderaxespad=0)
+    rows = "; ".join(
+        f"{cache} "
+        + ", ".join(
+            f"{rate:.1%} with {size:,}" for size, rate in zip(rates.sizes, values, strict=True)
+        )
+        for cache, values in rates.rates.items()
+    )
+    return style.Picture(figure, f"Hit rate over cache size in blocks. {title}. {rows}.")

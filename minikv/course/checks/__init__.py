@@ -1,1 +1,0 @@
-"""What each exercise's solution must do: one module of checks a chapter."""

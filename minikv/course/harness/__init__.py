@@ -1,0 +1,1 @@
+"""How exercises are made, run, judged and told."""

@@ -1,0 +1,181 @@
+"""`python -m minikv grade FOLDER …`: check the exercises of a whole class.
+
+Every folder is one student's: it holds the `chNN_….py` files, or a folder `exercises` with
+them. Each exercise runs in a process of its own, with limits on time and memory. The code
+still runs as you do: use a machine, or a container, that it may spoil.
+"""
+
+import argparse
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tqdm import tqdm
+
+from minikv.course.harness import examine
+from minikv.course.harness.files import write_whole
+from minikv.course.harness.manifest import Exercise, chapter_of, chapters
+from minikv.course.harness.report import Report
+
+COLUMNS = (
+    "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Student:
+    """One folder."""
+
+    name: str
+    folder: Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a student's folder"
+    )
+    parser.add_argument(
+        "--chapters",
+        nargs="+",
+        metavar="NN",
+        default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
+        help="only these chapters",
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table, one line a check")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        students = [find_student(folder) for folder in args.folders]
+        exercises = [e for number in args.chapters for e in chapter_of(number).exercises]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    results = []
+    try:
+        for student, exercise in progress_bar(students, exercises):
+            results.append((student, grade(student, exercise)))
+    except KeyboardInterrupt:
+        print("interrupted: what follows is what was checked until then", file=sys.stderr)
+    if args.csv:
+        write_whole(args.csv, as_csv(results))
+    if args.junit:
+        write_whole(args.junit, as_junit(results))
+    print(as_text(results))
+    return 0
+
+
+def find_student(folder: Path) -> Student:
+    """Raises ValueError for a folder without exercise files."""
+    for place in (folder, folder / "exercises"):
+        if any(place.glob("ch[0-9][0-9]_*.py")):
+            return Student(folder.resolve().name, place.resolve())
+    raise ValueError(f"{folder}: there is no chNN_….py in it, nor in its folder exercises")
+
+
+def progress_bar(
+    students: list[Student], exercises: list[Exercise]
+) -> Iterator[tuple[Student, Exercise]]:
+    pairs = [(student, exercise) for student in students for exercise in exercises]
+    with tqdm(pairs, unit="exercise", disable=not sys.stderr.isatty()) as bar:
+        for student, exercise in bar:
+            bar.set_description(student.name)
+            yield student, exercise
+
+
+def grade(student: Student, exercise: Exercise) -> Report:
+    with _folder(student.folder):
+        return examine.run(exercise)
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[None]:
+    before = os.environ.get("MINIKV_EXERCISES")
+    os.environ["MINIKV_EXERCISES"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINIKV_EXERCISES"]
+        else:
+            os.environ["MINIKV_EXERCISES"] = before
+
+
+def message(report: Report) -> str:
+    """What went wrong first, in one line."""
+    wrong = next((line for line in report.lines if not line.ok), None)
+    if report.passed or report.status == "not started":
+        return ""
+    if wrong is None:
+        return (report.place or "").replace("\n", " ")
+    cause = f" ({wrong.cause})" if wrong.cause else ""
+    return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
+
+
+def as_csv(results: list[tuple[Student, Report]]) -> str:
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for student, report in results:
+        titles = {e.id: e.title for e in chapter_of(report.exercise).exercises}
+        table.writerow(
+            (student.name, report.exercise, titles[report.exercise], report.status,
+             sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
+             message(report))
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def as_junit(results: list[tuple[Student, Report]]) -> str:
+    root = ElementTree.Element("testsuites", name="minikv exercises")
+    suites: dict[str, ElementTree.Element] = {}
+    for student, report in results:
+        if student.name not in suites:
+            suites[student.name] = ElementTree.SubElement(root, "testsuite", name=student.name)
+        case = ElementTree.SubElement(
+            suites[student.name], "testcase", classname=student.name, name=report.exercise,
+            time=f"{report.seconds:.3f}",
+        )  # fmt: skip
+        if report.status == "not started":
+            ElementTree.SubElement(case, "skipped", message="not started")
+        elif not report.passed:
+            text = _valid_in_xml(report.text())
+            failure = ElementTree.SubElement(
+                case, "failure", message=_valid_in_xml(message(report))
+            )
+            failure.text = text
+    for suite in suites.values():
+        suite.set("tests", str(len(suite.findall("testcase"))))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _valid_in_xml(text: str) -> str:
+    """Without the control characters that XML cannot hold, which a student's code may print."""
+    return "".join(c for c in text if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000")
+
+
+def as_text(results: list[tuple[Student, Report]]) -> str:
+    """One line a student: ✓ passed, ✗ failed, · not started."""
+    marks = {"passed": "✓", "failed": "✗", "not started": "·"}
+    lines: dict[str, list[str]] = {}
+    for student, report in results:
+        lines.setdefault(student.name, []).append(marks[report.status])
+    ids = list(dict.fromkeys(report.exercise for _, report in results))
+    width = max((len(name) for name in [*lines, "student"]), default=7)
+    head = "student".ljust(width) + "  " + " ".join(ids) + "  passed"
+    rows = [
+        f"{name.ljust(width)}  " + " ".join(m.center(4) for m in row).ljust(5 * len(ids) - 1)
+        + f"  {row.count('✓'):3} of {len(ids)}"
+        for name, row in lines.items()
+    ]  # fmt: skip
+    return "\n".join([head, *rows])

@@ -1,0 +1,131 @@
+"""One engine run on whatever stands in the reference's places: the reader's parts, all at once.
+
+Short of blocks on purpose, so that every part is needed: requests wait, are preempted and come
+back; samples share blocks and copy on their first write; prefixes are found, split and evicted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import minikv
+from minikv.course.chapters.ch04_paged_blocks import answers as ch04
+from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesTogether
+
+SYSTEM = 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n'
+QUESTIONS = ("        self.items = []\n", "        self.size = 0\n", "        super().__init__()\n")
+BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS = "for i in range(", 3, 8
+
+
+@dataclass(frozen=True)
+class Job:
+    prompt_ids: list[int]
+    params: minikv.SamplingParams
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What must come out: computed before any part is exchanged."""
+
+    jobs: list[Job]
+    token_ids: list[list[int]]  # the oracle's, one list a job
+    beams: list[list[int]]  # the reference's, best first
+
+
+def expect(lm: minikv.LanguageModel) -> Expected:
+    """The workload, and the answers of naive attention and of the reference's beam search."""
+
+    def job(text: str, max_tokens: int, **more) -> Job:
+        params = minikv.SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+        return Job(lm.encode(text), params)
+
+    jobs = [job("import os\n", 40), job("def fib(n):", 40), job("while True:\n", 40)]
+    jobs += [job(SYSTEM + question, 16) for question in QUESTIONS]
+    jobs += [jobs[-1], job(SYSTEM + QUESTIONS[1], 20, n=3)]
+    jobs += [job(SYSTEM + QUESTIONS[2], 12, cache_salt="tenant"), job("class Queue:", 30)]
+    oracle = [lm.generate_naively(one.prompt_ids, one.params.max_tokens) for one in jobs]
+    beams = minikv.Engine(lm).beam_search(BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS)
+    return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams])
+
+
+def run(lm: minikv.LanguageModel, expected: Expected, kernel: str | None = None) -> str:
+    """Serve the workload twice, by recompute and by swap; returns what was done, with figures.
+
+    `kernel`: a function of chapter 08 that decodes, "decode_split" say. Two requests are served
+    once more by it: in Triton's interpreter, so only a few tokens.
+
+    Raises AssertionError for other tokens than expected, a broken invariant, or a lost block.
+    """
+    done = []
+    for preemption in ("recompute", "swap"):
+        engine = engine_of_parts(
+            lm, ch04.batched_attention, num_blocks=24, block_size=4, preemption=preemption,
+            swap_blocks=24 if preemption == "swap" else 0,
+        )  # fmt: skip
+        ids = [engine.add_request(job.prompt_ids, job.params) for job in expected.jobs]
+        outputs = {}
+        while engine.has_unfinished:
+            outputs |= {output.request_id: output for output in engine.step()}
+            engine.check()
+        for request_id, token_ids in zip(ids, expected.token_ids, strict=True):
+            for sample in outputs[request_id].samples:
+                if list(sample.token_ids) != token_ids:
+                    raise AssertionError(
+                        f"{preemption}, request {request_id}: {list(sample.token_ids)}, "
+                        f"the oracle: {token_ids}"
+                    )
+        stats = engine.stats()
+        if preemption == "swap":
+            beams = engine.beam_search(BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS)
+            if [list(beam.token_ids) for beam in beams] != expected.beams:
+                raise AssertionError("beam search gives other tokens than the reference")
+        engine.cache.clear()
+        if engine.pool.num_free != engine.pool.num_blocks:
+            lost = engine.pool.num_blocks - engine.pool.num_free
+            raise AssertionError(f"{lost} blocks are still held when everybody is gone")
+        how = f"{stats.preemptions} preemptions by {preemption}"
+        if preemption == "swap":
+            how = f"{stats.preemptions} preemptions, {stats.swaps_out} by {preemption}"
+        done.append(f"{how} and {stats.hit_rate:.0%} of the prompt tokens found in the cache")
+    if kernel is not None:
+        decode_by(kernel, lm, expected)
+        done[-1] += f"; then decodes by your `{kernel}`"
+    return (
+        f"{len(expected.jobs)} requests in a pool of {engine.config.num_blocks} blocks of "
+        f"{engine.config.block_size}, twice, and a beam search: the oracle's tokens; "
+        f"{done[0]}, then {done[1]}."
+    )
+
+
+def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) -> minikv.Engine:
+    """An engine on whatever stands in the reference's places, its decodes by `attend_all`."""
+    return minikv.Engine(
+        lm,
+        minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config),
+        block_pool=minikv.BlockPool,
+        block_table=minikv.BlockTable,
+        prefix_cache=minikv.RadixCache,
+        scheduler=minikv.Scheduler,
+        attention=partial(
+            DecodesTogether,
+            attend_all=attend_all,
+            attend_one=minikv.paged.blockwise_attention,
+            slot_mapping=ch04.slot_mapping,
+        ),
+    )
+
+
+def decode_by(kernel: str, lm: minikv.LanguageModel, expected: Expected) -> None:
+    """Two of the requests, a few tokens each. Raises AssertionError for other tokens."""
+    from minikv.course.chapters.ch08_triton_paged_attention import (
+        answers as ch08,  # needs Triton, which not every machine has
+    )
+
+    engine, new = engine_of_parts(lm, getattr(ch08, kernel), num_blocks=16, block_size=16), 4
+    params = minikv.SamplingParams(max_tokens=new, ignore_eos=True)
+    outputs = engine.generate([job.prompt_ids for job in expected.jobs[:2]], params)
+    for output, token_ids in zip(outputs, expected.token_ids, strict=False):
+        if list(output.token_ids) != token_ids[:new]:
+            raise AssertionError(
+                f"by {kernel}: {list(output.token_ids)}, the oracle: {token_ids[:new]}"
+            )

@@ -1,0 +1,148 @@
+"""The manifest's own words: a chapter, its exercises, and which parts of the reference they hold.
+
+The `chapter.py` in a chapter's folder describes it in these words. Everything else about its
+exercises (skeletons, checks, hints, progress) is read from there.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+import re
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True)
+class Bug:
+    """What a debug exercise breaks: edits (old, new) of the reference's text, old once in it."""
+
+    exercise: str
+    edits: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the skeleton: to be written, to be mended, or given."""
+
+    target: str  # "module:name" of the reference
+    write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
+    name: str | None = None  # in the skeleton, if not the reference's
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class of the skeleton. Methods in `write` are the reader's, the rest is given.
+
+    With `leave_out`, the skeleton's class inherits from the reference and does not
+    show these members.
+    """
+
+    target: str
+    write: dict[str, str | Bug]
+    leave_out: tuple[str, ...] = ()
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """The texts of one exercise."""
+
+    id: str  # "04.2"
+    title: str
+    minutes: int
+    difficulty: int  # 1 to 5
+    kind: str  # build, debug or predict
+    matters: str  # why it matters, one line
+    hints: tuple[str, str, str]  # each stronger; the third is pseudocode
+    works: str  # why it works, shown after passing
+
+    def __post_init__(self):
+        if self.kind not in ("build", "debug", "predict"):
+            raise ValueError(f"{self.id}: kind must be build, debug or predict, was {self.kind!r}")
+        if len(self.hints) != 3 or not all(self.hints):
+            raise ValueError(f"{self.id}: needs three hints, has {len(self.hints)}")
+        if not 1 <= self.difficulty <= 5:
+            raise ValueError(f"{self.id}: difficulty must be 1 to 5, was {self.difficulty}")
+
+
+@dataclass(frozen=True, eq=False)
+class Chapter:
+    """One chapter's skeleton and exercises."""
+
+    number: str  # "04"
+    name: str  # "paged_blocks"
+    doc: str  # what the skeleton file is about
+    skeleton: tuple[Function | Class, ...]
+    exercises: tuple[Exercise, ...]
+    needs: str | None = None  # a package that there is not for every machine
+
+    @property
+    def file_name(self) -> str:
+        return f"ch{self.number}_{self.name}.py"
+
+    @property
+    def package(self) -> str:
+        """The folder that holds all of this chapter, as a module's name."""
+        return f"minikv.course.chapters.ch{self.number}_{self.name}"
+
+    @property
+    def cannot_run(self) -> str | None:
+        """Why nothing of this chapter runs on this machine; None if it does."""
+        if self.needs is None or importlib.util.find_spec(self.needs) is not None:
+            return None
+        return (
+            f"chapter {self.number} needs {self.needs.capitalize()}, which is not installed here "
+            "(it exists for Linux only); the other chapters do without it"
+        )
+
+    def __post_init__(self):
+        ids = [exercise.id for exercise in self.exercises]
+        expected = [f"{self.number}.{i}" for i in range(1, len(ids) + 1)]
+        if ids != expected:
+            raise ValueError(f"chapter {self.number}: exercises must be {expected}, were {ids}")
+        written = {
+            write.exercise if isinstance(write, Bug) else write
+            for piece in self.skeleton
+            for write in (piece.write.values() if isinstance(piece, Class) else [piece.write])
+            if write is not None
+        }
+        if written != set(ids):
+            raise ValueError(
+                f"chapter {self.number}: the skeleton writes {sorted(written)}, "
+                f"the exercises are {ids}"
+            )
+
+
+@cache
+def chapters() -> dict[str, Chapter]:
+    """Every chapter that has exercises, by its number, in order."""
+    package = importlib.import_module("minikv.course.chapters")
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    found = [
+        importlib.import_module(f"{package.__name__}.{name}.chapter").CHAPTER for name in names
+    ]
+    return {chapter.number: chapter for chapter in found}
+
+
+def chapter_of(exercise_id: str) -> Chapter:
+    """The chapter of an exercise, or by its number. Raises ValueError with what there is."""
+    number = str(exercise_id).partition(".")[0].zfill(2)
+    if number not in chapters():
+        raise ValueError(
+            f"{exercise_id!r}: there are exercises in chapters {', '.join(chapters())}; "
+            'an exercise is named by its id, as "04.2"'
+        )
+    return chapters()[number]
+
+
+def find(exercise_id: str) -> Exercise:
+    """An exercise by its id. Raises ValueError with what there is."""
+    chapter = chapter_of(exercise_id)
+    text = str(exercise_id)
+    if re.fullmatch(r"\d\.\d+", text):
+        text = "0" + text
+    for exercise in chapter.exercises:
+        if exercise.id == text:
+            return exercise
+    ids = ", ".join(exercise.id for exercise in chapter.exercises)
+    raise ValueError(f"{exercise_id!r}: chapter {chapter.number} has the exercises {ids}")

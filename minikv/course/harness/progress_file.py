@@ -1,0 +1,81 @@
+"""What a reader has passed so far. Kept in `exercises/.progress/`, so it survives a restart."""
+
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from minikv.course.harness import reader_files
+from minikv.course.harness.files import write_whole
+from minikv.course.harness.report import Report
+
+
+@dataclass
+class Entry:
+    """One exercise's history. Times are seconds since 1970."""
+
+    tries: int = 0
+    first: float | None = None
+    passed: float | None = None  # None: not passed, or not any more
+    hints: int = 0
+    seen_solution: bool = False
+    solved: bool = False  # it was passed once, so nothing is given away any more
+
+
+def folder() -> Path:
+    return reader_files.folder() / ".progress"
+
+
+def entries() -> dict[str, Entry]:
+    """All entries by exercise id. A damaged file is put aside, not thrown away."""
+    file = folder() / "progress.json"
+    names = {field.name for field in fields(Entry)}
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+        return {id_: Entry(**{k: v for k, v in e.items() if k in names}) for id_, e in raw.items()}
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError, AttributeError):
+        file.replace(file.with_suffix(".damaged"))
+        return {}
+
+
+def entry(exercise_id: str) -> Entry:
+    return entries().get(exercise_id, Entry())
+
+
+def passed() -> set[str]:
+    return {id_ for id_, entry in entries().items() if entry.passed is not None}
+
+
+def save(exercise_id: str, changed: Entry) -> None:
+    everything = entries() | {exercise_id: changed}
+    folder().mkdir(exist_ok=True)
+    raw = {id_: asdict(everything[id_]) for id_ in sorted(everything)}
+    write_whole(folder() / "progress.json", json.dumps(raw, indent=1) + "\n")
+
+
+def note(report: Report) -> None:
+    """Keep the result of a try, and tell the report how many there have been."""
+    if report.status == "not started":
+        return
+    now, kept = time.time(), entry(report.exercise)
+    if kept.passed is None:
+        kept.tries += 1
+        kept.first = kept.first or now
+    report.tries, report.minutes = kept.tries, (now - kept.first) / 60
+    kept.passed = (kept.passed or now) if report.passed else None
+    kept.solved |= report.passed
+    save(report.exercise, kept)
+
+
+def back_up(file: Path) -> Path:
+    """A copy of an exercise file, named by the time."""
+    target = folder() / "backups" / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+    number = 1
+    while target.exists():
+        number += 1
+        target = target.with_stem(f"{target.stem.partition('~')[0]}~{number}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(file.read_bytes())
+    return target

@@ -1,0 +1,157 @@
+"""A reader's exercise files: where they are, what in them is written, and what it does when run."""
+
+import ast
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import minikv
+from minikv.course.harness.manifest import Chapter, Exercise, chapter_of
+from minikv.course.harness.skeletons import definitions, is_unwritten, targets, text_of
+
+
+class WorkbookError(Exception):
+    """An exercise file that cannot be used. Says where, and what to do."""
+
+
+def folder() -> Path:
+    """The folder of the exercises: $MINIKV_EXERCISES, or the one beside the package."""
+    named = os.environ.get("MINIKV_EXERCISES")
+    return Path(named) if named else Path(minikv.__file__).parents[1] / "exercises"
+
+
+def display_name(chapter: Chapter) -> str:
+    return f"{folder().name}/{chapter.file_name}"
+
+
+def read(chapter: Chapter) -> str:
+    """The reader's text. Raises WorkbookError if there is none."""
+    file = folder() / chapter.file_name
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise WorkbookError(
+            f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
+        ) from None
+    except UnicodeDecodeError as error:
+        raise WorkbookError(
+            f"{display_name(chapter)} is not UTF-8 text ({error}); save it as UTF-8"
+        ) from None
+
+
+def parse(chapter: Chapter, text: str) -> ast.Module:
+    """Its syntax tree. Raises WorkbookError that names the line that Python cannot read."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        source = (getattr(error, "text", None) or "").strip()
+        raise WorkbookError(
+            f"{display_name(chapter)}{line}: Python cannot read this: "
+            f"{getattr(error, 'msg', error)}" + (f": {source}" if source else "")
+        ) from None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one exercise is written, seen without running it."""
+
+    written: list[str]  # paths
+    unwritten: dict[str, int]  # path: the line of its `raise`
+    missing: list[str]
+
+    @property
+    def started(self) -> bool:
+        return bool(self.written or self.missing)
+
+
+def progress_of(exercise: Exercise, text: str) -> Progress:
+    """What of an exercise is written in `text`. Raises WorkbookError if Python cannot read it."""
+    chapter = chapter_of(exercise.id)
+    found = definitions(parse(chapter, text))
+    written, unwritten, missing = [], {}, []
+    for path, target in targets(chapter).items():
+        if target.exercise != exercise.id:
+            continue
+        node = found.get(path)
+        if node is None:
+            missing.append(path)
+        elif target.is_bug and same_code(text_of(text, node), target.skeleton):
+            unwritten[path] = node.lineno
+        elif isinstance(node, ast.FunctionDef) and is_unwritten(node):
+            unwritten[path] = node.body[-1].lineno
+        else:
+            written.append(path)
+    return Progress(written, unwritten, missing)
+
+
+def same_code(one: str, other: str) -> bool:
+    """Whether two definitions are the same but for comments and layout."""
+    return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+
+
+def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
+    """Run the reader's text as a module, complete: what belongs to no exercise in `keep` is
+    the reference's. Other methods of a class in `keep` stay the reader's where they are
+    written, since methods of one class lean on each other.
+    """
+    name = f"exercises.{Path(chapter.file_name).stem}"
+    module = ModuleType(name)
+    module.__file__ = str(folder() / chapter.file_name)
+    tree = parse(chapter, text)
+    found = definitions(tree)
+    sys.modules[name] = module  # dataclasses look their module up there
+    lines = text.splitlines(keepends=True)  # for the lines that an error names
+    linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
+    exec(compile(tree, module.__file__, "exec"), module.__dict__)
+    kept_classes = {
+        path.rpartition(".")[0]
+        for path, target in targets(chapter).items()
+        if target.exercise in keep
+    }
+    for path, target in targets(chapter).items():
+        owner, _, method = path.rpartition(".")
+        node = found.get(path)
+        done = node is not None and not is_unwritten(node) and not target.is_bug
+        if target.exercise in keep or (owner and owner in kept_classes and done):
+            continue
+        holder = getattr(module, owner, None) if owner else module
+        if holder is not None:
+            setattr(holder, method, target.reference)
+    return module
+
+
+@contextmanager
+def aside(chapter: Chapter) -> Iterator[None]:
+    """In here other modules of this chapter may be loaded: the reader's is put back afterwards."""
+    name, file = f"exercises.{Path(chapter.file_name).stem}", str(folder() / chapter.file_name)
+    module, lines = sys.modules.get(name), linecache.cache.get(file)
+    try:
+        yield
+    finally:
+        sys.modules.pop(name, None)
+        linecache.cache.pop(file, None)
+        if module is not None:
+            sys.modules[name] = module
+        if lines is not None:
+            linecache.cache[file] = lines
+
+
+def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> None:
+    """Put the reader's parts of `kept` exercises where the reference's stand, in this process."""
+    for path, target in targets(chapter).items():
+        name = path.partition(".")[0]
+        if target.exercise not in kept:
+            continue
+        piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
+        home, _, original = piece.target.partition(":")
+        reference, mine = getattr(sys.modules[home], original), getattr(module, name)
+        for holder in list(sys.modules.values()):
+            held = getattr(holder, "__name__", "").startswith("minikv")
+            if held and vars(holder).get(original) is reference:
+                setattr(holder, original, mine)

@@ -1,0 +1,462 @@
+"""A check as short programs: played on the reference and on the reader's code, and compared.
+
+    def tables(mine, program, log):
+        num_tokens, position = program
+        table = mine.BlockTable(BlockPool(8), 4)
+        log(f"a table of {num_tokens} tokens, blocks of 4")
+        log.call("grow", table.grow, num_tokens)
+        log.call(f"writable_slot({position})", table.writable_slot, position)
+        log("afterwards", {"block_ids": table.block_ids})
+
+    scenario("04.5", tables, Group("any position", [(7, 0), (7, 6), (7, 7)], look="the slot"))
+
+`play(mine, program, log)` runs one program on a module, the reader's or the reference's, and
+notes in the log whatever can be seen from outside. Nothing that a right solution may choose
+freely belongs there: the order in which blocks are handed out, say, or the words of an error.
+
+A group of programs is one line of the report. Its programs stand smallest first, so the first
+one on which the two logs differ is the counterexample. The cause is found by playing the known
+mistakes of the exercise (`mistakes.py` of its chapter) on the same programs: the mistake whose
+wrong observations are most like the reader's is named. Where none is alike, none is named.
+"""
+
+import math
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache, partial
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from minikv.course.harness import checking, reader_files
+from minikv.course.harness.checking import mismatch, plain, shown
+from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.mistakes import Mistake, mistakes_of, text_of_mistake
+from minikv.course.harness.skeletons import skeleton
+
+LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
+# A mistake is named if it shares this much of what is wrong in the first line that fails, and
+# that much of what is wrong altogether: less, since a reader may have made two.
+ALIKE, ALIKE_IN_ALL = 0.5, 0.3
+PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
+TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
+
+
+# ── What is seen ──────────────────────────────────────────────────────────────
+
+
+@dataclass
+class Event:
+    """One thing that happened in a program, and what could be seen of it."""
+
+    text: str
+    seen: dict[str, Any] = field(default_factory=dict)
+    error: BaseException | None = None
+
+
+class Log:
+    """What one program does and what comes of it, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, text: str, seen: Mapping[str, Any] | None = None) -> None:
+        """Note what happens, and values that can be seen then, the most telling one first."""
+        values = {name: _kept(value) for name, value in (seen or {}).items()}
+        self.events.append(Event(text, values))
+
+    def call(self, text: str, function: Callable, *arguments: Any, see: bool = True) -> Any:
+        """Call `function` and note what it returns, or what it raises; returns what it returns,
+        None after an error. With see=False the value itself is not compared.
+
+        An argument that can be changed is looked at again afterwards.
+        """
+        before = [_kept(one) for one in arguments]
+        event = Event(text)
+        self.events.append(event)
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            event.error = error
+            return None
+        if see:
+            event.seen["result"] = _kept(result)
+        for place, (old, value) in enumerate(zip(before, arguments, strict=True)):
+            if isinstance(value, list | dict | set | torch.Tensor):
+                now = _kept(value)
+                if not same(now, old):
+                    event.seen[f"argument {place + 1} afterwards"] = now
+        return result
+
+
+def _kept(value: Any) -> Any:
+    """A copy that later changes do not reach: numbers, texts, tensors, and lists, dicts and sets
+    of them. Of anything else only the kind is kept."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [_kept(item) for item in value]
+    if isinstance(value, Mapping):
+        return {_kept(key): _kept(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float | str | set | frozenset):
+        return set(value) if isinstance(value, set | frozenset) else value
+    return f"a {type(value).__name__}"
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Whether two seen values are equal: numbers and tensors to rounding, the rest exactly."""
+    if isinstance(expected, torch.Tensor):
+        return isinstance(found, torch.Tensor) and mismatch(found, expected, TOLERANCE) is None
+    if isinstance(found, torch.Tensor):
+        return same(found.tolist(), expected)
+    if isinstance(expected, list):
+        return (
+            isinstance(found, list)
+            and len(found) == len(expected)
+            and all(map(same, found, expected))
+        )
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == expected.keys()
+            and all(same(found[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, float) and isinstance(found, int | float):
+        return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9) or (
+            math.isnan(found) and math.isnan(expected)
+        )
+    return type(found) in (type(expected), bool, int, float) and found == expected
+
+
+# ── Programs and groups ───────────────────────────────────────────────────────
+
+Play = Callable[[Any, Any, Log], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """One line of a report: programs, smallest first, and where to look if one goes wrong."""
+
+    name: str
+    programs: Sequence[Any]
+    look: str
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """All programs of one exercise."""
+
+    exercise: str
+    play: Play
+    groups: tuple[Group, ...]
+
+    def on(self, module: Any, program: Any) -> list[Event]:
+        """The log of one program on one module. An error in `play` itself ends the log."""
+        log = Log()
+        try:
+            self.play(module, program, log)
+        except Exception as error:
+            text = log.events[-1].text if log.events else "at the start"
+            log.events.append(Event(text, error=error))
+        return log.events
+
+    @cache  # noqa: B019  a scenario lives as long as its module
+    def expected(self, group: Group, place: int) -> list[Event]:
+        """What the reference gives."""
+        return self.on(reference_module(self.exercise), group.programs[place])
+
+    @cache  # noqa: B019
+    def symptoms_of(self, mistake: Mistake, group: Group, place: int) -> frozenset:
+        """What is wrong with one program when this mistake is made."""
+        try:
+            with _within(PLAY_LIMIT):
+                module = _module_with(self.exercise, mistake)
+                found = self.on(module, group.programs[place])
+        except (_TooLong, Exception) as error:
+            found = [Event("", error=error)]
+        return symptoms(found, self.expected(group, place))
+
+
+SCENARIOS: dict[str, list[Scenario]] = {}
+
+
+def scenario(exercise: str, play: Play, *groups: Group) -> None:
+    """Make `groups` lines of the report of `exercise`, in this order."""
+    made = Scenario(exercise, play, groups)
+    SCENARIOS.setdefault(exercise, []).append(made)
+    lines = checking.CHECKS.setdefault(exercise, [])
+    lines.extend(Played(exercise, group.name, made, group) for group in groups)
+
+
+def numbers(
+    exercise: str, function: str, looks: Mapping[str, tuple[str, str]], near: float = 0.0
+) -> None:
+    """A line for each number in the dictionary that the reader's `function` returns.
+
+    looks: key -> (what the number is, where to look). A number that is off by at most a share
+    of `near` counts as the reference's, or as that of a known mistake.
+    """
+
+    def answers(module: Any) -> Any:
+        return getattr(module, function)()
+
+    def play(mine: Any, key: str, log: Log) -> None:
+        found = log.call(f"{function}()", partial(answers, mine), see=False)
+        if not isinstance(found, Mapping) or key not in found:
+            log(f"{function}()", {f"has {key!r}:": False})
+            return
+        value = plain(found[key])
+        known = [answers(reference_module(exercise))[key]]
+        for mistake in mistakes_of(find(exercise)):
+            with suppress(Exception):
+                known.append(answers(_module_with(exercise, mistake))[key])
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            value = next((one for one in known if abs(value - one) <= near * abs(one)), value)
+        log(looks[key][0], {"result": value})
+
+    groups = [Group(key, [key], look) for key, (_, look) in looks.items()]
+    scenario(exercise, play, *groups)
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A group as one of an exercise's checks."""
+
+    exercise: str
+    name: str
+    scenario: Scenario
+    group: Group
+
+    @property
+    def look(self) -> str:
+        return self.group.look
+
+    def run(self, mine: Any) -> "Outcome":
+        """Play all programs on the reader's module."""
+        differs: dict[int, Difference] = {}
+        for place, program in enumerate(self.group.programs):
+            found = self.scenario.on(mine, program)
+            first = difference(found, self.scenario.expected(self.group, place))
+            if first is not None:
+                differs[place] = first
+        return Outcome(self, differs)
+
+
+@cache
+def reference_module(exercise: str) -> ModuleType:
+    """The chapter's module with the reference in every place."""
+    chapter = chapter_of(exercise)
+    with reader_files.aside(chapter):
+        return reader_files.load(chapter, skeleton(chapter), keep=set())
+
+
+@cache
+def _module_with(exercise: str, mistake: Mistake) -> ModuleType:
+    chapter = chapter_of(exercise)
+    with reader_files.aside(chapter):
+        return reader_files.load(chapter, text_of_mistake(find(exercise), mistake), keep={exercise})
+
+
+class _TooLong(BaseException):
+    """A mistake did not come to its end. No play may catch it by `except Exception`."""
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """Raise _TooLong in here after some seconds, where the system can (not in a thread)."""
+    if not hasattr(signal, "setitimer") or (
+        threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise _TooLong(f"not finished after {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+# ── What differs ──────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first event of a program that is not as it should be."""
+
+    story: str  # how it came there
+    what: str  # what is seen, and what was expected
+    symptoms: frozenset
+    error: BaseException | None  # that the reader's code raised, and should not have
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """One group, played on the reader's code."""
+
+    played: Played
+    differs: dict[int, Difference]  # by the place of the program
+
+    @property
+    def counterexample(self) -> Difference | None:
+        return self.differs[min(self.differs)] if self.differs else None
+
+
+def difference(found: list[Event], expected: list[Event]) -> Difference | None:
+    """Where two logs differ first; None if they are alike."""
+    at = _first_difference(found, expected)
+    if at is None:
+        return None
+    event = found[at] if at < len(found) else Event("the program goes on")
+    wanted = expected[at] if at < len(expected) else None
+    error = event.error
+    if wanted is not None and wanted.error is not None and error is None:
+        what = f"no error, but {_value(event)}; expected {type(wanted.error).__name__}"
+    elif error is not None:
+        what = f"{type(error).__name__} ({error})"
+        what += f", expected {type(wanted.error).__name__}" if wanted and wanted.error else ""
+    elif wanted is None:
+        what = "it goes on, where nothing more should happen"
+    else:
+        name = next(n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
+        what = _told(name, event, wanted)
+    story = [one.text for one in found[max(0, at - 7) : at + 1] if one.text]
+    story = [text for i, text in enumerate(story) if i == 0 or text != story[i - 1]]
+    skipped = "… " if at > 7 else ""
+    return Difference(f"{skipped}{'; '.join(story)}", what, symptoms(found, expected), error)
+
+
+def symptoms(found: list[Event], expected: list[Event]) -> frozenset:
+    """All that is wrong at the first event that differs, in a form that can be compared."""
+    at = _first_difference(found, expected)
+    if at is None:
+        return frozenset()
+    event = found[at] if at < len(found) else Event("")
+    wanted = expected[at] if at < len(expected) else Event("")
+    if event.error is not None:
+        message = re.sub(r"\d+", "#", str(event.error))[:80]
+        return frozenset({(at, "raises", type(event.error).__name__), (at, "says", message)})
+    if wanted.error is not None:
+        return frozenset({(at, "raises", "nothing"), (at, "instead", _digest(event.seen))})
+    wrong = [n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted)]
+    return frozenset((at, name, _digest(event.seen.get(name))) for name in wrong)
+
+
+def _first_difference(found: list[Event], expected: list[Event]) -> int | None:
+    for place in range(max(len(found), len(expected))):
+        if place >= len(found) or place >= len(expected):
+            return place
+        mine, theirs = found[place], expected[place]
+        if theirs.error is not None or mine.error is not None:
+            if theirs.error is None or not isinstance(mine.error, type(theirs.error)):
+                return place
+            continue
+        if not all(_agree(name, mine, theirs) for name in {**theirs.seen, **mine.seen}):
+            return place
+    return None
+
+
+def _agree(name: str, mine: Event, theirs: Event) -> bool:
+    if (name in mine.seen) != (name in theirs.seen):
+        return False
+    return same(mine.seen[name], theirs.seen[name])
+
+
+def _told(name: str, mine: Event, theirs: Event) -> str:
+    if name.startswith("argument "):
+        if name in mine.seen:
+            return f"{name} is {shown(plain(mine.seen[name]), 80)}, though it was not to change"
+        return f"{name} is unchanged, expected {shown(plain(theirs.seen[name]), 80)}"
+    label = "" if name == "result" else f"{name} "
+    found, expected = mine.seen.get(name), theirs.seen.get(name)
+    if isinstance(expected, torch.Tensor) and expected.numel() > 8:
+        if not isinstance(found, torch.Tensor):
+            kind = "nothing" if found is None else f"a {type(found).__name__}"
+            return f"{label}{kind}, expected a tensor of shape {tuple(expected.shape)}"
+        return f"{label}{mismatch(found, expected, TOLERANCE)}"
+    return label + checking.differ(plain(found), plain(expected))
+
+
+def _value(event: Event) -> str:
+    return shown(plain(event.seen.get("result", "it goes on")), 80)
+
+
+def _digest(value: Any) -> str:
+    """A text that is the same for values that are the same to rounding."""
+    if isinstance(value, torch.Tensor):
+        flat = value.double().flatten()
+        finite = flat[flat.isfinite()]
+        scale = float(finite.abs().max()) if finite.numel() else 1.0
+        rounded = (flat / (scale or 1.0)).mul(200).round().tolist()
+        return f"{tuple(value.shape)} {hash(tuple(str(one) for one in rounded))}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_digest, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_digest(one)}' for key, one in value.items())}}}"
+    return repr(value)
+
+
+# ── Why ───────────────────────────────────────────────────────────────────────
+
+
+def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
+    """The mistake behind each failed group, where one is known that behaves like the reader's.
+
+    One mistake explains as many groups as it can. What it does not explain is asked again,
+    so that two mistakes are told as two.
+    """
+    outcomes = list(outcomes)
+    left = [one for one in outcomes if one.differs]
+    named: dict[Outcome, Mistake] = {}
+    while left:
+        known = mistakes_of(find(left[0].played.exercise))
+        alike = [mistake for mistake in known if _likeness(mistake, left[:1]) >= ALIKE]
+        scores = {mistake: _likeness(mistake, left, outcomes) for mistake in alike}
+        best = max(scores, key=scores.__getitem__, default=None)
+        if best is None or scores[best] < ALIKE_IN_ALL:
+            left = left[1:]
+            continue
+        explained = [one for one in left if _likeness(best, [one]) >= ALIKE]
+        named |= dict.fromkeys(explained, best)
+        left = [one for one in left if one not in explained]
+    return named
+
+
+def _likeness(
+    mistake: Mistake, failed: Sequence[Outcome], outcomes: Sequence[Outcome] = ()
+) -> float:
+    """What reader and mistake have wrong in common, as a share of what either has wrong: in the
+    programs that `failed`, and in some of those in `outcomes` that did not."""
+    mine: set = set()
+    theirs: set = set()
+    for outcome in failed:
+        played = outcome.played
+        for place in sorted(outcome.differs)[: max(3, LOOKED_AT // len(failed))]:
+            key = played.name, place
+            mine |= {(key, one) for one in outcome.differs[place].symptoms}
+            theirs |= {
+                (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)
+            }
+    for outcome in outcomes:
+        played = outcome.played
+        right = [p for p in range(len(played.group.programs)) if p not in outcome.differs]
+        for place in right[: max(2, LOOKED_AT // len(outcomes))]:
+            key = played.name, place
+            theirs |= {
+                (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)
+            }
+    return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0

@@ -1,0 +1,1 @@
+"""What the course measures: timing, workloads and the running table."""

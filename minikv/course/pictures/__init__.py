@@ -1,0 +1,1 @@
+"""How the course draws: the style, players, and what several chapters show."""

@@ -1,0 +1,526 @@
+"""How the viewer draws a pool and its block tables: the places, then the ink.
+
+A slot is a small square, a block a rounded row of them with its id at the left and
+its reference count at the right. Logical blocks stand left, physical ones right, and
+each entry of a block table is an arrow between. All measures are inches from the
+upper left corner; how wide a text will be is estimated.
+"""
+
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon, Rectangle
+from matplotlib.path import Path
+from matplotlib.patheffects import Normal, Stroke
+
+from minikv.course.pictures import style
+from minikv.course.pictures.timeline import visible
+
+if TYPE_CHECKING:
+    from minikv.course.pictures.block_viewer import Block, Snapshot
+
+SLOT, FILM_SLOT = 0.24, 0.19  # a slot with room around it: alone, and in a film
+SMALLEST = 0.144  # if it had to be smaller, fewer panels or blocks go beside each other
+MARGIN, GAP = 0.1, 0.24  # around the picture; between two panels
+MOST_BLOCKS = 64  # of a pool are drawn
+ROWS = (16, 24, 32)  # of a pool under each other: the best, and if that gets too small
+LIVE, CACHED, HELD = "#f1f1f1", "#dedede", "#a8a8a8"  # what blocks are filled with
+LOOKS = dict(  # of a block, by its state
+    used=dict(face=LIVE),
+    shared=dict(face=style.PAPER, hatch="//////"),
+    cached=dict(face=CACHED),
+    held=dict(face=HELD),
+    free=dict(face="none", edge=style.FAINT),
+)
+WORDS, SMALL = 9.0, 7.7  # points: titles, the legend
+
+
+def width_of(text: str, size: float, each: float = 0.55) -> float:
+    """About how wide a text is, in inches; `each` letter in parts of the font's size."""
+    return each * size / 72 * len(text)
+
+
+# ── The places ────────────────────────────────────────────────────────────────
+
+
+def _lanes(steps: "Sequence[Snapshot]") -> list[dict[str, int]]:
+    """For each step the place of its tables, from the top. A table stays where it was."""
+    places: list[dict[str, int]] = []
+    for step in steps:
+        before = places[-1] if places else {}
+        now = {name: before[name] for name in step.tables if name in before}
+        for name in step.tables:
+            if name not in now:
+                now[name] = min(set(range(len(step.tables))) - set(now.values()))
+        places.append(now)
+    return places
+
+
+class Layout:
+    """The places of one panel: the same at every step, so that only what changes moves."""
+
+    def __init__(self, steps: "Sequence[Snapshot]", slot: float, rows: int):
+        self.slot = slot
+        self.block_size = next((s.block_size for s in steps if s.tables), steps[0].block_size)
+        self.font = max(6.2, min(8.5, 0.52 * 72 * slot))
+        self.char, self.line = width_of("0", self.font, 0.62), 1.7 * self.font / 72
+        self.pad = 0.18 * slot  # of a block around its slots
+        self.row = 1.68 * slot  # from one block to the next
+        self.top = 1.2 * self.line + 0.2 * slot  # under the headings
+
+        texts = [text for step in steps for table in step.tables.values() for text in table.texts]
+        self.with_texts = bool(texts) and slot >= 0.2
+        self.logical_step, self.logical_row = slot, self.row
+        if self.with_texts:
+            longest = max((visible(text, 6) for text in texts), key=len)
+            self.logical_step = max(slot, width_of(longest, self.font - 1.5, 0.6) + 0.06)
+            self.logical_row += 0.8 * self.line
+
+        # The lanes, one for each table at a time.
+        self.lanes = _lanes(steps)
+        num_blocks_in = {0: 0}
+        for step, lanes in zip(steps, self.lanes, strict=True):
+            for name, lane in lanes.items():
+                length = len(step.tables[name].block_ids)
+                num_blocks_in[lane] = max(num_blocks_in.get(lane, 0), length)
+        self.lane_top, top = {}, self.top
+        for lane in sorted(num_blocks_in):
+            self.lane_top[lane] = top
+            top += 1.2 * self.line + num_blocks_in[lane] * self.logical_row + 0.35 * slot
+
+        # The pool: all of it, or what is ever used of a large one.
+        num_blocks = len(steps[-1].ref_counts)
+        self.drawn = list(range(num_blocks))
+        if num_blocks > MOST_BLOCKS:
+            seen = [block for step in steps for block in step.blocks]
+            used = {block.id for block in seen if block.state != "free" or block.named_by}
+            self.drawn = sorted(used)[:MOST_BLOCKS]
+        self.columns = max(1, -(-len(self.drawn) // rows))
+        self.rows = -(-len(self.drawn) // self.columns)
+        rest = self.line if len(self.drawn) < num_blocks else 0
+        self.height = max(top, self.top + self.rows * self.row + rest)
+
+        # From left to right.
+        digits = max(2, len(str(num_blocks - 1)))
+        self.slots = 2 * self.char + 0.04 + self.pad
+        self.filled = self.slots + self.block_size * self.logical_step + 2 * self.pad
+        self.entry = self.filled + self.char * (4.7 + 2 * len(str(self.block_size)))  # "3 of 4"
+        self.entry_width = self.char * digits + 0.06
+        self.arrows = self.entry + self.entry_width
+        self.pool = self.arrows + max(0.33, 2.3 * slot)
+        self.id_width = self.char * digits + 0.07
+        self.body = self.block_size * slot + 2 * self.pad
+        self.gutter = 0.8 * slot  # between columns: here an arrow comes down
+        self.column = self.id_width + self.body + 2 * self.char + 0.05
+
+    @property
+    def width(self) -> float:
+        return self.pool + self.columns * self.column + (self.columns - 1) * self.gutter
+
+    @classmethod
+    def fitting(cls, steps: "Sequence[Snapshot]", width: float, most: float) -> "Layout":
+        """The largest with slots up to `most` that is no wider than `width`.
+
+        A pool of many blocks stands in columns: fewer, longer ones if the slots grow by it.
+        The arrows get some of the width that is left.
+        """
+        best = None
+        for rows in ROWS:
+            slot = most
+            while (layout := cls(steps, slot, rows)).width > width and slot > 0.05:
+                slot -= 0.005
+            if best is None or layout.slot > best.slot:
+                best = layout
+            if best.slot >= SMALLEST:
+                break
+        best.pool += max(0.0, min(8 * best.slot, width - best.width))
+        return best
+
+    def block(self, place: int) -> tuple[float, float]:
+        """Left end and middle of the place-th physical block that is drawn."""
+        column, row = divmod(place, self.rows)
+        x = self.pool + self.id_width + column * (self.column + self.gutter)
+        return x, self.top + (row + 0.5) * self.row
+
+
+# ── The ink ───────────────────────────────────────────────────────────────────
+
+
+class Pen:
+    """Draws on a paper of its own.
+
+    Patches go through `add_artist`: `add_patch` would measure each, for limits that are set.
+    """
+
+    def __init__(self, height: float):
+        self.figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
+        self.axes = self.figure.add_axes((0, 0, 1, 1))
+        self.axes.set(xlim=(0, style.WIDTH), ylim=(height, 0))
+        self.axes.axis("off")
+
+    def text(self, x, y, text, size, align="left", color=style.INK, **more) -> None:
+        self.axes.text(
+            x, y, text, fontsize=size, ha=align, va="center_baseline", color=color, **more
+        )
+
+    def square(self, x, y, width, height, face, edge=style.INK, line=0.6, zorder=1.0) -> None:
+        self.axes.add_artist(
+            Rectangle(
+                (x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line,
+                zorder=zorder,
+            )
+        )  # fmt: skip
+
+    def body(self, x, y, width, slot, face, hatch=None, edge=style.INK, line=0.9) -> None:
+        """The rounded row that a block is; y is its middle."""
+        height = 1.36 * slot
+        patch = FancyBboxPatch(
+            (x, y - height / 2), width, height, facecolor=face, edgecolor=edge, linewidth=line,
+            boxstyle=f"round,pad=0,rounding_size={0.3 * slot}", hatch=hatch, zorder=1,
+        )  # fmt: skip
+        patch.set_hatch_linewidth(0.8)
+        self.axes.add_artist(patch)
+
+    def slot(self, x, y, side, names: Sequence[str] = (), new: bool = False) -> None:
+        """A square in the colours of its sequences, with their letters; (x, y) is its middle."""
+        side *= 0.9  # so that what is behind a row of slots is seen between them
+        left, top = x - side / 2, y - side / 2
+        if len(names) > 4:
+            names = [*names[:3], f"+{len(names) - 3}"]
+        across, down = (1, max(1, len(names))) if len(names) <= 2 else (2, 2)
+        for i, name in enumerate(names):  # halves one above the other, or quarters
+            face = style.PAPER if name[0] == "+" else style.color(_number(name))
+            alone = i == 2 and len(names) == 3  # takes the whole lower half
+            width, height = side / (1 if alone else across), side / down
+            corner = left + i % across * width, top + i // across * height
+            self.square(*corner, width, height, face, line=0)
+            size = 72 * side * {1: 0.64, 2: 0.5}.get(len(names), 0.46) / len(name) ** 0.5
+            middle = corner[0] + width / 2, corner[1] + height / 2
+            self.text(*middle, name, min(10, size), "center", style.ink_on(face), weight="bold")
+        face = "none" if names else style.PAPER
+        self.square(left, top, side, side, face, style.INK if names else style.FAINT)
+        if new:
+            thick = min(2.0, 9.5 * side)
+            ring = side + thick / 2 / 72
+            corner = x - ring / 2, y - ring / 2
+            self.square(*corner, ring, ring, "none", line=thick, zorder=2)
+
+    def count(self, x, y, count: int, size, wrong: bool = False, color=style.INK) -> None:
+        """A reference count; one that is wrong is white on black, with a mark."""
+        if wrong:
+            box = dict(boxstyle="round,pad=0.15", facecolor=style.INK, linewidth=0)
+            self.text(x + 0.02, y, str(count), size, color=style.PAPER, weight="bold", bbox=box)
+            self.text(x + width_of(str(count), size, 0.7) + 0.06, y, "⚠", size + 1, weight="bold")
+        else:
+            self.text(x, y, str(count), size, color=color)
+
+    def arrow(self, points: Sequence[tuple[float, float]], color: str, slot: float) -> None:
+        """A curve through `points`, level at each, with a head that suits the size of a slot."""
+        (x, y), head = points[-1], min(0.08, 0.42 * slot)
+        points = [*points[:-1], (x - 0.9 * head, y)]
+        vertices, codes = [points[0]], [Path.MOVETO]
+        for (x0, y0), (x1, y1) in pairwise(points):
+            vertices += [((x0 + x1) / 2, y0), ((x0 + x1) / 2, y1), (x1, y1)]
+            codes += [Path.CURVE4] * 3
+        thick = min(1.4, 7 * slot)
+        rim = [Stroke(linewidth=thick + 1, foreground=style.INK), Normal()]  # for pale colours
+        self.axes.add_artist(
+            PathPatch(
+                Path(vertices, codes), facecolor="none", edgecolor=color, linewidth=thick,
+                path_effects=rim, zorder=0.8,
+            )
+        )  # fmt: skip
+        triangle = [(x - head, y - head / 2), (x, y), (x - head, y + head / 2)]
+        self.axes.add_artist(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
+
+
+def _number(name: str) -> int:
+    """Which sequence a letter stands for: the inverse of `style.letter`."""
+    return ord(name[0]) - ord("A") + 26 * int(name[1:] or 0)
+
+
+class Panel:
+    """One step, drawn at (x, y). `before` is the step that it is compared with."""
+
+    def __init__(
+        self, pen: Pen, layout: Layout, x: float, y: float, step: "Snapshot", lanes: dict[str, int],
+        before: "Snapshot | None",
+    ):  # fmt: skip
+        self.pen, self.layout, self.x, self.y = pen, layout, x, y
+        self.step, self.lanes = step, lanes
+        self.new = step.filled_slots - before.filled_slots if before else frozenset()
+        self.places = {block_id: place for place, block_id in enumerate(layout.drawn)}
+
+    def draw(self) -> None:
+        self._headings()
+        for name in self.step.tables:
+            self._table(name)
+        for block_id in self.layout.drawn:
+            self._block(self.step.blocks[block_id])
+        self._rest()
+
+    def _text(self, x, y, text, align="left", **more) -> None:
+        self.pen.text(self.x + x, self.y + y, text, self.layout.font, align, **more)
+
+    def _headings(self) -> None:
+        at, y = self.layout, self.layout.line / 2
+        total = len(self.step.ref_counts)
+        if self.step.tables:
+            for x, heading in ((0, "logical"), (at.filled + 0.04, "filled")):
+                self._text(x, y, heading, color=style.FAINT)
+            self._text(at.entry + at.entry_width / 2, y, "table", "center", color=style.FAINT)
+        heading = f"physical, {self.step.num_free} of {total} free"
+        self._text(at.pool + 0.03, y, heading, color=style.FAINT)
+
+    def _table(self, name: str) -> None:
+        at, table = self.layout, self.step.tables[name]
+        top = at.lane_top[self.lanes[name]]
+        middle = top + at.line / 2
+        chip = 1.6 * at.font / 72
+        self.pen.slot(self.x + chip / 2, self.y + middle, chip, [name])
+        tokens = "1 token" if table.num_tokens == 1 else f"{table.num_tokens} tokens"
+        tokens += "" if table.block_ids else ", no blocks"
+        self._text(chip + 0.05, middle, tokens, weight="bold")
+        for index, block_id in enumerate(table.block_ids):
+            y = top + 1.2 * at.line + index * at.logical_row + at.row / 2
+            self._logical_block(name, index, block_id, y)
+
+    def _logical_block(self, name: str, index: int, block_id: int, y: float) -> None:
+        at, pen = self.layout, self.pen
+        texts = self.step.tables[name].texts[index * at.block_size :]
+        filled = self.step.filled(name, index)
+        body_width = at.block_size * at.logical_step + 2 * at.pad
+        self._text(at.slots - at.pad - 0.04, y, str(index), "right")
+        left = self.x + at.slots - at.pad
+        pen.body(left, self.y + y, body_width, at.slot, LIVE)
+        for offset in range(at.block_size):
+            x = at.slots + (offset + 0.5) * at.logical_step
+            names = [name] if offset < filled else []
+            pen.slot(self.x + x, self.y + y, at.slot, names, (block_id, offset) in self.new)
+            if at.with_texts and offset < min(filled, len(texts)):
+                pen.text(
+                    self.x + x, self.y + y + 0.7 * at.slot + 0.4 * at.line,
+                    visible(texts[offset], 6), at.font - 1.5, "center", family="monospace",
+                )  # fmt: skip
+        self._text(at.filled + 0.04, y, f"{filled} of {at.block_size}")
+        height = 1.1 * at.slot
+        pen.square(self.x + at.entry, self.y + y - height / 2, at.entry_width, height, style.PAPER)
+        self._text(at.entry + at.entry_width / 2, y, str(block_id), "center")
+        if block_id in self.places:
+            self._arrow(name, y, self.places[block_id])
+        else:  # not in the pool at all, or one of too many to draw
+            known = 0 <= block_id < len(self.step.ref_counts)
+            where = dict(facecolor=style.PAPER, linewidth=0, pad=1)
+            self._text(at.arrows + 0.05, y, "→ …" if known else "→ ⚠", bbox=where)
+
+    def _arrow(self, name: str, y: float, place: int) -> None:
+        """To a block of the first column directly; to another in the gap above its row."""
+        at = self.layout
+        end_x, end_y = at.block(place)
+        # Arrows to one block arrive one above the other.
+        names = list(dict.fromkeys(self.step.blocks[at.drawn[place]].named_by))
+        spread = min(0.09, 1.1 * at.slot / len(names))
+        end_y += (names.index(name) - (len(names) - 1) / 2) * spread
+        end_x -= at.id_width
+        points = [(at.arrows, y)]
+        if place >= at.rows:
+            lane = place // at.rows - at.columns / 2  # beside those to other columns
+            gap = at.block(place)[1] - at.row / 2 + 0.3 * at.slot * lane / at.columns
+            points += [(at.pool, gap), (end_x - 0.25, gap)]
+        points.append((end_x, end_y))
+        color = style.color(_number(name))
+        self.pen.arrow([(self.x + x, self.y + y) for x, y in points], color, at.slot)
+
+    def _block(self, block: "Block") -> None:
+        at, pen = self.layout, self.pen
+        x, y = at.block(self.places[block.id])
+        left, middle = self.x + x, self.y + y
+        faint = style.FAINT if block.state == "free" else style.INK
+        self._text(x - 0.05, y, str(block.id), "right", color=faint)
+        pen.body(left, middle, at.body, at.slot, **LOOKS[block.state])
+        if block.named_by:
+            for offset, names in enumerate(block.slots):
+                slot_x = left + at.pad + (offset + 0.5) * at.slot
+                pen.slot(slot_x, middle, at.slot, names, (block.id, offset) in self.new)
+        after = left + at.body + 0.05
+        pen.count(after, middle, block.ref_count, at.font, bool(block.warning), faint)
+
+    def _rest(self) -> None:
+        """What of a large pool is not drawn, in words."""
+        at = self.layout
+        others = [block for block in self.step.blocks if block.id not in self.places]
+        if not others:
+            return
+        free = sum(block.ref_count == 0 for block in others)
+        used = f"{len(others) - free} in use and " if free < len(others) else ""
+        y = at.top + at.rows * at.row + at.line / 2
+        self._text(at.pool + at.id_width, y, f"… and {used}{free} free", color=style.FAINT)
+
+
+# ── The legend ────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that a legend explains: a sample `width` wide, and what it means."""
+
+    width: float
+    meaning: str
+    sample: Callable[[Pen, float, float], None]  # draws it: left end, middle
+
+
+class Legend:
+    """One or more lines at the bottom of every picture."""
+
+    def __init__(self, entries: Sequence[Entry]):
+        self.places, x, line = [], MARGIN, 0
+        for entry in entries:
+            width = entry.width + 0.06 + width_of(entry.meaning, SMALL) + 0.11
+            if x + width > style.WIDTH:
+                x, line = MARGIN, line + 1
+            self.places.append((entry, x, line))
+            x += width
+        self.height = 0.26 * (line + 1) + 0.14
+
+    def draw(self, pen: Pen, y: float) -> None:
+        pen.axes.plot([MARGIN, style.WIDTH - MARGIN], [y + 0.04] * 2, color=style.FAINT, lw=0.5)
+        for entry, x, line in self.places:
+            middle = y + 0.2 + 0.26 * line
+            entry.sample(pen, x, middle)
+            pen.text(x + entry.width + 0.06, middle, entry.meaning, SMALL)
+
+
+SIDE, BODY = 0.17, 0.4  # of a slot and of a block in a legend
+
+
+def slot_entry(meaning: str, names: str, new: bool = False) -> Entry:
+    return Entry(SIDE, meaning, lambda pen, x, y: pen.slot(x + SIDE / 2, y, SIDE, names, new))
+
+
+def body_entry(meaning: str, state: str, names: str = "") -> Entry:
+    def sample(pen: Pen, x: float, y: float) -> None:
+        pen.body(x, y, BODY, SIDE, **LOOKS[state])
+        if names:
+            pen.slot(x + BODY / 2, y, SIDE, names)
+
+    return Entry(BODY, meaning, sample)
+
+
+def _count_sample(pen: Pen, x: float, y: float) -> None:
+    pen.text(x, y, "7", SMALL)
+    pen.body(x + 0.11, y, BODY, SIDE, LIVE)
+    pen.slot(x + 0.11 + BODY / 2 - SIDE / 2, y, SIDE, "A")
+    pen.slot(x + 0.11 + BODY / 2 + SIDE / 2, y, SIDE)
+    pen.text(x + 0.11 + BODY + 0.04, y, "1", SMALL)
+
+
+def warning_entry(meaning: str) -> Entry:
+    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, 0, SMALL, wrong=True))
+
+
+def _legend(steps: "Sequence[Snapshot]") -> Legend:
+    """What is to be explained, always in this order."""
+    states = {block.state for step in steps for block in step.blocks}
+    entries = [
+        slot_entry("slot of A", "A"),
+        slot_entry("new in this step", "A", new=True),
+        slot_entry("empty slot", ""),
+        Entry(0.64, "block 7, reference count 1", _count_sample),
+        body_entry("shared by A and B", "shared", "AB"),
+        body_entry("free block", "free"),
+    ]
+    if "cached" in states:
+        entries.append(body_entry("cached, unused", "cached"))
+    if "held" in states:
+        entries.append(body_entry("in use, by no table here", "held"))
+    if any(step.warnings for step in steps):
+        entries.append(warning_entry("count and tables disagree"))
+    return Legend(entries)
+
+
+# ── The pictures ──────────────────────────────────────────────────────────────
+
+
+def frame(steps: "Sequence[Snapshot]", i: int) -> Figure:
+    """Step `i` alone, without its words."""
+    layout, legend = Layout.fitting(steps, style.WIDTH - 2 * MARGIN, SLOT), _legend(steps)
+    pen = Pen(MARGIN + layout.height + legend.height)
+    before = steps[i - 1] if i > 0 else None
+    Panel(pen, layout, MARGIN, MARGIN, steps[i], layout.lanes[i], before).draw()
+    legend.draw(pen, MARGIN + layout.height)
+    return pen.figure
+
+
+def room(across: int) -> float:
+    """How wide each of so many panels beside each other may be."""
+    return (style.WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
+
+
+def film(steps: "Sequence[Snapshot]", chosen: Sequence[int]) -> Figure:
+    """The chosen steps with their words, from left to right, then on the next line."""
+    across = len(chosen)
+    while across > 1 and Layout.fitting(steps, room(across), FILM_SLOT).slot < SMALLEST:
+        across -= 1
+    across = evenly(len(chosen), across)
+    layout = Layout.fitting(steps, room(across), FILM_SLOT)
+
+    def panel(pen: Pen, place: int, x: float, y: float) -> None:
+        i = chosen[place]
+        before = steps[chosen[place - 1]] if place else None
+        Panel(pen, layout, x, y, steps[i], layout.lanes[i], before).draw()
+
+    titles = [(f"{i}  {steps[i].words}", steps[i].warnings) for i in chosen]
+    return strip(titles, across, [layout.height] * len(chosen), panel, _legend(steps))
+
+
+def evenly(panels: int, most: int) -> int:
+    """How many to put on a line, at most `most`, so that all lines are about as long."""
+    return -(-panels // -(-panels // most))
+
+
+def strip(
+    titles: Sequence[tuple[str, Sequence[str]]],
+    across: int,
+    heights: Sequence[float],
+    panel: Callable[[Pen, int, float, float], None],
+    legend: Legend,
+) -> Figure:
+    """Panels of one width, `across` on a line, under their words and warnings.
+
+    `panel(pen, place, x, y)` draws the place-th of them; (x, y) is its upper left corner.
+    """
+    wrapped = [_wrapped(words, warnings, room(across)) for words, warnings in titles]
+    line = 1.35 * WORDS / 72
+    tops, starts, bottom = [], [], MARGIN  # of each line: its words, and its panels
+    for first in range(0, len(titles), across):
+        tops.append(bottom)
+        starts.append(bottom + line * max(map(len, wrapped[first : first + across])) + 0.08)
+        bottom = starts[-1] + max(heights[first : first + across]) + 0.12
+
+    pen = Pen(bottom + legend.height)
+    for place, lines in enumerate(wrapped):
+        row, column = divmod(place, across)
+        x, top = MARGIN + column * (room(across) + GAP), tops[row]
+        if column > 0:
+            end = tops[row + 1] if row + 1 < len(tops) else bottom
+            pen.axes.plot([x - GAP / 2] * 2, [top, end - 0.1], color=style.FAINT, lw=0.5)
+        for n, (words, weight) in enumerate(lines):
+            pen.text(x, top + (n + 0.5) * line, words, WORDS, weight=weight)
+        panel(pen, place, x, starts[row])
+    legend.draw(pen, bottom)
+    return pen.figure
+
+
+def _wrapped(words: str, warnings: Sequence[str], width: float) -> list[tuple[str, str]]:
+    """The lines over a panel, with their weights."""
+    characters = int(width / width_of("0", WORDS))
+    title = textwrap.wrap(words, characters, subsequent_indent="    ")
+    lines = [(line, "bold") for line in title]
+    for warning in warnings:
+        wrapped = textwrap.wrap(f"⚠ {warning}", characters, subsequent_indent="    ")
+        lines += [(line, "normal") for line in wrapped]
+    return lines

@@ -1,0 +1,309 @@
+"""Block tables and their pool, seen step by step: copied from live objects, then drawn.
+
+    history = History(pool)
+    history.snap("a prompt of 7 tokens", {"A": table})     # copies what is there now
+    table.grow(1)
+    history.snap("the 8th token", {"A": table})
+    history.picture()                                      # all steps, from left to right
+    history.widget()                                       # a player
+
+A `Snapshot` says in plain data what is drawn, so a test can ask it. It reads the public
+surface alone, of the engine's own classes or of anyone's: `num_blocks`, `num_free` and
+`ref_count(block_id)` of the pool; `block_ids`, `block_size` and `num_tokens` of a table.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from operator import index as as_int
+
+from matplotlib.figure import Figure
+
+from minikv.course.pictures import block_drawing, style
+from minikv.course.pictures.player import Player
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one block table said."""
+
+    block_ids: tuple[int, ...]
+    num_tokens: int
+    texts: tuple[str, ...] = ()  # of the tokens, as far as known
+
+
+@dataclass(frozen=True)
+class Block:
+    """One physical block, as the pool and the tables have it. They may not agree."""
+
+    id: int
+    ref_count: int  # what the pool says
+    named_by: tuple[str, ...]  # tables, in order; twice the same if it names the block twice
+    slots: tuple[tuple[str, ...], ...]  # for each slot the tables that fill it
+    state: str  # "used", "shared", "cached" (by a prefix cache alone), "held" (unseen), "free"
+    warning: str  # "" while the count fits the tables
+
+
+class Filled(dict[tuple[int, int], frozenset[str]]):
+    """By (block id, offset), the tables that fill a slot; none if a prefix cache alone has it."""
+
+    def __sub__(self, before: "Filled") -> frozenset[tuple[int, int]]:
+        """The slots that are new: empty before, or somebody else's, and not shared since."""
+        return frozenset(
+            slot
+            for slot, names in self.items()
+            if slot not in before or (names and before[slot] and not names & before[slot])
+        )
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A pool and some block tables at one moment."""
+
+    words: str
+    block_size: int
+    num_free: int
+    ref_counts: tuple[int, ...]  # by block id
+    tables: Mapping[str, Table]
+    cached: frozenset[int] = frozenset()  # blocks that a prefix cache holds
+
+    def filled(self, name: str, index: int) -> int:
+        """How many slots of a table's logical block hold one of its tokens."""
+        return max(0, min(self.block_size, self.tables[name].num_tokens - index * self.block_size))
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Every physical block of the pool."""
+        named: dict[int, list[tuple[str, int]]] = {}
+        for name, table in self.tables.items():
+            for index, block_id in enumerate(table.block_ids):
+                named.setdefault(block_id, []).append((name, self.filled(name, index)))
+        return tuple(self._block(id_, named.get(id_, [])) for id_ in range(len(self.ref_counts)))
+
+    def _block(self, block_id: int, named: list[tuple[str, int]]) -> Block:
+        count = self.ref_counts[block_id]
+        names = tuple(name for name, _ in named)
+        slots = tuple(
+            tuple(dict.fromkeys(name for name, filled in named if offset < filled))
+            for offset in range(self.block_size)
+        )
+        if names:
+            state = "shared" if len(names) > 1 else "used"
+        elif block_id in self.cached:
+            state = "cached"
+        else:
+            state = "held" if count else "free"
+        warning, who = "", " and ".join(dict.fromkeys(names))
+        if len(set(names)) < len(names):
+            twice = " and ".join(name for name in dict.fromkeys(names) if names.count(name) > 1)
+            warning = f"more than once in the table of {twice}"
+        elif names and count == 0:
+            warning = f"free, yet in the table of {who}"
+        elif names and not 0 <= count - len(names) <= (block_id in self.cached):
+            warning = f"count {count}, but in {plural(len(names), 'table')} here: {who}"
+        return Block(block_id, count, names, slots, state, warning)
+
+    @cached_property
+    def filled_slots(self) -> "Filled":
+        """Every slot that holds a token, or did when it was cached, and whose that is."""
+        return Filled(
+            ((block.id, offset), frozenset(names))
+            for block in self.blocks
+            for offset, names in enumerate(block.slots)
+            if names or block.id in self.cached
+        )
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Where the pool and the tables contradict each other: in a sound engine, nowhere."""
+        found = [f"block {block.id}: {block.warning}" for block in self.blocks if block.warning]
+        for name, table in self.tables.items():
+            room = len(table.block_ids) * self.block_size
+            if table.num_tokens > room:
+                found.append(f"{name}: {plural(table.num_tokens, 'token')}, but room for {room}")
+            for block_id in table.block_ids:
+                if not 0 <= block_id < len(self.ref_counts):
+                    found.append(f"{name}: names block {block_id}, which the pool does not have")
+        uncounted = self.ref_counts.count(0)
+        if self.num_free != uncounted:
+            found.append(f"the pool says {self.num_free} are free, but {uncounted} have count 0")
+        return tuple(found)
+
+    def describe(self) -> str:
+        """The picture in words."""
+        parts = [f"{self.num_free} of {len(self.ref_counts)} blocks free."]
+        for name, table in self.tables.items():
+            blocks = ", ".join(
+                f"{block_id} ({self.filled(name, index)} of {self.block_size} filled)"
+                for index, block_id in enumerate(table.block_ids)
+            )
+            tokens = plural(table.num_tokens, "token")
+            parts.append(
+                f"{name}, {tokens}, in blocks {blocks}." if blocks else f"{name}, {tokens}."
+            )
+        for block in self.blocks:
+            if block.state == "shared":
+                who = " and ".join(dict.fromkeys(block.named_by))
+                parts.append(f"Block {block.id} is shared by {who}, count {block.ref_count}.")
+        unused = {"cached": "Cached and unused", "held": "In use, by no table here"}
+        for state, meaning in unused.items():
+            ids = [str(block.id) for block in self.blocks if block.state == state]
+            if ids:
+                parts.append(f"{meaning}: {', '.join(ids)}.")
+        parts += [f"Warning: {warning}." for warning in self.warnings]
+        return " ".join(parts)
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def check_letter(what: str, name: object) -> None:
+    """Raise ValueError unless `name` is one that `style` has a colour for."""
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Z]\d*", name):
+        raise ValueError(f"{what}: a name is a letter, as in {{'A': table}}, was {name!r}")
+
+
+def check_surface(what: str, thing: object, names: Sequence[str]) -> None:
+    """Raise TypeError unless `thing` has all that is read of it."""
+    for name in names:
+        if not hasattr(thing, name):
+            needed = f"{', '.join(names[:-1])} and {names[-1]}"
+            raise TypeError(f"{what}: must have {needed}, lacks {name}")
+
+
+def _copy_table(name: str, table, texts: Sequence[str]) -> Table:
+    check_letter("tables", name)
+    try:
+        block_ids = tuple(as_int(block_id) for block_id in table.block_ids)
+        return Table(block_ids, as_int(table.num_tokens), tuple(texts))
+    except TypeError as error:
+        raise TypeError(
+            f"table {name}: block_ids must be a list of ints and num_tokens an int, "
+            f"were {table.block_ids!r} and {table.num_tokens!r}"
+        ) from error
+
+
+class Recording:
+    """Snapshots, in the order in which they were taken, and the ways to look at them.
+
+    A snapshot has `words` and `warnings`. What it is of, and how it is told and drawn,
+    each kind of recording says for itself.
+    """
+
+    title: str  # "Block tables"
+
+    def __init__(self):
+        self.steps: list = []
+
+    def describe(self, i: int, before: int | None) -> str:
+        """Step `i` in words, and what has changed since step `before`."""
+        raise NotImplementedError
+
+    def draw(self, chosen: Sequence[int]) -> Figure:
+        """These steps with their words."""
+        raise NotImplementedError
+
+    def frame(self, i: int) -> Figure:
+        """One step. Things keep their places from frame to frame."""
+        raise NotImplementedError
+
+    def picture(self, steps: Sequence[int] | None = None) -> style.Picture:
+        """All steps, or those named, from left to right, line by line."""
+        indices = range(len(self.taken()))
+        chosen = list(indices) if steps is None else [indices[i] for i in steps]
+        if not chosen:
+            raise ValueError("steps: name at least one")
+        words = [
+            f"Step {i}, {self.steps[i].words}: {self.describe(i, before)}"
+            for before, i in self.pairs(chosen)
+        ]
+        return style.Picture(self.draw(chosen), f"{self.title}. {' '.join(words)}")
+
+    def widget(self) -> Player:
+        """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
+        what = f"the {self.title[0].lower()}{self.title[1:]}"
+        return Player(what, len(self.taken()) - 1, self.frame, self._caption)
+
+    def pairs(self, chosen: Sequence[int]) -> list[tuple[int | None, int]]:
+        """Each of these steps behind the one that it is compared with: the one shown before it."""
+        first = chosen[0] - 1 if chosen[0] else None
+        return list(zip([first, *chosen], chosen, strict=False))
+
+    def taken(self) -> list:
+        """The steps. Raises ValueError while there are none."""
+        if not self.steps:
+            raise ValueError("nothing to draw yet: take a snapshot with snap(…)")
+        return self.steps
+
+    def _caption(self, i: int) -> str:
+        step = self.steps[i]
+        marks = "".join(f"<br><b>⚠ {escape(warning)}</b>" for warning in step.warnings)
+        unseen = "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)"
+        told = escape(self.describe(i, i - 1 if i else None))
+        return (  # the picture in words, for a screen reader only
+            f"<div style='line-height:1.4'>{escape(step.words)}{marks}"
+            f"<span style='{unseen}'> {told}</span></div>"
+        )
+
+
+class History(Recording):
+    """Snapshots of a pool and the block tables over it, in the order they were taken."""
+
+    title = "Block tables"
+    steps: list[Snapshot]
+
+    def __init__(self, pool):
+        super().__init__()
+        check_surface("pool", pool, ("num_blocks", "num_free", "ref_count"))
+        self.pool = pool
+
+    def snap(
+        self,
+        words: str,
+        tables: Mapping[str, object] | None = None,
+        texts: Mapping[str, Sequence[str]] | None = None,
+        cached: Iterable[int] = (),
+    ) -> Snapshot:
+        """Copy what is there now; later changes of the live objects don't reach the copy.
+
+        `tables` are by letter: {"A": table}. `texts` gives a table's tokens, to stand
+        under their slots. `cached` names the blocks that a prefix cache holds.
+        """
+        tables, texts = tables or {}, texts or {}
+        if unknown := texts.keys() - tables.keys():
+            raise ValueError(f"texts: no table {', '.join(sorted(unknown))} to put them on")
+        sizes = {step.block_size for step in self.steps if step.tables}
+        sizes |= {as_int(table.block_size) for table in tables.values()}
+        if len(sizes) > 1:
+            raise ValueError(f"tables: one block size a history, were {sorted(sizes)}")
+        counts = []
+        for block_id in range(self.pool.num_blocks):
+            count = self.pool.ref_count(block_id)
+            try:
+                counts.append(as_int(count))
+            except TypeError as error:
+                raise TypeError(
+                    f"pool.ref_count({block_id}): must be an int, was {count!r}"
+                ) from error
+        step = Snapshot(
+            words,
+            sizes.pop() if sizes else 4,  # no table has said: nothing of it is seen
+            as_int(self.pool.num_free),
+            tuple(counts),
+            {name: _copy_table(name, table, texts.get(name, ())) for name, table in tables.items()},
+            frozenset(cached),
+        )
+        self.steps.append(step)
+        return step
+
+    def describe(self, i: int, before: int | None) -> str:
+        return self.steps[i].describe()
+
+    def draw(self, chosen: Sequence[int]) -> Figure:
+        return block_drawing.film(self.steps, chosen)
+
+    def frame(self, i: int) -> Figure:
+        return block_drawing.frame(self.taken(), range(len(self.steps))[i])

@@ -1,0 +1,330 @@
+"""Chapter 08's kernels against plain PyTorch, in the interpreter; and compiled, without a GPU."""
+
+import importlib.util
+import inspect
+import itertools
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from four_ways import right
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minikv
+from kernels.mode import INTERPRETED
+from minikv import naive_attention
+from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
+from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
+from minikv.course.chapters.ch08_triton_paged_attention import watch
+from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
+from minikv.course.harness import examine, integration
+from minikv.course.harness.checking import Wrong
+from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.skeletons import broken, skeleton
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DECODES = (ch08.decode, ch08.decode_packed, ch08.decode_split)
+watched = pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
+
+
+def batch(lens, block_size=16, heads=4, kv_heads=2, dim=16, seed=0):
+    """q, kv, tables, lens: blocks in any order, NaN in slots without a token, no block behind."""
+    generator = torch.Generator().manual_seed(seed)
+    widths = [-(-n // block_size) for n in lens]
+    kv = torch.full((sum(widths) + 1, block_size, 2, kv_heads, dim), torch.nan)
+    tables = torch.full((len(lens), max(widths)), 10**9)
+    order = torch.randperm(len(kv), generator=generator)[: sum(widths)].split(widths)
+    for row, (length, block_ids) in enumerate(zip(lens, order, strict=True)):
+        tables[row, : len(block_ids)] = block_ids
+        token = torch.randn(length, 2, kv_heads, dim, generator=generator)
+        for i, block_id in enumerate(block_ids):
+            part = token[i * block_size : (i + 1) * block_size]
+            kv[block_id, : len(part)] = part
+    q = torch.randn(len(lens), heads, dim, generator=generator)
+    return tuple(value.to(DEVICE) for value in (q, kv, tables, torch.tensor(lens)))
+
+
+def expected(q, kv, tables, lens):
+    rows = []
+    for row, length in enumerate(lens.tolist()):
+        table = tables[row, : -(-length // kv.shape[1])]
+        k, v = kv[table].flatten(0, 1)[:length].unbind(1)
+        rows.append(naive_attention(q[row : row + 1], k, v)[0])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("tile", [1, 4, 64])
+@pytest.mark.parametrize("size", [1, 3, 4, 10, 65])
+def test_add(size, tile):
+    x, y = torch.randn(2, size, device=DEVICE)
+    assert torch.equal(ch08.add(x, y, tile), x + y)
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 33])
+@pytest.mark.parametrize(("dim", "tile"), [(2, 4), (64, 16), (8, 1)])
+def test_attend(length, dim, tile):
+    q, (k, v) = torch.randn(dim, device=DEVICE), torch.randn(2, length, dim, device=DEVICE)
+    found = ch08.attend(q, k, v, tile)
+    torch.testing.assert_close(found, naive_attention(q[None, None], k[:, None], v[:, None])[0, 0])
+
+
+@pytest.mark.parametrize("function", DECODES, ids=lambda function: function.__name__)
+@pytest.mark.parametrize(
+    ("lens", "sizes"),
+    [
+        ([1], {}),
+        ([16, 17, 15], {}),
+        ([40, 3], {"heads": 6, "kv_heads": 2, "dim": 32}),
+        ([33], {"heads": 20, "kv_heads": 1}),
+        ([70, 5], {"heads": 2, "kv_heads": 2, "dim": 64, "block_size": 32}),
+    ],
+)
+def test_decodes(function, lens, sizes):
+    arguments = batch(lens, **sizes)
+    torch.testing.assert_close(function(*arguments), expected(*arguments))
+
+
+@settings(max_examples=25)
+@given(
+    lens=st.lists(st.integers(1, 90), min_size=1, max_size=3),
+    group=st.sampled_from([1, 2, 3]),
+    splits=st.sampled_from([1, 2, 8]),
+    seed=st.integers(0, 99),
+)
+def test_any_lengths_groups_and_splits(lens, group, splits, seed):
+    arguments = batch(lens, heads=2 * group, seed=seed)
+    right = expected(*arguments)
+    torch.testing.assert_close(ch08.decode_packed(*arguments), right)
+    torch.testing.assert_close(ch08.decode_split(*arguments, splits=splits), right)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 8])
+def test_small_blocks_need_no_tensor_core(block_size):
+    arguments = batch([9, 2, 16], block_size, dim=4)
+    torch.testing.assert_close(ch08.decode(*arguments), expected(*arguments))
+
+
+def test_queries_may_be_slices_of_one_projection():
+    q, kv, tables, lens = batch([18, 4])
+    apart = torch.randn(2, 3, *q.shape[1:], device=DEVICE)
+    apart[:, 0] = q
+    for function in DECODES:
+        found = function(apart[:, 0], kv, tables, lens)
+        torch.testing.assert_close(found, expected(q, kv, tables, lens))
+
+
+def test_scores_far_from_0():
+    q, kv, tables, lens = batch([40], heads=2, kv_heads=1)
+    for lift in (300.0, -300.0):
+        loud = kv.clone()
+        loud[:, :, 0] += lift * q[0, 0] / q[0, 0].square().sum() * q.shape[2] ** 0.5
+        for function in DECODES:
+            found = function(q, loud, tables, lens)
+            right = expected(q, loud, tables, lens)
+            torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lens", [[1], [5, 7, 8], [16, 1, 32, 17]])
+def test_gather(lens):
+    _, kv, tables, lens = batch(lens, 8, dim=8)
+    packed = [
+        kv[table[: -(-length // 8)]].flatten(0, 1)[:length]
+        for table, length in zip(tables, lens.tolist(), strict=True)
+    ]
+    tables = tables.masked_fill(tables == 10**9, 0)
+    assert torch.equal(ch08.gather(kv, tables, lens), torch.cat(packed))
+
+
+def test_a_captured_step_follows_every_change():
+    q, kv, tables, lens = batch([9, 14, 3, 16], 4)
+    tables = tables.masked_fill(tables == 10**9, 0)
+    step = ch08.CapturedDecode(kv, 4, max_seqs=5, max_blocks=6)
+    for rows, count, width in (([0, 1, 2, 3], 4, 4), ([3, 1], 2, 4), ([2], 1, 1), ([1, 0], 2, 4)):
+        now = (q[rows], tables[rows][:, :width], lens[rows])
+        found = step.replay(*now)
+        assert found.shape == (count, 4, 16)
+        torch.testing.assert_close(found, expected(now[0], kv, *now[1:]))
+
+
+# ── Seen from outside ─────────────────────────────────────────────────────────
+
+
+CALLS = {
+    "add": lambda: ch08.add(torch.ones(10), torch.ones(10)),
+    "attend": lambda: ch08.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)),
+    "decode": lambda: ch08.decode(*batch([5, 20])),
+    "decode_packed": lambda: ch08.decode_packed(*batch([5, 20])),
+    "decode_split": lambda: ch08.decode_split(*batch([5, 20])),
+    "gather": lambda: ch08.gather(*batch([16, 16], dim=8)[1:]),
+}
+
+
+@watched
+def test_nothing_is_read_or_written_that_is_not_theirs():
+    launches = []
+    for call in CALLS.values():
+        with Watch() as seen:
+            call()
+        assert not seen.races and not seen.unwritten
+        launches += seen.launches
+    kernels = {name for name in vars(ch08) if name.endswith("_kernel")}
+    assert {launch.kernel.__name__ for launch in launches} == kernels
+    results = compiled(inspect.getsourcefile(ch08), launches)
+    assert {result["kernel"] for result in results} == kernels
+    for result in results:
+        assert "error" not in result and not result["tf32"]
+        assert result["dots"] == (2 if result["kernel"] in ("packed_kernel", "split_kernel") else 0)
+
+
+@watched
+def test_the_watch_sees_what_a_gpu_would_not_say():
+    kernel = ch08.add_kernel
+    x, y, out = torch.ones(10), torch.ones(10), torch.zeros(10)
+    with pytest.raises(Exception) as caught, Watch():
+        kernel[(3,)](x, y, out, 12, TILE=4)  # 12 elements of 10
+    assert isinstance(caught.value.__cause__, Wrong)
+    assert "program 2 reads element 10 of `x`, which has 10" in str(caught.value.__cause__)
+    with Watch() as seen:
+        kernel[(3, 2)](x, y, out, 10, TILE=4)  # every tile twice
+    assert "element 0 of `out` is written by program (0, 0) and by program (0, 1)" in seen.races[0]
+    assert torch.equal(out, x + y) and seen.launches[0].grid == (3, 2)
+    assert seen.reads == {"x": 20, "y": 20}
+    assert seen.stores == 6 and seen.writers["out"].tolist() == [1] * 4 + [3] * 4 + [5] * 2
+    with Watch() as seen:
+        ch08.decode(*batch([5, 40]))
+    assert seen.looked_up == {"block_tables": {0, 3, 4, 5}, "context_lens": {0, 1}}
+
+
+@watched
+def test_a_number_of_its_own_is_not_called_a_tile():
+    q, kv, tables, lens = batch([16])
+    with pytest.raises(Exception) as caught, Watch():
+        ch08.decode(q, kv, tables, lens + 1)  # a second block, of a table of one
+    assert isinstance(caught.value.__cause__, Wrong)
+    assert "a loop runs too far" in caught.value.__cause__.cause
+
+
+@watched
+def test_a_compiler_that_is_not_done_is_no_endless_loop(monkeypatch):
+    monkeypatch.setattr(watch, "COMPILE_LIMIT", 0.01)
+    with Watch() as seen:
+        CALLS["add"]()
+    with pytest.raises(Wrong, match="the compiler was not done") as caught:
+        compiled(inspect.getsourcefile(ch08), seen.launches)
+    assert "busy" in caught.value.cause and "try again" in caught.value.look
+
+
+@watched
+def test_the_watch_lets_go():
+    empty, run = torch.empty, type(ch08.add_kernel).run
+    with pytest.raises(ZeroDivisionError), Watch():
+        assert torch.empty(2).isnan().all()
+        raise ZeroDivisionError
+    assert torch.empty is empty and type(ch08.add_kernel).run is run
+
+
+# ── The exercises around them ─────────────────────────────────────────────────
+
+
+@watched
+def test_the_broken_pieces_run_and_hide_it():
+    pieces = broken("08.6")
+    _, kv, tables, lens = batch([5, 7, 8], 4, dim=8)
+    tables = tables.masked_fill(tables == 10**9, 0)
+    right = ch08.gather(kv, tables, lens)
+    assert torch.equal(pieces.gather(kv, tables, lens), right)
+    with Watch(backwards=True) as seen:
+        assert not torch.equal(pieces.gather(kv, tables, lens), right)
+    assert seen.races
+
+
+@watched
+@pytest.mark.parametrize(
+    "case",
+    [
+        checks.Case([12], 4, 1, 1, fill=checks.QUIET),
+        checks.Case([11], 4, 1, 1, fill=checks.QUIET),
+        checks.Case([37], 16, 2, 2, 32, fill=checks.QUIET),
+        checks.Case([37], 16, fill=checks.QUIET),
+        checks.Case([7], heads=4),
+        checks.Case([7, 6, 5]),
+    ],
+    ids=lambda case: case.what,
+)
+def test_no_two_mistakes_are_taken_for_each_other(case):
+    found = {name: case.by_mistake(name) for name in checks.OF_TABLES + checks.OF_SOFTMAX}
+    seen = {
+        name: value
+        for name, value in found.items()
+        if value is not None and not torch.allclose(value, case.expected, atol=1e-3)
+    }
+    assert len(seen) > 15
+    for one, other in itertools.combinations(seen, 2):
+        assert not torch.allclose(seen[one], seen[other], atol=1e-3), (one, other)
+
+
+@watched
+def test_a_right_solution_prints_nothing_and_many_lines_are_cut(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    exercise = find("08.5")
+    file = tmp_path / chapter_of("08.5").file_name
+    file.write_text(right(exercise))
+    report = examine.run(exercise)
+    assert report.passed and not report.printed, report.text()
+    file.write_text(right(exercise) + "\nprint(*range(100), sep='\\n')\n")
+    printed = examine.run(exercise).printed.splitlines()
+    assert len(printed) == examine.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
+
+
+@watched
+def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "20")
+    exercise = find("08.1")
+    slow = "\n\nquick = add\n\n\ndef add(x, y, *tile):\n    if not tile:  # for the compiler\n"
+    slow += "        import time\n\n        time.sleep(21)\n    return quick(x, y, *tile)\n"
+    (tmp_path / chapter_of("08.1").file_name).write_text(right(exercise) + slow)
+    report = examine.run(exercise)
+    assert report.passed and report.seconds > 20, report.text()
+
+
+@watched
+def test_other_tokens_than_the_oracles_are_said_with_a_place_to_look(tinypy):
+    with pytest.raises(Wrong, match="the oracle") as caught:
+        checks.generate(tinypy.lm, lambda q, *others: torch.zeros_like(q))
+    assert caught.value.cause and "tokens and more, in blocks of 16" in caught.value.look
+
+
+@watched
+def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy, monkeypatch):
+    prompts = [tinypy.lm.encode("import os\n"), tinypy.lm.encode("def fib(n):")]
+    jobs = [integration.Job(prompt, minikv.SamplingParams(max_tokens=4)) for prompt in prompts]
+    oracle = [tinypy.lm.generate_naively(prompt, 4) for prompt in prompts]
+    expected = integration.Expected(jobs, oracle, beams=[])
+    integration.decode_by("decode_packed", tinypy.lm, expected)
+    monkeypatch.setattr(ch08, "decode_packed", lambda q, *others: torch.zeros_like(q))
+    with pytest.raises(AssertionError, match="by decode_packed"):
+        integration.decode_by("decode_packed", tinypy.lm, expected)
+
+
+def test_a_machine_without_triton_is_told_so(tmp_path):
+    environment = os.environ | {"MINIKV_EXERCISES": str(tmp_path)}
+    chapter = chapter_of("08")
+    (tmp_path / chapter.file_name).write_text(skeleton(chapter))
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from minikv.course import lab\n"
+        "lab.progress(), print(lab.check('08.1')), print(lab.solution('08.1', sure=True))"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "cannot run" in done.stdout and "chapter 08 needs Triton" in done.stdout
+    assert "tl.program_id(0) * TILE" in done.stdout, done.stderr

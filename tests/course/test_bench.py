@@ -1,0 +1,229 @@
+"""The benchmarks run, say where and how often they measured, and refuse what they cannot read.
+
+No test looks at a clock: what a figure is depends on the machine, that it is there does not.
+"""
+
+import json
+import os
+import statistics
+
+import pytest
+
+from minikv.__main__ import main
+from minikv.course.bench import BENCHMARKS, harness, paging, scheduler
+from minikv.course.measure.workload import Length
+
+SMALL = {
+    "ladder": "",
+    "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
+    "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
+    "scheduler": "--running 4 64 --steps 20",
+    "serving": "--requests 6 --seats 2",
+    "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
+    "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
+}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_prints_a_table_and_writes_json(name, tmp_path, capsys):
+    file = tmp_path / "figures.json"
+    command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    written = json.loads(file.read_text())
+
+    assert os.listdir(tmp_path) == ["figures.json"]
+    assert written["machine"]["cores"] >= 1 and written["machine"]["threads"] >= 1
+    assert written["machine"]["cpu"] in printed
+    assert written["versions"].keys() == {"python", "torch", "transformers", "minikv"}
+    assert all(f"{key} {version}" in printed for key, version in written["versions"].items())
+    assert written["repeats"] == 2
+    table = written["tables"][name]
+    assert table["title"] in printed and table["repeats"] == 2
+    spreads = [cell for row in table["rows"] for cell in row.values() if _is_spread(cell)]
+    assert spreads
+    for spread in spreads:
+        assert len(spread["values"]) == 2
+        assert spread["min"] <= spread["median"] <= spread["max"]
+        assert spread["median"] == statistics.median(spread["values"])
+    judged = [row for row in table["rows"] if "goal" in row]
+    assert bool(judged) == (name not in ("ladder", "serving"))  # these show what a rung brings
+    for row in judged:
+        figure = row[row["goal"]["column"]]
+        figure = figure["median"] if _is_spread(figure) else figure
+        sign, bound = row["goal"]["sign"], row["goal"]["bound"]
+        assert (
+            row["met"] == {">=": figure >= bound, "<=": figure <= bound, "<": figure < bound}[sign]
+        )
+    assert printed.count(": met") + printed.count(": missed") == len(judged)
+
+
+def _is_spread(cell) -> bool:
+    return isinstance(cell, dict) and "median" in cell
+
+
+def test_all_runs_each_with_its_defaults(tmp_path, monkeypatch, capsys):
+    seen = []
+    for name, (module, _) in BENCHMARKS.items():
+
+        def run(options, name=name):
+            seen.append((name, vars(options)))
+            return harness.Table(name, options.repeats, rows=[{"what": "x"}], goals=[None])
+
+        monkeypatch.setattr(module, "run", run)
+    assert main(["bench", "all", "--repeats", "3", "--json", str(tmp_path / "all.json")]) == 0
+    assert [name for name, _ in seen] == list(BENCHMARKS)
+    assert all(options["repeats"] == 3 for _, options in seen)
+    assert dict(seen)["decode"]["batch"] == (1, 8, 32)
+    assert json.loads((tmp_path / "all.json").read_text())["tables"].keys() == BENCHMARKS.keys()
+
+
+def test_control_c_leaves_no_file(tmp_path, monkeypatch, capsys):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paging, "run", interrupted)
+    file = tmp_path / "figures.json"
+    file.write_text("of last week")
+    assert main(["bench", "paging", "--json", str(file)]) == 130
+    assert file.read_text() == "of last week"
+    assert os.listdir(tmp_path) == ["figures.json"]
+    assert "Stopped" in capsys.readouterr().err
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    file = tmp_path / "figures.json"
+    file.write_text("of last week")
+    with pytest.raises(TypeError):
+        harness.write_json(file, {"figure": object()})
+    assert file.read_text() == "of last week"
+    assert os.listdir(tmp_path) == ["figures.json"]
+
+
+def test_a_folder_that_is_not_there_is_said_before_measuring(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(paging, "run", lambda options: pytest.fail("was measured"))
+    assert main(["bench", "paging", "--json", str(tmp_path / "no" / "figures.json")]) == 2
+    assert str(tmp_path / "no") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("repeats", ["0", "-1", "two", "1.5"])
+def test_repeats_are_at_least_one(repeats, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", "paging", "--repeats", repeats])
+    assert stop.value.code == 2
+    assert repeats in capsys.readouterr().err
+
+
+def test_an_unknown_model_is_named(capsys):
+    assert main(["bench", "decode", "--models", "no-such-model"]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+
+
+# ── Tables and figures ────────────────────────────────────────────────────────
+
+
+def test_a_spread_and_a_goal():
+    spread = harness.Spread([3.0, 1.0, 2.0, 1234.5])
+    assert (spread.median, spread.min, spread.max) == (2.5, 1.0, 1234.5)
+    assert str(spread) == "2.5 (1..1,234)"
+    row = {"figure": spread, "exactly": 4}
+    assert harness.Goal("figure", "<=", 2.5).met(row)
+    assert not harness.Goal("figure", ">=", 2.6).met(row)
+    assert not harness.Goal("exactly", "<", 4).met(row)
+
+
+def test_a_table_lines_up():
+    table = harness.Table("title", 1, notes=["note"])
+    table.add({"what": "one", "figure": 10_000}, harness.Goal("figure", ">=", 2))
+    table.add({"what": "another", "figure": 0.12345})
+    assert str(table).splitlines() == [
+        "title",
+        "  note",
+        "",
+        "what     figure  goal",
+        "───────  ──────  ────────────────",
+        "one      10,000  figure >= 2: met",
+        "another  0.123",
+    ]
+
+
+def test_a_race_takes_turns_and_drops_the_warm_up():
+    calls = []
+
+    def contender(name):
+        return lambda one: calls.append((name, one)) or one
+
+    with harness.bar(6, "test") as progress:
+        result = harness.race({"a": contender("a"), "b": contender("b")}, [0, 1, 2], progress)
+    assert calls == [("b", 0), ("a", 0), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert result.results == {"a": [0, 1, 2], "b": [0, 1, 2]}
+    assert {name: len(seconds) for name, seconds in result.seconds.items()} == {"a": 2, "b": 2}
+
+
+# ── What is measured ──────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_the_scheduler_benchmark_times_decode_steps_alone(cached):
+    engine = scheduler.decoding_engine(running=5, steps=40, cached=cached, seed=0)
+    before = engine.stats()
+    assert before.running == 5 and before.waiting == 0 and before.generated_tokens == 5
+    scheduler.take_steps(engine, 39)
+    after = engine.stats()
+    assert after.running == 5
+    assert after.computed_tokens - before.computed_tokens == 5 * 39
+    assert after.preemptions == 0 and after.hit_tokens == 0
+    assert (after.blocks_cached > 0) == cached
+    engine.check()
+
+
+def test_waste_of_paging_by_hand():
+    # Prompt of 3, two tokens: 3 then 4 of 4 slots. Prompt of 4, two: 4 of 4 then 5 of 8.
+    lengths = [Length(3, 2), Length(4, 2)]
+    assert paging.paged_waste(lengths, 4) == 1 - (3 + 4 + 4 + 5) / (4 + 4 + 4 + 8)
+    assert paging.paged_waste(lengths, 1) == 0
+    assert paging.paged_waste([Length(1, 1)], 16) == 15 / 16
+    assert paging.reserved_waste(lengths, 10) == 1 - (3 + 4 + 4 + 5) / 40
+
+
+def test_a_trace_is_read(tmp_path, capsys):
+    file = tmp_path / "trace.csv"
+    file.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,374,44\n2023-11-16,1,7\n")
+    assert paging.trace_lengths(file) == [Length(374, 44), Length(1, 7)]
+    assert (
+        main(["bench", "paging", "--trace", str(file), "--block-sizes", "16", "--pools", "9"]) == 0
+    )
+    assert "2 requests (trace.csv)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        (b"", "no column ContextTokens and no column GeneratedTokens"),
+        (b"TIMESTAMP,ContextTokens\n1,2\n", "no column GeneratedTokens"),
+        (b"ContextTokens,GeneratedTokens\n", "no requests"),
+        (b"ContextTokens,GeneratedTokens\n5,6\n7,many\n", "line 3"),
+        (b"ContextTokens,GeneratedTokens\n5,-6\n", "line 2"),
+        (b"ContextTokens,GeneratedTokens\n5\n", "line 2"),
+        (b"ContextTokens,GeneratedTokens\n5,6\n\x89PNG\r\n\xff\xfe", "cannot be read"),
+        ("ContextTokens,GeneratedTokens\n1²,3\n".encode(), "line 2"),
+    ],
+)
+def test_a_damaged_trace_is_refused(content, said, tmp_path, capsys):
+    file = tmp_path / "trace.csv"
+    if content is not None:
+        file.write_bytes(content)
+    assert main(["bench", "paging", "--trace", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert str(file) in error and said in error
+
+
+@pytest.mark.parametrize("name", [*BENCHMARKS, "all"])
+def test_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["bench", name, "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert "--repeats" in printed and "--json FILE" in printed
+    assert ("github.com/Azure/AzurePublicDataset" in printed) == (name == "paging")

@@ -1,0 +1,200 @@
+"""Whatever a reader's code does, a check ends in a sentence, and soon."""
+
+import re
+from time import perf_counter
+
+import pytest
+from four_ways import right, text_with
+
+from minikv.course import lab
+from minikv.course.harness import examine, progress_file, reader_files
+from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.skeletons import skeleton
+
+ONE = find("04.1")  # BlockPool.allocate is one of its places
+FILE = chapter_of(ONE.id).file_name
+
+
+@pytest.fixture
+def exercises(tmp_path, monkeypatch):
+    """A folder of exercises of this test's own."""
+    folder = tmp_path / "exercises"
+    folder.mkdir()
+    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "30")  # of a busy machine
+    (folder / FILE).write_text(skeleton(chapter_of(ONE.id)))
+    return folder
+
+
+def write(exercises, body, extra=None):
+    """Put `body` into BlockPool.allocate."""
+    indented = "\n".join("    " + line for line in body.splitlines())
+    sources = {"BlockPool.allocate": f"def allocate(self):\n{indented}"}
+    if extra:
+        sources[""] = extra
+    (exercises / FILE).write_text(text_with(ONE, sources))
+
+
+def words(report):
+    return re.sub(r"\s+", " ", report.text())
+
+
+def test_nothing_written_is_no_try(exercises):
+    report = lab.check("04.1")
+    assert report.status == "not started"
+    assert re.search(rf"exercises/{FILE}, line \d+: BlockPool.allocate raises", words(report))
+    assert progress_file.entry("04.1").tries == 0
+
+
+def test_half_written(exercises):
+    write(exercises, "return self._free.pop()")
+    report = lab.check("04.1")
+    assert report.status == "failed"
+    assert "BlockPool.release still raises NotImplementedError" in words(report)
+
+
+def test_a_right_solution_passes_and_is_remembered(exercises):
+    (exercises / FILE).write_text(right(ONE))
+    report = lab.check("04.1")
+    assert report.passed and report.total == len(report.lines), report.text()
+    assert report.model, "tinypy did not run on it"
+    assert "04.1" in progress_file.passed()
+    (exercises / FILE).write_text(skeleton(chapter_of(ONE.id)))
+    write(exercises, "return 0")
+    assert not lab.check("04.1").passed
+    assert "04.1" not in progress_file.passed()
+
+
+def test_an_endless_loop_is_stopped_where_it_is(exercises, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
+    write(exercises, "n = 0\nwhile True:\n    n += 1")
+    started = perf_counter()
+    report = lab.check("04.1")
+    assert perf_counter() - started < 60
+    assert "stopped: not finished after 2 s" in words(report)
+    assert re.search(r"line \d+, in allocate: (while True|n \+= 1)", words(report))
+    assert "a loop that never ends" in words(report)
+
+
+def test_an_endless_loop_at_import(exercises, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "2")
+    write(exercises, "return 0", extra="while True:\n    pass")
+    assert "stopped: not finished after 2 s" in words(lab.check("04.1"))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("import os\nos._exit(0)", "the process ended itself with status 0"),
+        ("import os\nos.abort()", "SIGABRT"),
+        ("import sys\nsys.exit('bye')", "SystemExit: bye"),
+        ("return self.allocate()", "calls itself without end"),
+        ("return input('block? ')", "EOFError"),
+        ("return [0] * 10**12", "MemoryError"),
+        ("return self.free_blocks.pop()", "AttributeError: 'BlockPool' object has no attribute"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+    ],
+)
+def test_code_that_ends_badly_gets_a_sentence(exercises, body, says):
+    write(exercises, body)
+    report = lab.check("04.1")
+    assert not report.passed
+    assert says in words(report), report.text()
+    assert report.lines and all(line.ok or line.look for line in report.lines)
+
+
+def test_an_error_names_its_line(exercises):
+    write(exercises, "x = 1\nreturn x / 0")
+    text = (exercises / FILE).read_text().splitlines()
+    line = text.index("        return x / 0") + 1
+    report = lab.check("04.1", trace=True)
+    assert f"exercises/{FILE}, line {line}: return x / 0" in words(report)
+    assert "Traceback" in report.text()
+    assert "Traceback" not in lab.check("04.1").text()
+
+
+def test_a_flood_of_print_is_cut(exercises):
+    write(exercises, "for i in range(300_000):\n    print('x' * 100)\nreturn 0")
+    report = lab.check("04.1")
+    assert len(report.printed) < 2 * examine.KEPT_OUTPUT
+    assert "more bytes" in report.printed and "your code printed" in words(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"def broken(:\n", "line 1: Python cannot read this"),
+        (b"\xff\xfe\xfa", "is not UTF-8 text"),
+        (b"x = 1\n", "has no BlockPool.allocate"),
+        (b"x = '\0'\n", "Python cannot read this"),
+        (None, "is missing; reset"),
+    ],
+)
+def test_a_file_that_is_no_solution(exercises, text, says):
+    if text is None:
+        (exercises / FILE).unlink()
+    else:
+        (exercises / FILE).write_bytes(text)
+    report = lab.check("04.1")
+    assert report.status == "failed"
+    assert says in words(report), report.text()
+
+
+def test_reset_keeps_a_copy_and_the_other_exercises(exercises):
+    other = next(e for e in chapter_of("04").exercises if e.id == "04.2")
+    text = right(ONE)
+    (exercises / FILE).write_text(text + "\n\ndef helper():\n    return 1\n")
+    said = lab.reset("04.1").text
+    now = (exercises / FILE).read_text()
+    assert now == skeleton(chapter_of("04")) + "\n\ndef helper():\n    return 1\n"
+    [copy] = (exercises / ".progress" / "backups").iterdir()
+    assert copy.name in said and copy.read_text().startswith(text)
+    assert reader_files.progress_of(other, now).unwritten
+    lab.reset("04")
+    assert (exercises / FILE).read_text() == skeleton(chapter_of("04"))
+    assert len(list((exercises / ".progress" / "backups").iterdir())) == 2
+
+
+def test_reset_brings_back_a_file_that_is_gone(exercises):
+    (exercises / FILE).unlink()
+    lab.reset("04.1")
+    assert (exercises / FILE).read_text() == skeleton(chapter_of("04"))
+
+
+def test_a_damaged_progress_file_is_put_aside(exercises):
+    (exercises / ".progress").mkdir()
+    (exercises / ".progress" / "progress.json").write_text("{half")
+    assert progress_file.entries() == {}
+    assert (exercises / ".progress" / "progress.damaged").read_text() == "{half"
+
+
+def test_a_method_that_asks_the_reference_is_not_a_solution(exercises):
+    fork = find("05.1")
+    (exercises / chapter_of(fork.id).file_name).write_text(
+        text_with(fork, {"BlockTable.fork": "def fork(self):\n    return super().fork()"})
+    )
+    report = lab.check(fork.id)
+    assert not report.passed and report.total == len(report.lines)
+    assert "it calls super().fork, which is the reference's" in words(report)
+
+
+def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):
+    (exercises / FILE).write_text(
+        right(ONE)
+        + "\nimport time\n\n"
+        + "def _slow(self, *args):\n    time.sleep(60)\nBlockTable.__init__ = _slow\n"
+    )
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "15")
+    report = lab.check(ONE.id)
+    assert report.status == "failed" and report.total == len(report.lines), report.text()
+    assert report.lines[-1].name == examine.MODEL_RUN
+    assert all(line.ok for line in report.lines[:-1])
+    assert "on a very busy machine also a right one" in words(report)
+
+
+def test_what_was_passed_once_stays_open(exercises):
+    (exercises / FILE).write_text(right(ONE))
+    assert lab.check(ONE.id).passed
+    write(exercises, "return 0")
+    assert not lab.check(ONE.id).passed and ONE.id not in progress_file.passed()
+    assert "why it works" in repr(lab.why(ONE.id))

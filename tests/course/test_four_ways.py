@@ -1,0 +1,67 @@
+"""Every check, four ways: the skeleton is refused, the reference passes, a right solution
+that is written otherwise passes, and each plausible mistake is caught and named."""
+
+import pytest
+from four_ways import EXERCISES, all_mistakes, different, right
+
+from minikv.course.harness.examine import examine
+from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
+from minikv.course.harness.skeletons import skeleton
+
+MISTAKES = all_mistakes()
+
+
+def exercise_id(exercise):
+    return exercise.id
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_the_skeleton_is_not_a_solution(exercise):
+    report = examine(exercise, skeleton(chapter_of(exercise.id)))
+    assert report.status == "not started"
+    assert any(not line.ok for line in report.lines), "no check fails on the skeleton"
+    failures = [line for line in report.lines if not line.ok]
+    if exercise.kind == "debug":  # the symptom, and not its cause
+        assert not any(line.cause or line.look for line in failures)
+    else:
+        assert any(f"Exercise {exercise.id}" in line.what for line in failures)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_the_reference_passes(exercise):
+    report = examine(exercise, right(exercise))
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_a_solution_written_otherwise_passes(exercise):
+    text = different(exercise)
+    assert text != right(exercise)
+    report = examine(exercise, text)
+    assert report.passed, report.text()
+
+
+@pytest.mark.parametrize(
+    ("exercise", "mistake"), MISTAKES, ids=[f"{e.id}: {m.name}" for e, m in MISTAKES]
+)
+def test_a_mistake_is_caught_and_named(exercise, mistake):
+    report = examine(exercise, text_of_mistake(exercise, mistake))
+    assert not report.passed
+    causes = [line.cause for line in report.lines if line.cause]
+    assert mistake.cause in causes, report.text()
+    for line in report.lines:  # a failure always says what differs and where to look
+        assert line.ok or (line.what and line.look), line
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+def test_there_are_enough_mistakes_and_each_has_a_message_of_its_own(exercise):
+    mistakes = mistakes_of(exercise)
+    assert len(mistakes) >= 4
+    assert len({mistake.name for mistake in mistakes}) == len(mistakes)
+
+
+def test_every_chapter_has_four_to_six_exercises_of_several_kinds():
+    for chapter in chapters().values():
+        assert 4 <= len(chapter.exercises) <= 6
+        assert {"build", "debug"} <= {exercise.kind for exercise in chapter.exercises}

@@ -1,0 +1,99 @@
+"""A reader's whole way: from the skeletons, exercise by exercise, to the model on them."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from four_ways import EXERCISES, reference_sources, right_otherwise
+
+from minikv.course import lab
+from minikv.course.harness import progress_file, reader_files
+from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness.skeletons import fill, skeleton
+from minikv.course.harness.update import merge
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A fresh folder of exercises, for all of this module's tests in turn."""
+    folder = tmp_path_factory.mktemp("reader") / "exercises"
+    folder.mkdir()
+    for chapter in chapters().values():
+        (folder / chapter.file_name).write_text(skeleton(chapter))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIKV_EXERCISES", str(folder))
+        patch.setenv("MINIKV_TIME_LIMIT", "60")
+        yield folder
+
+
+def command(*arguments):
+    environment = os.environ | {"NO_COLOR": "1"}
+    line = [sys.executable, "-m", "minikv", *arguments]
+    return subprocess.run(line, capture_output=True, text=True, env=environment)
+
+
+def solve(exercise):
+    """Fill in this exercise alone, in a file that already holds the earlier ones. In turns the
+    reference's solution and one that is written otherwise."""
+    sources = reference_sources(exercise)
+    if EXERCISES.index(exercise) % 2:
+        sources |= right_otherwise(exercise.id[:2])[exercise.id]
+    file = reader_files.folder() / chapter_of(exercise.id).file_name
+    file.write_text(fill(file.read_text(), sources))
+
+
+def test_nothing_is_passed_at_the_beginning(reader):
+    first = EXERCISES[0]
+    done = command("progress")
+    assert done.returncode == 0
+    assert f"0 of {len(EXERCISES)} exercises passed. Next: {first.id} {first.title}" in done.stdout
+    assert "None of your parts" in command("parts").stdout
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_exercise_by_exercise(reader, exercise):
+    assert lab.check(exercise.id).status == "not started"
+    solve(exercise)
+    report = lab.check(exercise.id)
+    assert report.passed, report.text()
+    passed = [e for e in EXERCISES if e.id in progress_file.passed()]
+    assert passed == EXERCISES[: EXERCISES.index(exercise) + 1]
+
+
+def test_then_everything_is_passed(reader):
+    assert f"All {len(EXERCISES)} exercises are passed." in command("progress").stdout
+    last = EXERCISES[-1]
+    done = command("check", last.id)
+    assert done.returncode == 0 and f"{last.id} {last.title}" in done.stdout
+    assert command("diff", EXERCISES[0].id).returncode == 0
+
+
+def test_the_model_runs_on_the_readers_parts(reader):
+    parts = lab.your_parts()
+    runs = list(dict.fromkeys(which for which, _, _ in parts.results))
+    assert runs == [*chapters(), "together"]
+    assert all(same for _, same, _ in parts.results), parts
+    done = command("parts")
+    assert done.returncode == 0 and done.stdout.count("ok  ") == len(parts.results)
+
+
+@pytest.mark.parametrize("number", list(chapters()))
+def test_each_chapter_on_the_readers_own_earlier_parts(reader, number):
+    for exercise in chapters()[number].exercises:
+        if exercise.kind == "build":
+            report = lab.check(exercise.id, own_parts=True)
+            assert report.passed, report.text()
+
+
+def test_an_update_keeps_them(reader):
+    for chapter in chapters().values():
+        base, mine = skeleton(chapter), (reader / chapter.file_name).read_text()
+        newer = base.replace('"""', '"""Newer. ', 1) + "\n\nNEWER = 1\n"
+        merged = merge(base, mine, newer)
+        assert merged.lost == [] and "NEWER = 1" in merged.text
+        (reader / chapter.file_name).write_text(merged.text)
+    for chapter in chapters().values():
+        report = lab.check(chapter.exercises[0].id)
+        assert report.passed, report.text()
+    assert all(same for _, same, _ in lab.your_parts().results)

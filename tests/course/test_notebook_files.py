@@ -1,0 +1,400 @@
+"""The form that every notebook has, and the widget of notebook 00.
+
+What the cells compute is not tested here: strict nbval runs them and compares.
+"""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import pytest
+import torch
+
+import minikv
+from minikv.course.measure import running_table
+from minikv.course.measure.running_table import Run, RunningTable
+from minikv.course.pictures import style
+from minikv.course.pictures.timeline import Timeline, visible
+
+NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")
+CLOSING = ["Summary", "The running table", "Three open questions", "What to read next"]
+LONGEST_CELL = 25  # lines
+ABSOLUTE_PATH = re.compile(
+    r"(?<![\w./:-])/(?:home|Users|root|work|tmp|opt|usr|var|mnt|srv|private|content)/"
+    r"|\b[A-Z]:\\\\?(?:Users|\w+\\)"
+)
+
+
+# ── Every notebook ────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(params=NOTEBOOKS, ids=lambda path: path.stem)
+def path(request):
+    return request.param
+
+
+@pytest.fixture
+def notebook(path):
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook):
+    return [output for cell in code_cells(notebook) for output in cell.outputs]
+
+
+def texts(notebook):
+    """Every text that a reader may see: sources and outputs."""
+    for cell in notebook.cells:
+        yield cell.source
+    for output in outputs(notebook):
+        yield output.get("text", "")
+        yield from (value for value in output.get("data", {}).values() if isinstance(value, str))
+
+
+def headings(notebook):
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            yield from re.findall(r"^## (.+)$", cell.source, re.MULTILINE)
+
+
+def test_there_are_notebooks():
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{i:02}" for i in range(len(NOTEBOOKS))]
+    assert NOTEBOOKS
+
+
+def test_is_valid_and_names_its_kernel(notebook):
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert notebook.metadata.language_info.name == "python"
+
+
+def test_opens_as_every_notebook_does(path, notebook):
+    number = int(path.stem[:2])
+    assert notebook.cells[0].source.startswith(f"# {number:02} · ")
+    opening = []
+    for cell in notebook.cells:
+        if cell.source.startswith("## "):
+            break
+        opening.append(cell)
+    prose = "\n".join(cell.source for cell in opening if cell.cell_type == "markdown")
+    places = [prose.find(f"**{label}") for label in OPENING]
+    assert -1 not in places and places == sorted(places)
+    pictures = [cell.source for cell in opening if cell.cell_type == "code"]
+    assert any(f"ladder(here={number})" in source for source in pictures)
+
+
+def test_closes_as_every_notebook_does(notebook):
+    assert list(headings(notebook))[-len(CLOSING) :] == CLOSING
+
+
+def test_asks_three_open_questions(notebook):
+    [cell] = [cell for cell in notebook.cells if cell.source.startswith("## Three open questions")]
+    assert re.findall(r"^(\d)\. ", cell.source, re.MULTILINE) == ["1", "2", "3"]
+
+
+def test_states_the_oracles_verdict(notebook):
+    assert any("raise AssertionError" in cell.source for cell in code_cells(notebook))
+
+
+def test_cells_are_short(notebook):
+    for cell in code_cells(notebook):
+        assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
+
+
+def test_was_run_from_top_to_bottom(notebook):
+    counts = [cell.execution_count for cell in code_cells(notebook)]
+    assert counts == list(range(1, len(counts) + 1))
+
+
+def test_stores_no_error_and_no_warning(notebook):
+    for output in outputs(notebook):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output.text
+
+
+def test_stores_nothing_of_its_authors_machine(notebook):
+    for text in texts(notebook):
+        assert not ABSOLUTE_PATH.search(text), ABSOLUTE_PATH.search(text)
+    for cell in notebook.cells:
+        assert "execution" not in cell.metadata  # when it ran
+
+
+def test_every_picture_has_words(notebook):
+    for output in outputs(notebook):
+        for kind in output.get("data", {}):
+            if kind.startswith("image/"):
+                assert output.metadata.get(kind, {}).get("alt"), output.data.get("text/plain")
+    for text in texts(notebook):
+        assert "![](" not in text
+        for tag in re.findall(r"<img[^>]*>", text):
+            assert re.search(r"alt=['\"][^'\"]", tag), tag
+
+
+def test_has_a_widget_and_a_picture_beside_it(notebook):
+    kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
+    assert "application/vnd.jupyter.widget-view+json" in kinds
+    assert "image/png" in kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("in /home/someone/course", True),
+        (r"C:\Users\someone", True),
+        ("minikv/engine.py and /lib/", False),
+        ("https://example.org/home/page", False),
+    ],
+)
+def test_absolute_paths_are_told_from_others(text, found):
+    assert bool(ABSOLUTE_PATH.search(text)) == found
+
+
+# ── The timeline ──────────────────────────────────────────────────────────────
+
+PROMPT = "def area(width, height):\n    return"
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return minikv.load("tinypy")
+
+
+@pytest.fixture
+def make_engine(lm):
+    def make(**config):
+        return minikv.Engine(lm, minikv.EngineConfig(prefix_cache=False, **config))
+
+    return make
+
+
+def params(max_tokens):
+    return minikv.SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+
+@pytest.fixture
+def timeline(make_engine):
+    return Timeline.record(make_engine(), PROMPT, params(6))
+
+
+def test_records_what_the_engine_did(lm, make_engine, timeline):
+    expected = make_engine().generate(PROMPT, params(6))[0]
+    [request_id] = timeline.rows
+    bars = timeline.bars(request_id)
+    assert [bar.kind for bar in bars] == ["prefill"] + ["decode"] * 5
+    assert [token for bar in bars for token in bar.token_ids] == expected.token_ids
+    assert all(len(bar.token_ids) == 1 for bar in bars)
+    assert "".join(bar.text for bar in bars) == expected.text
+    assert bars[0].num_computed == len(lm.encode(PROMPT))
+    assert [step.num_computed for step in timeline.steps] == [bars[0].num_computed, 1, 1, 1, 1, 1]
+
+
+def test_times_are_those_of_the_steps(timeline):
+    steps = timeline.steps
+    assert all(step.start < step.end for step in steps)
+    assert all(before.end <= after.start for before, after in pairwise(steps))
+    assert timeline.time_to_first_token() == pytest.approx(steps[0].end)
+    between = [after.end - before.end for before, after in pairwise(steps)]
+    assert timeline.times_between_tokens() == pytest.approx(between)
+
+
+def test_a_prompt_over_the_token_budget_is_prefilled_in_chunks(lm, make_engine):
+    engine = make_engine(max_batch_tokens=4, max_num_seqs=4)
+    timeline = Timeline.record(engine, PROMPT, params(3))
+    bars = timeline.bars(next(iter(timeline.rows)))
+    chunks = -(-len(lm.encode(PROMPT)) // 4)
+    assert [bar.kind for bar in bars] == ["prefill"] * chunks + ["decode"] * 2
+    assert sum(bar.num_computed for bar in bars[:chunks]) == len(lm.encode(PROMPT))
+    assert all(bar.token_ids == [] for bar in bars[: chunks - 1])
+
+
+def test_requests_share_steps_and_may_come_later(make_engine):
+    timeline = Timeline(make_engine())
+    first = timeline.add(PROMPT, params(5))
+    timeline.step()
+    timeline.step()
+    second = timeline.add("import", params(2))
+    timeline.run()
+    assert [bar.kind for bar in timeline.bars(first)] == ["prefill"] + ["decode"] * 4
+    assert [bar.kind for bar in timeline.bars(second)] == ["prefill", "decode"]
+    assert timeline.bars(second)[0].step == 2
+    assert timeline.rows[second].arrived > 0
+    assert 0 < timeline.time_to_first_token(second) < timeline.steps[-1].end
+
+
+def test_a_request_that_waits_is_not_called_prefill(make_engine):
+    engine = make_engine(max_num_seqs=1, max_batch_tokens=512)
+    timeline = Timeline.record(engine, [PROMPT, "import"], params(3))
+    first, second = timeline.rows
+    assert [bar.kind for bar in timeline.bars(first)] == ["prefill", "decode", "decode"]
+    kinds = [bar.kind for bar in timeline.bars(second)]
+    assert kinds == ["waiting"] * 3 + ["prefill", "decode", "decode"]
+
+
+def test_refuses_several_samples_and_an_empty_drawing(make_engine):
+    with pytest.raises(ValueError, match="n: "):
+        Timeline.record(make_engine(), PROMPT, minikv.SamplingParams(n=2))
+    with pytest.raises(ValueError, match="nothing is recorded"):
+        Timeline(make_engine()).figure()
+
+
+def test_the_figure_has_one_bar_a_token_and_units(timeline):
+    [axes] = timeline.figure().axes
+    assert len(axes.patches) == 6
+    assert len(timeline.figure(upto=2).axes[0].patches) == 2
+    assert axes.get_xlabel().endswith("(ms)") and axes.get_ylabel() and axes.get_title(loc="left")
+    assert axes.get_xlim() == timeline.figure(upto=2).axes[0].get_xlim()
+
+
+def test_shows_itself_with_words(timeline):
+    data, metadata = timeline._repr_mimebundle_()
+    assert data["image/png"].startswith(b"\x89PNG")
+    assert metadata["image/png"]["alt"] == timeline.describe() == data["text/plain"]
+    assert "5 decode bars" in timeline.describe()
+
+
+def test_the_slider_moves_the_picture_and_the_text(timeline):
+    player = timeline.widget()
+    seen = []
+    for step in (0, 1, 2, len(timeline.steps)):
+        player.slider.value = step
+        seen.append((player.picture.value, player.text.value, player.caption.value))
+    for before, after in pairwise(seen):
+        assert all(old != new for old, new in zip(before, after, strict=True))
+    assert player.slider.max == player.play.max == len(timeline.steps)
+    final = timeline.output(next(iter(timeline.rows))).text
+    assert final in re.sub(r"</?(b|span)[^>]*>", "", timeline.text_so_far(len(timeline.steps)))
+    player.slider.value = 1
+    assert (player.picture.value, player.text.value, player.caption.value) == seen[1]
+
+
+def test_text_is_escaped_and_labels_are_readable(make_engine):
+    timeline = Timeline.record(make_engine(), "if a < b and c > '<i>':", params(2))
+    assert "<i>" not in timeline.text_so_far(2)
+    assert visible("\n    ") == "↵····" and len(visible("x" * 40)) < 12
+
+
+def test_draws_without_a_tokenizer(lm):
+    bare = minikv.LanguageModel("bare", lm.transformer, None)
+    timeline = Timeline.record(minikv.Engine(bare), [5, 6, 7], params(3))
+    assert timeline.figure().axes
+    assert "5 6 7" in timeline.text_so_far(1)
+
+
+# ── What the chapters share ───────────────────────────────────────────────────
+
+
+def test_the_ladder_marks_one_rung():
+    for number, (name, idea) in enumerate(style.LADDER):
+        picture = style.ladder(number)
+        assert name in picture.alt and idea in picture.alt and f"{number:02}" in picture.alt
+
+
+def test_letters_never_repeat_where_colours_do():
+    letters = [style.letter(i) for i in range(100)]
+    assert len(set(letters)) == 100 and letters[:2] == ["A", "B"]
+    assert style.color(0) == style.color(len(style.PALETTE))
+
+
+def test_neighbouring_colours_differ_in_grey():
+    grey = []
+    for color in style.PALETTE:
+        red, green, blue = style.tint(color, 1)
+        grey.append(0.299 * red + 0.587 * green + 0.114 * blue)
+    assert all(abs(a - b) > 0.1 for a, b in pairwise(grey))
+
+
+def test_the_running_table_measures_every_rung(lm):
+    last = max(chapter for chapter, _ in running_table.RUNGS.values())
+    table = RunningTable(lm, 2 * PROMPT, max_tokens=4, repeats=2, upto=last)
+    # That of the kernels is measured on a GPU alone, and named in any case.
+    *measured, kernels = running_table.RUNGS
+    assert list(table.runs) == measured and list(table.missing) == [kernels]
+    assert table.rows()[-1] == (kernels, "not on a GPU: not measured", "–", "–")
+    assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
+    kept = {name: {run.kv_bytes_per_token for run in runs} for name, runs in table.runs.items()}
+    alone = lm.config.kv_bytes_per_token(lm.dtype)
+    for name in measured:
+        chapter, _ = running_table.RUNGS[name]
+        if chapter in ("05", "07"):  # one token's K and V serve several sequences
+            [shared] = kept[name]
+            assert alone / running_table.TOGETHER < shared < alone
+        else:
+            assert kept[name] == {0 if chapter == "01" else alone}
+    for text in (repr(table), table._repr_html_()):
+        assert all(rung in text for rung in running_table.RUNGS) and "torch" in text
+
+
+@pytest.mark.skipif(
+    find_spec("triton") is None or torch.cuda.is_available(), reason="interprets kernels"
+)
+def test_the_rung_of_the_kernels_gives_the_same_tokens(lm, monkeypatch):
+    monkeypatch.setattr(running_table, "TOGETHER", 2)
+    prompt_ids = lm.encode("import")
+    run = running_table.run_kernels(lm, prompt_ids, 3)
+    assert run.token_ids == lm.generate_naively(prompt_ids, 3) and run.answers == 2
+
+
+def test_the_running_table_counts_what_is_reserved(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=4, repeats=1, upto="03")
+    prompt, wasted = (
+        len(lm.encode(PROMPT)),
+        {name: runs[0].wasted for name, runs in table.runs.items()},
+    )
+    held = sum(range(prompt, prompt + 4))
+    assert wasted == {
+        "01 naive attention": None,
+        "02 cache that grows by copying": 0,
+        "02 cache for the whole context": 1 - held / (4 * lm.config.max_context),
+        "03 cache for the longest answer": 1 - held / (4 * (prompt + 3)),
+    }
+
+
+def test_the_running_table_counts_shared_slots_once(lm):
+    prompt_ids, each = lm.encode(2 * PROMPT), running_table.TOGETHER
+    run, prompt = running_table.run_samples(lm, prompt_ids, 4), len(prompt_ids)
+    full = prompt // 16 * 16  # the rest of the prompt is copied by all but one sample
+    held = [(each * (prompt + i), full + each * (prompt - full + i)) for i in (1, 2)]
+    seen, stored = each * prompt, prompt  # after the first step all still share
+    for all_tokens, slots in held:
+        seen, stored = seen + all_tokens, stored + slots
+    assert run.answers == each
+    assert run.kv_bytes_per_token == round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen)
+
+
+def test_the_running_table_takes_a_single_token(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=1, repeats=1, upto="07")
+    alone = lm.config.kv_bytes_per_token(lm.dtype)
+    for name, [run] in table.runs.items():
+        assert run.kv_bytes_per_token == (0 if name.startswith("01") else alone)
+        assert name[:2] < "04" or run.wasted is None
+
+
+def test_the_running_table_shows_the_rungs_so_far(lm):
+    ends = [next(iter(running_table.RUNGS)), list(running_table.RUNGS)[-2]]  # measured on a CPU
+    table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
+    assert list(table.runs) == ends and "from 05 on 8 times at once" in table.caption
+    assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01").runs) == ends[:1]
+
+
+def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
+    def run(*_):
+        return Run([0], 1.0, 0, None)
+
+    monkeypatch.setattr(running_table, "RUNGS", dict(running_table.RUNGS, broken=("99", run)))
+    with pytest.raises(AssertionError, match="broken"):
+        RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
+
+
+def test_importing_minikv_imports_no_pictures():
+    code = "import sys, minikv; print(sorted({'matplotlib', 'ipywidgets'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

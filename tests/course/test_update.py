@@ -1,0 +1,280 @@
+"""A newer course keeps what a reader has written, and says what it could not keep."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from four_ways import EXERCISES, different, reference_sources, right, text_with
+
+from minikv.course.harness import progress_file, update
+from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness.skeletons import definitions, fill, skeleton, solved, text_of
+from minikv.course.harness.update import UpdateError, merge
+
+ROOT = Path(__file__).parents[2]
+
+BASE = '''"""Pools."""
+
+from minikv.blocks import OutOfBlocks
+
+
+class Pool:
+    """Blocks."""
+
+    def __init__(self, size):
+        self.free = list(range(size))
+
+    # ── 04.1 Take ──
+    def take(self):
+        """One block."""
+        raise NotImplementedError("Exercise 04.1: Pool.take")
+
+    # ── 04.1 Give ──
+    def give(self, block):
+        """Back."""
+        raise NotImplementedError("Exercise 04.1: Pool.give")
+
+
+# ── 04.2 Count ──
+def count(pool):
+    """How many."""
+    raise NotImplementedError("Exercise 04.2: count")
+'''
+TAKE = '    def take(self):\n        """One block."""\n        return self.free.pop()  # the last'
+MINE = fill(
+    BASE, {"Pool.take": TAKE, "count": 'def count(pool):\n    """How many."""\n    return 7'}
+)
+
+
+ADDED = """import math
+
+LIMIT = 3
+
+
+def half(n):
+    return n / 2
+
+
+class Mine:
+    x = 1
+
+    def y(self):
+        return 2
+
+
+"""
+
+
+def function(text, path):
+    return text_of(text, definitions(ast.parse(text))[path])
+
+
+# ── One file ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_an_unchanged_course_changes_nothing(exercise):
+    base = skeleton(chapter_of(exercise.id))
+    for mine in (base, right(exercise), different(exercise)):
+        assert merge(base, mine, base).text == mine
+    assert merge(base, base, solved(chapter_of(exercise.id))).text == solved(
+        chapter_of(exercise.id)
+    )
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_solutions_survive_a_course_that_has_changed_elsewhere(exercise):
+    base = skeleton(chapter_of(exercise.id))
+    theirs = (
+        base.replace('"""', '"""New words. ', 1) + "\n\ndef new_in_this_version():\n    return 1\n"
+    )
+    merged = merge(base, different(exercise), theirs)
+    for path in reference_sources(exercise):
+        assert function(merged.text, path) == function(different(exercise), path)
+    assert merged.lost == []
+    assert "new_in_this_version" in merged.text and "New words." in merged.text
+
+
+def test_both_sides_are_kept():
+    theirs = BASE.replace("list(range(size))", "list(range(size))[::-1]")
+    merged = merge(BASE, MINE, theirs)
+    assert "return self.free.pop()  # the last" in merged.text
+    assert "[::-1]" in merged.text and "return 7" in merged.text
+    assert merged.kept == ["Pool.take", "count"] and merged.lost == []
+
+
+def test_a_new_docstring_is_taken_with_the_readers_body():
+    merged = merge(BASE, MINE, BASE.replace("How many.", "How many are free."))
+    assert (
+        function(merged.text, "count")
+        == 'def count(pool):\n    """How many are free."""\n    return 7\n'
+    )
+
+
+def test_another_signature_is_told_and_not_mixed():
+    merged = merge(BASE, MINE, BASE.replace("def count(pool)", "def count(pool, of)"))
+    assert "return 7" not in merged.text and "def count(pool, of)" in merged.text
+    assert merged.lost == ["count: it is now count(pool, of), yours was count(pool)"]
+
+
+def test_what_the_course_has_dropped_is_told():
+    gone = BASE[: BASE.index("# ── 04.2")]
+    merged = merge(BASE, MINE, gone)
+    assert merged.lost == ["count: the course does not have it any more"]
+    assert "return self.free.pop()" in merged.text
+
+
+def test_what_the_reader_has_added_is_kept():
+    mine = MINE.replace("class Pool:", ADDED + "class Pool:")
+    mine = mine.replace(
+        "    # ── 04.1 Give", "    def look(self):\n        return self.free\n\n    # ── 04.1 Give"
+    )
+    merged = merge(BASE, mine, BASE.replace("Back.", "Back again."))
+    namespace = {}
+    exec(merged.text, namespace)
+    assert namespace["LIMIT"] == 3 and namespace["half"](4) == 2 and namespace["Mine"]().y() == 2
+    assert namespace["Pool"](2).look() == [0, 1] and namespace["count"](None) == 7
+    assert "Back again." in merged.text and merged.lost == []
+
+
+def test_what_the_reader_has_changed_in_given_code_is_kept():
+    mine = MINE.replace("list(range(size))", "set(range(size))")
+    merged = merge(BASE, mine, BASE.replace("How many.", "How many?"))
+    assert "set(range(size))" in merged.text and "Pool.__init__" in merged.kept
+
+
+def test_a_comment_between_functions_is_told():
+    mine = MINE.replace("class Pool:", "# my own thoughts\nclass Pool:")
+    merged = merge(BASE, mine, BASE.replace("How many.", "How many?"))
+    assert merged.lost == ["a comment outside of functions: # my own thoughts"]
+
+
+# ── A whole course ────────────────────────────────────────────────────────────
+
+OLD_DOC, NEW_DOC = "Take a free block;", "Take any free block;"
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=reader", "-c", "user.email=reader@example.org"]
+    command = ["git", *identity, *arguments]
+    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
+
+
+@pytest.fixture
+def course(tmp_path):
+    """An upstream repository and a reader's clone of it, of the exercises alone."""
+    upstream, clone = tmp_path / "upstream", tmp_path / "clone"
+    (upstream / "exercises").mkdir(parents=True)
+    for chapter in chapters().values():
+        (upstream / "exercises" / chapter.file_name).write_text(skeleton(chapter))
+    (upstream / "requirements.txt").write_text("torch\n")
+    (upstream / ".gitignore").write_text(".progress/\n")
+    git(upstream, "init", "--quiet", "--initial-branch=main")
+    git(upstream, "add", ".")
+    git(upstream, "commit", "--quiet", "--message=first")
+    git(tmp_path, "clone", "--quiet", str(upstream), str(clone))
+    return upstream, clone
+
+
+@pytest.fixture
+def pool_solved():
+    return next(right(exercise) for exercise in EXERCISES if exercise.id == "04.1")
+
+
+POOL = chapter_of("04.1").file_name
+
+
+def release(upstream):
+    """A second version upstream: another docstring in chapter 04."""
+    file = upstream / "exercises" / POOL
+    text = file.read_text()
+    assert OLD_DOC in text
+    file.write_text(text.replace(OLD_DOC, NEW_DOC))
+    (upstream / "requirements.txt").write_text("torch\nnumpy\n")
+    git(upstream, "commit", "--quiet", "--all", "--message=second")
+
+
+def test_updating_a_checkout(course, pool_solved, monkeypatch):
+    upstream, clone = course
+    monkeypatch.setenv("MINIKV_EXERCISES", str(clone / "exercises"))
+    assert update.update_checkout() == ["This is the newest version."]
+    (clone / "exercises" / POOL).write_text(pool_solved)
+    release(upstream)
+    said = update.update_checkout()
+    now = (clone / "exercises" / POOL).read_text()
+    assert now == pool_solved.replace(OLD_DOC, NEW_DOC)
+    assert "BlockPool.allocate" in said[0] and "make setup" in said[-1]
+    assert git(clone, "rev-parse", "HEAD") == git(upstream, "rev-parse", "HEAD")
+    [copy] = (clone / "exercises" / ".progress" / "backups").iterdir()
+    assert copy.read_text() == pool_solved
+    assert git(clone, "status", "--porcelain").split() == ["M", f"exercises/{POOL}"]
+
+
+@pytest.mark.parametrize("trouble", ["other file", "own commit", "broken file", "no upstream"])
+def test_an_update_that_cannot_be_made_changes_nothing(course, pool_solved, monkeypatch, trouble):
+    upstream, clone = course
+    monkeypatch.setenv("MINIKV_EXERCISES", str(clone / "exercises"))
+    file = clone / "exercises" / POOL
+    file.write_text(pool_solved)
+    release(upstream)
+    expected = {
+        "other file": "requirements.txt: changed",
+        "own commit": "commits of its own",
+        "broken file": f"exercises/{POOL}, line",
+        "no upstream": "follows no branch",
+    }[trouble]
+    if trouble == "other file":
+        (clone / "requirements.txt").write_text("mine\n")
+    elif trouble == "own commit":
+        git(clone, "commit", "--quiet", "--all", "--message=mine")
+    elif trouble == "broken file":
+        file.write_text(pool_solved + "\ndef f(:\n")
+    else:
+        git(clone, "branch", "--unset-upstream")
+    before = file.read_text(), git(clone, "rev-parse", "HEAD")
+    with pytest.raises(UpdateError, match=expected):
+        update.update_checkout()
+    assert (file.read_text(), git(clone, "rev-parse", "HEAD")) == before
+
+
+def test_updating_from_an_older_copy(tmp_path, pool_solved, monkeypatch):
+    old = tmp_path / "old"
+    shutil.copytree(ROOT / "minikv", old / "minikv", ignore=shutil.ignore_patterns("__pycache__"))
+    blocks = old / "minikv" / "blocks.py"
+    blocks.write_text(blocks.read_text().replace(OLD_DOC, NEW_DOC))  # what the old one said
+    (old / "exercises" / ".progress").mkdir(parents=True)
+    (old / "exercises" / ".progress" / "progress.json").write_text('{"04.1": {"passed": 1.0}}')
+    (old / "exercises" / POOL).write_text(pool_solved.replace(OLD_DOC, NEW_DOC))
+    here = tmp_path / "new" / "exercises"
+    here.mkdir(parents=True)
+    monkeypatch.setenv("MINIKV_EXERCISES", str(here))
+    for chapter in chapters().values():
+        (here / chapter.file_name).write_text(skeleton(chapter))
+    said = update.update_from(old)
+    assert (here / POOL).read_text() == pool_solved
+    assert "BlockPool.allocate" in said[0] and progress_file.passed() == {"04.1"}
+    with pytest.raises(UpdateError, match="is not as it was found"):
+        update.update_from(old)
+    with pytest.raises(UpdateError, match="is no copy of the course"):
+        update.update_from(tmp_path)
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    command = [sys.executable, "-m", "minikv", "update", "--from", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "is no copy of the course" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_every_solution_together_survives():
+    for chapter in chapters().values():
+        base = skeleton(chapter)
+        sources = {}
+        for exercise in chapter.exercises:
+            sources |= reference_sources(exercise)
+        mine = text_with(chapter.exercises[0], sources)
+        theirs = base + "\n\nNEW = 1\n"
+        assert merge(base, mine, theirs).text == mine + "\n\nNEW = 1\n"

@@ -1,0 +1,225 @@
+"""Every kernel, compiled for four GPUs without having one: what the interpreter lets through.
+
+Compiler and interpreter do not share a process, so this file is also the program that
+compiles: `TRITON_INTERPRET=0 python tests/kernels/test_compile.py 90` prints what came out.
+"""
+
+import importlib.util
+import itertools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import torch
+
+if __name__ != "__main__" and importlib.util.find_spec("triton") is None:
+    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
+
+from kernels import block_copy, cache_write, paged_decode, paged_prefill, settings
+from kernels.arguments import DTYPES
+
+import triton  # isort: skip  after kernels, which settles the interpreter
+
+# Shared memory that one program may have, in KiB: CUDA's tuning guides for Ampere, Ada, Hopper
+# and Blackwell, section "Occupancy". An SM has 1 KiB more, and keeps 1 KiB for each program.
+LIMITS = {80: 163, 89: 99, 90: 227, 100: 227}
+REGISTERS = 65536  # 32-bit ones of an SM, the same guides
+# sm_89 has the least, so all head dims are compiled for it; for the others, some.
+HEAD_DIMS = {89: (32, 64, 96, 128, 256), 90: (64, 128, 256)}
+FLOAT32_HEAD_DIMS = {89: (32, 64, 128, 256)}
+KV_HEADS = 8
+
+
+# ── The program ───────────────────────────────────────────────────────────────────────────
+
+
+def resources(cubin: bytes) -> dict[str, int]:
+    """{"REG": registers of a thread, "STACK": bytes of it that are not in registers, ...}"""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(n) for name, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+
+
+def summary(result: dict) -> dict:
+    """What `compiled.Compiler` notes, with facts from the machine text."""
+    ptx, cubin = result.pop("ptx"), bytes.fromhex(result.pop("cubin"))
+    products = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")
+    return result | resources(cubin) | {
+        "tf32": ".tf32" in ptx,
+        "products": [name for name in products if name in ptx],
+        # bytes that a thread copies at once, behind its back: K and V, block ids
+        "copies": [int(n, 0) for n in re.findall(r"cp\.async\.c[ag]\..*\], (\w+)", ptx)],
+    }  # fmt: skip
+
+
+def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, index=torch.int64,
+                     block_size=16, window=None, chosen=None):  # fmt: skip
+    """Decode, its reduction and prefill. Tables are wide, so that splits are possible."""
+    heads = KV_HEADS * group
+    q = torch.zeros(num_seqs, heads, head_dim, dtype=dtype)
+    kv = torch.zeros(1, block_size, 2, KV_HEADS, head_dim, dtype=dtype)
+    tables = torch.zeros(num_seqs, 4096, dtype=index)
+    lens = torch.ones(num_seqs, dtype=index)
+    start = torch.arange(num_seqs + 1, dtype=index)
+    for kernel in ("decode", "prefill") if chosen is None else chosen:
+        setting = chosen and chosen[kernel]
+        if kernel == "decode":
+            scratch = paged_decode.make_scratch(heads, KV_HEADS, head_dim, q.device)
+            paged_decode.paged_decode(q, kv, tables, lens, window, scratch=scratch, setting=setting)
+        else:
+            paged_prefill.paged_prefill(q, kv, tables, lens, start, window, setting=setting)
+
+
+def compile_all(arch):
+    """Compile all that can be chosen for this GPU, and print a line of JSON about each."""
+    from minikv.course.bench.compiled import Compiler  # refuses to be imported by an interpreter
+
+    results = []
+    for module in (paged_decode, paged_prefill, block_copy, cache_write):
+        module.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do
+        for name in [name for name in vars(module) if name.endswith("_kernel")]:
+            setattr(module, name, Compiler(getattr(module, name), arch, results))
+    settings.capability = lambda device: arch
+    for head_dim in HEAD_DIMS.get(arch, (64, 128)):
+        launch_attention(head_dim)
+    for head_dim in FLOAT32_HEAD_DIMS.get(arch, (128,)):
+        launch_attention(head_dim, dtype=torch.float32)
+    for (kernel, pad, itemsize, capability), setting in settings.TUNED.items():
+        if capability == arch:
+            dtype = torch.float32 if itemsize == 4 else torch.bfloat16
+            launch_attention(pad, dtype=dtype, chosen={kernel: setting})
+    if arch == 90:  # what has little to do with the GPU, once
+        launch_attention(8, dtype=torch.float16, index=torch.int32, block_size=5, num_seqs=1)
+        launch_attention(group=71, window=100, block_size=1)
+        launch_attention(group=17, num_seqs=300, window=1, block_size=256)
+    for dtype, index in itertools.product(DTYPES, (torch.int32, torch.int64)):
+        pool = torch.zeros(2, 2, 16, 2, 2, 20, dtype=dtype)
+        block_copy.copy_blocks(pool, pool, torch.tensor([[0, 1]], dtype=index))
+        token, slots = torch.zeros(1, 2, 20, dtype=dtype), torch.zeros(1, dtype=index)
+        cache_write.write_cache(token, token, pool[0], slots)
+    print("\n".join(json.dumps(summary(result)) for result in results))
+
+
+if __name__ == "__main__":
+    compile_all(int(sys.argv[1]))
+    sys.exit()
+
+
+# ── The tests ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """`compiled(arch)`: what came out, a list of dicts. All four GPUs are compiled for at once."""
+    cache = str(tmp_path_factory.mktemp("triton"))
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    programs = {
+        arch: subprocess.Popen([sys.executable, __file__, str(arch)], **pipe) for arch in LIMITS
+    }
+    results = {}
+
+    def get(arch):
+        if arch not in results:
+            out, error = programs[arch].communicate()
+            assert programs[arch].returncode == 0, error
+            results[arch] = [json.loads(line) for line in out.splitlines()]
+        return results[arch]
+
+    yield get
+    for program in programs.values():
+        program.kill()
+        program.wait()
+
+
+on_every_gpu = pytest.mark.parametrize("arch", LIMITS)
+
+
+@on_every_gpu
+def test_every_kernel_compiles_and_fits_into_shared_memory(compiled, arch):
+    results = compiled(arch)
+    for result in results:
+        assert result["shared"] <= LIMITS[arch] * 1024, result
+    assert {result["kernel"] for result in results} == {
+        "paged_decode_kernel", "join_splits_kernel", "paged_prefill_kernel",
+        "copy_blocks_kernel", "cache_write_kernel",
+    }  # fmt: skip
+
+
+def goals(results, kernel):
+    """The kernel's results for the shapes that the goals are set for: 32 and 8 heads, 16 bits."""
+    found = [
+        result for result in results if result["kernel"] == kernel and result["type"] == "*bf16"
+        and result["HEAD_DIM"] in (64, 128) and result["GROUP"] == 4
+    ]  # fmt: skip
+    assert {result["HEAD_DIM"] for result in found} == {64, 128}
+    return found
+
+
+@on_every_gpu
+def test_products_are_done_where_they_should_be(compiled, arch):
+    attention = ("paged_decode_kernel", "paged_prefill_kernel")
+    for result in compiled(arch):
+        assert not result["tf32"], result
+        on_tensor_cores = result["kernel"] in attention and result["type"] != "*fp32"
+        assert bool(result["products"]) == on_tensor_cores, result
+    # Each GPU's own products for the 128 rows of prefill; decode has too few rows for them.
+    unit = {90: "wgmma.mma_async", 100: "tcgen05.mma"}.get(arch, "mma.sync")
+    for kernel, products in zip(attention, (["mma.sync"], [unit]), strict=True):
+        for result in goals(compiled(arch), kernel):
+            assert result["products"] == products, result
+
+
+@on_every_gpu
+@pytest.mark.parametrize("kernel", ["paged_decode_kernel", "paged_prefill_kernel"])
+def test_k_and_v_are_on_their_way_while_a_tile_is_computed(compiled, arch, kernel):
+    for result in goals(compiled(arch), kernel):
+        width = result["PACK"] * result["HEAD_DIM"] if "PACK" in result else result["HEAD_DIM"]
+        tiles = (result["num_stages"] - 1) // 2  # see settings.Setting
+        assert tiles >= 2, result
+        # 16 bytes at a time: before each loop so many tiles, and one in it. Prefill has two loops.
+        threads, loops = 32 * result["num_warps"], 1 if "PACK" in result else 2
+        each = 2 * result["TILE"] * width * 2 // (16 * threads)
+        assert result["copies"].count(16) >= loops * (tiles + 1) * each, result
+        assert set(result["copies"]) == {8, 16}, result  # 8: block ids
+
+
+@on_every_gpu
+def test_nothing_spills(compiled, arch):
+    for result in compiled(arch):
+        if result["kernel"] not in ("paged_decode_kernel", "paged_prefill_kernel"):
+            assert result["STACK"] == 0, result
+    for kernel in ("paged_decode_kernel", "paged_prefill_kernel"):
+        for result in goals(compiled(arch), kernel):
+            # The largest tiles need every register: some Triton may be out by a few.
+            assert result["STACK"] <= 32, result
+
+
+@on_every_gpu
+def test_enough_is_read_at_a_time(compiled, arch):
+    # Little's law: an SM of a fast GPU has to have some 40 KiB under way to read at full speed
+    # (4.8 TB/s over 132 SMs, 1 microsecond from asking to getting), one of sm_89 some 8.
+    for result in goals(compiled(arch), "paged_decode_kernel"):
+        assert result["PACK"] * result["HEAD_DIM"] * 2 == 512  # what a warp loads at once
+        registers = 32 * result["num_warps"] * (-(-result["REG"] // 8) * 8)
+        memory = (LIMITS[arch] + 1) * 1024 // (result["shared"] + 1024)
+        programs = min(memory, REGISTERS // registers)
+        tile = 2 * result["TILE"] * 512  # bytes
+        under_way = programs * (result["num_stages"] - 1) // 2 * tile
+        assert under_way >= (64 if arch == 89 else 128) * 1024, result
+        if arch == 90:
+            assert 2 * programs == settings.PROGRAMS_PER_SM
+
+
+def test_copies_need_no_shared_memory(compiled):
+    for result in compiled(90):
+        if result["kernel"] in ("copy_blocks_kernel", "cache_write_kernel"):
+            assert result["shared"] == 0

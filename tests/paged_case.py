@@ -1,0 +1,83 @@
+"""Random paged sequences for the tests of kernels; importing this needs Triton."""
+
+import torch
+
+import minikv
+from kernels.mode import INTERPRETED
+from kernels.paged_decode import make_scratch, paged_decode
+from kernels.paged_prefill import paged_prefill
+from kernels.settings import Setting
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Inputs are rounded before both sides see them, so what is left is the output's last bit or
+# two, and on a GPU the weights, which tl.dot takes in 16 bits.
+TOLERANCE = {
+    torch.float32: dict(rtol=1e-5, atol=1e-5),
+    torch.float16: dict(rtol=2e-3, atol=2e-3),
+    torch.bfloat16: dict(rtol=1.6e-2, atol=1e-2),
+}
+SMALL = Setting(rows=16, tile=16, num_warps=4, num_stages=3)  # many tiles, much padding
+
+
+class Paged:
+    """Random sequences in a pool of poison, and the same K and V as plain tensors."""
+
+    def __init__(
+        self, lens, chunks=None, kv_heads=2, group=2, head_dim=16, block_size=4,
+        dtype=torch.float32, index=torch.int64, poison=float("nan"), seed=0,
+    ):  # fmt: skip
+        """`chunks[i]` queries for sequence i, 1 each if None."""
+        torch.manual_seed(seed)
+        self.chunks = [1] * len(lens) if chunks is None else chunks
+        widths = [-(-n // block_size) for n in lens]
+        num_blocks, width = sum(widths) + 3, max([1, *widths]) + 1
+        # What must not be read: other slots, and table entries that no block has.
+        pool = torch.full((num_blocks, block_size, 2, kv_heads, head_dim), poison, dtype=dtype)
+        tables = torch.full((len(lens), width), 2**30, dtype=index)
+        order, self.dense = iter(torch.randperm(num_blocks).tolist()), []
+        for row, n in enumerate(lens):
+            tokens = torch.randn(n, 2, kv_heads, head_dim).to(dtype)
+            for i in range(widths[row]):
+                tables[row, i] = next(order)
+                part = tokens[i * block_size : (i + 1) * block_size]
+                pool[tables[row, i], : len(part)] = part
+            self.dense.append(tokens.to(DEVICE))
+        self.kv, self.tables = pool.to(DEVICE), tables.to(DEVICE)
+        self.lens = torch.tensor(lens, dtype=index, device=DEVICE)
+        self.start = torch.tensor([0, *self.chunks]).cumsum(0).to(DEVICE, index)
+        q = torch.randn(sum(self.chunks), kv_heads * group, head_dim)
+        self.q = q.to(DEVICE, dtype)
+
+    def expected(self, window=None):
+        outs = []
+        for q, tokens in zip(self.q.split(self.chunks), self.dense, strict=True):
+            known = len(tokens) > 0
+            k, v = tokens.unbind(1)
+            outs.append(minikv.naive_attention(q, k, v, window) if known else torch.zeros_like(q))
+        return torch.cat(outs)
+
+    def decode(self, window=None, rows=None, setting=SMALL):
+        scratch = self.scratch(rows)
+        out = torch.full_like(self.q, float("nan"))
+        got = paged_decode(self.q, self.kv, self.tables, self.lens, window, out, scratch, setting)
+        assert got is out
+        return out
+
+    def prefill(self, window=None, setting=SMALL):
+        out = torch.full_like(self.q, float("nan"))
+        got = paged_prefill(
+            self.q, self.kv, self.tables, self.lens, self.start, window, out, setting
+        )
+        assert got is out
+        return out
+
+    def scratch(self, rows=None):
+        _, num_heads, head_dim = self.q.shape
+        scratch = make_scratch(num_heads, self.kv.shape[3], head_dim, self.q.device, rows)
+        for tensor in scratch:
+            tensor.fill_(float("nan"))
+        return scratch
+
+    def assert_equal(self, out, window=None):
+        torch.testing.assert_close(out, self.expected(window), **TOLERANCE[self.q.dtype])

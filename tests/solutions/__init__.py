@@ -1,1 +1,0 @@
-"""Right and wrong solutions of the exercises, one module a chapter."""
