@@ -17,6 +17,8 @@ from minikv.config import ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
 
+Rows = slice | np.ndarray  # some sequences of a batch
+
 
 @runtime_checkable
 class AttentionBackend(Protocol):
@@ -76,11 +78,12 @@ class TorchAttention(AttentionBackend):
 
         return attend
 
-    def _rows_alike(self, batch: Batch) -> list[slice | np.ndarray]:
+    def _rows_alike(self, batch: Batch) -> list[Rows]:
         """Which sequences to compute together. Padding is at most as much as the content:
         decodes are split by powers of two where their contexts differ by more."""
         num_decodes = batch.num_decodes
-        chunks = [slice(row, row + 1) for row in range(num_decodes, len(batch.context_lens))]
+        num_seqs = len(batch.context_lens)
+        chunks: list[Rows] = [slice(row, row + 1) for row in range(num_decodes, num_seqs)]
         if num_decodes == 0:
             return chunks
         lens = batch.context_lens_host[:num_decodes]
@@ -89,18 +92,21 @@ class TorchAttention(AttentionBackend):
         sizes = np.ceil(np.log2(lens))
         return [np.flatnonzero(sizes == size) for size in np.unique(sizes)] + chunks
 
-    def _group(self, batch: Batch, rows: slice | np.ndarray) -> "Group":
+    def _group(self, batch: Batch, rows: Rows) -> "Group":
         device = batch.positions.device
         first = batch.query_start_host[:-1][rows]
         num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
         num_rows = len(first)
+        which: slice | torch.Tensor
+        tokens: slice | torch.Tensor
         if isinstance(rows, slice):
+            which = rows
             tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
         else:  # decodes: token i belongs to sequence i
-            tokens = rows = torch.from_numpy(rows).to(device)
+            which = tokens = torch.from_numpy(rows).to(device)
         longest = int(batch.context_lens_host[rows].max())
         num_blocks = blocks_for(longest, self.store.block_size)
-        block_ids = batch.block_tables[rows, :num_blocks].flatten()
+        block_ids = batch.block_tables[which, :num_blocks].flatten()
         positions = batch.positions[tokens].view(num_rows, num_queries, 1)
         keys = torch.arange(num_blocks * self.store.block_size, device=device)
         masks = {}

@@ -12,6 +12,7 @@ Three sequences, the third with a chunk of four tokens; block size 4:
 A decode is a sequence with one query; nothing else sets it apart from prefill.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -93,7 +94,7 @@ class BatchBuilder:
     def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
         versions = [sequence.table_version for sequence in sequences]
-        stale = range(len(sequences))
+        stale: Iterable[int] = range(len(sequences))
         if sequences == self._held:
             stale = [row for row in stale if versions[row] != self._versions[row]]
         for row in stale:

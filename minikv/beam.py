@@ -73,8 +73,8 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     to a child, once the children hold what they need: what is left without a holder is free.
     """
     children = []
-    for index, (parent, token_id) in enumerate(chosen):
-        child = beams[parent].fork(index)
+    for index, (row, token_id) in enumerate(chosen):
+        child = beams[row].fork(index)
         child.token_ids.append(token_id)
         children.append(child)
     for parent in beams:

@@ -166,7 +166,7 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         files = [folder / str(name) for name in sorted(set(shards.values()))]
     else:
         raise CheckpointError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
-    state = {}
+    state: dict[str, torch.Tensor] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:

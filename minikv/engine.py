@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -134,9 +134,9 @@ class Engine:
         if not isinstance(prompts, Seq):
             raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]
+            prompts = [cast(Prompt, prompts)]
         if params is None or isinstance(params, SamplingParams):
-            params = [params] * len(prompts)
+            params = [params or SamplingParams()] * len(prompts)
         if not isinstance(params, Seq):
             raise ValueError(f"params: must be SamplingParams or a list of them, was {params!r}")
         if len(params) != len(prompts):
@@ -144,7 +144,7 @@ class Engine:
         ids: list[int] = []
         outputs: dict[int, RequestOutput] = {}
         try:
-            for prompt, one in zip(prompts, params, strict=True):
+            for prompt, one in zip(cast(Seq[Prompt], prompts), params, strict=True):
                 ids.append(self.add_request(prompt, one))
             while any(request_id in self._requests for request_id in ids):
                 outputs |= {output.request_id: output for output in self.step()}

@@ -8,7 +8,7 @@ attention, a growing cache and paged blocks are three ways to write that functio
 That is why one model serves every chapter, and why their results can be compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -72,7 +72,7 @@ class Transformer:
     def __init__(
         self,
         config: ModelConfig,
-        state: dict[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -161,7 +161,7 @@ def project(
     """The part of a layer before attention: x (T, hidden) -> q (T, H, D), k and v (T, K, D)."""
     qkv = layer.qkv(layer.norm_1(x)).view(len(x), -1, cos.shape[-1])  # (T, H + 2 K, D)
     qk, v = qkv.split([heads + kv_heads, kv_heads], 1)  # (T, H + K, D) and (T, K, D)
-    if layer.q_norm is not None:
+    if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk.tensor_split([heads], dim=1)
         qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
     q, k = rotate(qk, cos, sin).tensor_split([heads], dim=1)

@@ -93,7 +93,8 @@ class Scheduler:
         """
         plan = Plan()
         budget = self.config.max_batch_tokens
-        decoding, prefilling = [], []
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
         for sequence in self.running:
             one_left = sequence.num_tokens - sequence.num_computed == 1
             (decoding if one_left and not sequence.must_fork else prefilling).append(sequence)

@@ -11,6 +11,7 @@ For one sequence, at any time:
 """
 
 import random
+from typing import Any
 
 from minikv.blocks import BlockTable
 from minikv.radix import Node
@@ -61,7 +62,8 @@ class Sequence:
         self.num_cached = 0  # of those, how many the prefix cache had at first admission
         self.num_inserted = 0  # blocks of the table that the prefix cache has as well
         self.num_preemptions = 0
-        self.table: BlockTable | None = None  # None: waiting or swapped out
+        # None while it waits or is swapped out. Any: nobody asks for its blocks then.
+        self.table: BlockTable | Any = None
         self.must_fork = request.params.n > 1 and index == 0  # when the prompt is computed
         self.next_slot: int | None = None  # of the next decode; None: ask the table
         self.table_version = 0  # goes up with every change of the table's block ids

@@ -43,7 +43,9 @@ class TritonAttention(AttentionBackend):
 
         A block that was read may be written by a later pair: then it takes another launch.
         """
-        blocks, together, touched = self.store.blocks, [], set()
+        blocks = self.store.blocks
+        together: list[tuple[int, int]] = []
+        touched: set[int] = set()
         for source, target in pairs:
             if target in touched:
                 copy_blocks(blocks, blocks, torch.tensor(together))

@@ -11,6 +11,7 @@ A row of padding writes no K and V (slot -1) and attends to nothing (context len
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,7 +47,7 @@ class DecodeGraphs:
         self._query_start = torch.arange(max_num_seqs + 1, device=logits.device)
         self._stream = torch.cuda.Stream() if pinned else None  # to record on
         self._replays: dict[int, Callable[[], None]] = {}  # by rows
-        self._pool = None  # of memory: graphs never run at once, so one serves them all
+        self._pool: Any = None  # of memory: graphs never run at once, so one serves them all
 
     def run(self, batch: DeviceBatch) -> torch.Tensor:
         """batch: decodes only, on the CPU -> logits (S, vocab_size), until the next call."""
