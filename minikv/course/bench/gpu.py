@@ -5,7 +5,7 @@ Decode steps: tokens a second while a batch decodes at contexts around 1,024, fr
 of `step` to a later one, so all that a user waits for is in it. The roofline reads the weights
 and all K and V once a step, as fast as a copy measured in the same run. Whole calls: 64
 prompts of 1,024 tokens and 128 new ones each, prefill included, new prompts in every turn.
-The figures are kept in kernels/results/ as well.
+The figures are kept in `results/` beside this file as well.
 """
 
 import argparse

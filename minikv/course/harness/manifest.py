@@ -4,12 +4,12 @@ The `chapter.py` in a chapter's folder describes it in these words. Everything e
 exercises (skeletons, checks, hints, progress) is read from there.
 """
 
-import importlib
 import importlib.util
-import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cache
+
+from minikv.course.chapters import each
 
 
 @dataclass(frozen=True)
@@ -116,12 +116,7 @@ class Chapter:
 @cache
 def chapters() -> dict[str, Chapter]:
     """Every chapter that has exercises, by its number, in order."""
-    package = importlib.import_module("minikv.course.chapters")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    found = [
-        importlib.import_module(f"{package.__name__}.{name}.chapter").CHAPTER for name in names
-    ]
-    return {chapter.number: chapter for chapter in found}
+    return {number: module.CHAPTER for number, module in each("chapter")}
 
 
 def chapter_of(exercise_id: str) -> Chapter:

@@ -25,7 +25,8 @@ import torch
 from minikv import beam, sequence
 from minikv.config import require_int
 from minikv.course.pictures import style
-from minikv.course.pictures.block_viewer import check_surface, plural
+from minikv.course.pictures.block_viewer import check_surface
+from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
 from minikv.sampling import SamplingParams

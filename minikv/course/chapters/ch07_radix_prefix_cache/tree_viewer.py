@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_int
 
-from minikv.course.pictures.block_viewer import check_letter, check_surface, plural
+from minikv.course.pictures.block_viewer import check_letter, check_surface
+from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
     Cell,
