@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 
-from minikv import invariants
 from minikv.backend import TorchAttention
 from minikv.beam import beam_search
 from minikv.blocks import BlockPool, BlockTable, blocks_for
 from minikv.config import EngineConfig, require_int
+from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
 from minikv.radix import RadixCache
@@ -33,12 +33,19 @@ from minikv.sequence import Request, Sequence
 Prompt = str | Seq[int]
 
 
-class Loop(Protocol):
-    """Another order of work than step by step: for a device that computes beside the host."""
+class Loop:
+    """The plain order of work: a step begins when the one before has ended."""
 
-    def step(self, engine: "Engine") -> list[RequestOutput]: ...
+    def step(self, engine: "Engine") -> list[RequestOutput]:
+        """Schedule, run, append. Raises RuntimeError, saying why, if nothing can run."""
+        plan = engine.scheduler.schedule()
+        if not plan.sequences:
+            raise RuntimeError(why_stuck(engine.scheduler))
+        token_ids = engine.runner.run(plan)
+        return engine.append(engine.scheduler.commit(plan), token_ids)
 
-    def start_over(self, engine: "Engine") -> None: ...
+    def start_over(self) -> None:
+        """Forget what is under way: between two steps, nothing."""
 
 
 class Engine:
@@ -73,7 +80,7 @@ class Engine:
         self.runner = Runner(lm, config, sampler or Sampler(), attention or _backend(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self.block_table = block_table
-        self.loop: Loop | None = None
+        self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
         self._next_id = 0
         self._steps = self._generated = 0
@@ -194,13 +201,7 @@ class Engine:
         if not self._requests:
             return []
         with self._one_step():
-            if self.loop is not None:
-                return self.loop.step(self)
-            plan = self.scheduler.schedule()
-            if not plan.sequences:
-                raise RuntimeError(invariants.why_stuck(self.scheduler))
-            token_ids = self.runner.run(plan)
-            return self.append(self.scheduler.commit(plan), token_ids)
+            return self.loop.step(self)
 
     def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its new token, share the block that a decode has filled, and let go
@@ -243,8 +244,7 @@ class Engine:
 
     def _start_over(self) -> None:
         """Compute every K and V again, from the tokens that there are."""
-        if self.loop is not None:
-            self.loop.start_over(self)
+        self.loop.start_over()
         self.scheduler.recompute_all()
 
     # ── Everything else ───────────────────────────────────────────────────────
@@ -323,7 +323,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        invariants.check(self.scheduler, self._requests.values())
+        check(self.scheduler, self._requests.values())
 
     def _check_prompt(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, Iterable):

@@ -15,7 +15,7 @@ late that a token ended its sequence: the token after it is thrown away.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from minikv.engine import Engine
+from minikv.engine import Engine, Loop
 from minikv.gpu.runner import DeviceRunner
 from minikv.invariants import why_stuck
 from minikv.outputs import RequestOutput
@@ -32,7 +32,7 @@ class Launched:
     read: Callable[[], list[int]]  # waits for the tokens
 
 
-class AheadLoop:
+class AheadLoop(Loop):
     """The engine's loop with two steps at a time: one is read while the next one runs."""
 
     def __init__(self, runner: DeviceRunner):
@@ -51,7 +51,7 @@ class AheadLoop:
         self._under_way = after if engine.has_unfinished else None
         return outputs
 
-    def start_over(self, engine: Engine) -> None:
+    def start_over(self) -> None:
         """Forget the step under way: its tokens will be computed and drawn again."""
         self._under_way = None
 
