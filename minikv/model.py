@@ -193,4 +193,4 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels change places
-    return x * cos + swapped * sin
+    return torch.addcmul(x * cos, swapped, sin)  # x cos + swapped sin, in a pass less

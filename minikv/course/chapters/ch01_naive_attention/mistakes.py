@@ -445,7 +445,14 @@ def grouped_attention(q, k, v, window=None):
     "01.5": (
         Mistake(
             "turns backwards",
-            edits={"rotate": (("x * cos + swapped * sin", "x * cos - swapped * sin"),)},
+            edits={
+                "rotate": (
+                    (
+                        "torch.addcmul(x * cos, swapped, sin)",
+                        "torch.addcmul(x * cos, swapped, -sin)",
+                    ),
+                )
+            },
             cause="the pairs turn the other way round: a minus too many",
             look="sin comes with its signs already in it",
         ),
@@ -478,13 +485,13 @@ def rotate(x, cos, sin):
         ),
         Mistake(
             "adds no partner",
-            edits={"rotate": (("x * cos + swapped * sin", "x * cos + x * sin"),)},
+            edits={"rotate": (("torch.addcmul(x * cos, swapped, sin)", "x * cos + x * sin"),)},
             cause="no swap: every channel meets itself; its partner i + D/2 is missing",
             look="which channel changes places with channel 0?",
         ),
         Mistake(
             "exchanges sin and cos",
-            edits={"rotate": (("x * cos + swapped * sin", "x * sin + swapped * cos"),)},
+            edits={"rotate": (("x * cos, swapped, sin", "x * sin, swapped, cos"),)},
             cause="sin and cos are exchanged: a channel's own value goes with cos",
             look="which factor belongs to the channel, which to its partner?",
         ),
