@@ -75,6 +75,9 @@ class Chapter:
     skeleton: tuple[Function | Class, ...]
     exercises: tuple[Exercise, ...]
     needs: str | None = None  # a package that there is not for every machine
+    in_engine: bool = False  # its parts also run with those of other chapters, in one engine
+    # Exercises whose function can decode for that engine, the one to be taken first at the front.
+    decodes: tuple[tuple[str, str], ...] = ()  # (id, name of the function)
 
     @property
     def file_name(self) -> str:

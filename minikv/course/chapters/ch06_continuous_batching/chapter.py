@@ -41,6 +41,7 @@ CHAPTER = Chapter(
         ),
         Function("minikv.course.chapters.ch06_continuous_batching.answers:before_the_race", "06.6"),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="06.1",

@@ -105,6 +105,7 @@ CHAPTER = Chapter(
             leave_out=OTHER_METHODS,
         ),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="07.1",
