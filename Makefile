@@ -33,7 +33,7 @@ help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
 	@echo "make test       set up if needed, then lint, unit and property tests, notebooks"
 	@echo "make setup      only make .venv and install into it"
-	@echo "make lint       ruff over Python files and notebooks"
+	@echo "make lint       ruff over Python files and notebooks, mypy over the core and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
 	@echo "make notebooks  run every notebook and store its outputs in place"
 	@echo "make clean      remove .venv and every cache"
@@ -104,12 +104,13 @@ lint: setup
 	@echo "== Lint"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy minikv kernels
 
 notebooks: setup
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import minikv
-from minikv.config import read_config
+from minikv.checkpoint import read_config
 from minikv.course.bench import gpu_goals, peers
 from minikv.course.bench.gpu_clock import COPIED, Copy, CudaClock, random_values, where
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, race

@@ -19,7 +19,7 @@ from minikv.course.chapters import each
 from minikv.course.pictures.table import Table
 from minikv.engine import Engine
 from minikv.kv_cache import PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 # The prompt of every notebook's table, so that their lines can be compared.

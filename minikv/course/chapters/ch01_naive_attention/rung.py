@@ -3,7 +3,7 @@
 from time import perf_counter
 
 from minikv.course.measure.running_table import Run
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "compute everything again, at every step"
 

@@ -2,7 +2,7 @@
 
 from minikv.course.measure.running_table import Run, run_cache, run_reserved
 from minikv.kv_cache import ConcatCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "keep the keys and values"
 

@@ -21,7 +21,7 @@ from minikv.course.harness.checking import (
     tinypy,
 )
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 # Where to look if nothing more precise is known.
 APPENDING = "over which k and v is attention computed, and what is kept for the next call?"

@@ -14,7 +14,7 @@ import torch
 
 from minikv.course.measure.workload import Length
 from minikv.kv_cache import PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 # ── Bytes a token ─────────────────────────────────────────────────────────────
 

@@ -1,7 +1,7 @@
 """Rung 03 of the ladder and of the running table."""
 
 from minikv.course.measure.running_table import Run, run_reserved
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "what a token costs, and what reservation wastes"
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.course.chapters.ch04_paged_blocks.answers import batched_attention, slot_mapping
@@ -17,7 +18,7 @@ from minikv.model import Attend
 from minikv.paged import KVStore, blockwise_attention
 
 
-class BlockByBlock:
+class BlockByBlock(AttentionBackend):
     """Every query on its own, over the blocks of its sequence."""
 
     def __init__(

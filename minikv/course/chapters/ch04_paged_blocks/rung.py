@@ -1,7 +1,7 @@
 """Rung 04 of the ladder and of the running table."""
 
 from minikv.course.measure.running_table import Run, run_in_engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "blocks of a fixed size, and a table that finds them"
 

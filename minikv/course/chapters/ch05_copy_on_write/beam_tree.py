@@ -282,7 +282,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
     scores: torch.Tensor | float = 0.0  # (beams, 1)
     ends = list(engine.lm.config.eos_ids)
     try:
-        log_probs = beam.log_probs_of(engine, beams).double().cpu()  # (beams, V)
+        log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()  # (beams, V)
         history.snap(beams, f"the prompt: {plural(len(prompt_ids), 'token')}")
         for number in range(1, steps + 1):
             totals = log_probs + scores
@@ -294,7 +294,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
             history.snap(beams, f"token {number} chosen: {_families(chosen, log_probs.shape[0])}")
             opens = beams[0].num_computed % beams[0].table.block_size == 0
             before = engine.pool.num_free
-            log_probs = beam.log_probs_of(engine, beams).double().cpu()
+            log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()
             taken = before - engine.pool.num_free
             if opens:
                 how = "a new block each"

@@ -417,7 +417,7 @@ MISTAKES = {
         Mistake(
             "a decode is who has written",
             edits={"Scheduler.schedule": (
-                ("one_left = len(sequence.token_ids) - sequence.num_computed == 1",
+                ("one_left = sequence.num_tokens - sequence.num_computed == 1",
                  "one_left = sequence.num_output > 0"),
             )},
             cause="a decode is taken to be a sequence that has written something; what counts is "

@@ -1,7 +1,7 @@
 """Rung 06 of the ladder and of the running table."""
 
 from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "requests join and leave at every step"
 

@@ -1,7 +1,7 @@
 """Rung 07 of the ladder and of the running table."""
 
 from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 IDEA = "find what an earlier request has computed"
 
