@@ -137,6 +137,16 @@ def release(self, block_id):
             look="what does `release` do when the count is 0?",
         ),
         release(
+            "ignores a second release", ("raise ValueError(f", "return print(f"),
+            cause="the release of a free block is ignored, so the caller's mistake stays hidden",
+            look="the case in which the count is 0: it should be refused",
+        ),
+        release(
+            "counts below 0", ("if count == 0:", "if False:"),
+            cause="nothing asks whether anybody holds the block: its count goes below 0",
+            look="what does `release` do when the count is 0?",
+        ),
+        release(
             "uses the id as an index", ("self.ref_count(block_id)", "self._ref_counts[block_id]"),
             cause="the id is used as an index without a look: -1 is the last element of a Python "
             "list, somebody's block",
@@ -176,6 +186,13 @@ def release(self, block_id):
             cause="each growth is rounded up by itself: the last block's empty slots are never "
             "used",
             look="what do you divide: the tokens that are added, or all there will be?",
+        ),
+        grow(
+            "opens one block only",
+            ("-(-total // self.block_size) - len(self.block_ids)",
+             "int(total > len(self.block_ids) * self.block_size)"),
+            cause="at most one block is added, however many the new tokens need",
+            look="a prompt of 7 tokens in blocks of 4: how many blocks does it need at once?",
         ),
         grow(
             "forgets the blocks it has", (" - len(self.block_ids)", ""),
@@ -272,6 +289,12 @@ def release(self, block_id):
              "asked = -(-num_tokens // self.block_size)\n        if asked > self"),
             ("OutOfBlocks(needed", "OutOfBlocks(asked"),
             cause="the pool is asked for as many blocks as if the last one had no empty slots",
+            look="what is compared with `num_free`?",
+        ),
+        grow(
+            "asks for the blocks that it has, too",
+            ("if needed > self", "asked = needed + len(self.block_ids)\n        if asked > self"),
+            cause="the pool is asked for all blocks of the table, also for those that it has",
             look="what is compared with `num_free`?",
         ),
         grow(
@@ -432,8 +455,8 @@ def blockwise_attention(q, kv, block_ids, context_len):
         blockwise(
             "begins with a maximum of 0",
             ("torch.full((kv_heads, group, 1), -torch.inf)", "torch.zeros(kv_heads, group, 1)"),
-            cause="the largest score is taken to be 0 at least, so that every weight is 0, and 0 "
-            "/ 0",
+            cause="the largest score so far does not begin at -inf: where all scores are far below "
+            "its start, every weight is 0, and 0 / 0 is NaN",
             look="what is subtracted from a score, and the largest argument that `exp` gets",
         ),
         blockwise(
@@ -444,7 +467,8 @@ def blockwise_attention(q, kv, block_ids, context_len):
         ),
         blockwise(
             "takes one maximum for all heads", ("scores.amax(-1, keepdim=True)", "scores.max()"),
-            cause="one maximum serves all heads: where scores are far below it every weight is 0",
+            cause="one maximum serves several heads: where a head's scores are far below it, every "
+            "weight is 0, and 0 / 0 is NaN",
             look="what is subtracted from a score, and the largest argument that `exp` gets",
         ),
         blockwise(

@@ -63,10 +63,13 @@ def pools(mine, program, log: Log) -> None:
             never = (one for one in range(num_blocks) if one not in ids.values())
             block_id = next(never) if name == "?" else ids[name] if name in ids else int(name)
             text = f"release({name if name != '?' else block_id})"
-            text += " once more" * (log.events[-1].text == text)
+            text += " once more" * (log.events[-2].text == text)
             log.call(text, quietly, pool.release, block_id)
             if name in held:
                 held.remove(name)
+            elif log.events[-1].error is None:  # what became of it tells one mistake from another
+                count = pool.ref_count(block_id) if block_id in range(num_blocks) else "none"
+                log.events[-1].seen["result"] = f"num_free {pool.num_free}, ref_count {count}"
         taken = {ids[name]: name for name in sorted(held)}
         free = [one for one in range(num_blocks) if one not in taken]
         seen = {
@@ -256,7 +259,7 @@ def slots(mine, program, log: Log) -> None:
     text = f"table {block_ids}, blocks of {size}, start {start}, end {end}"
     found = plain(log.call(text, mine.slot_mapping, list(block_ids), size, start, end, see=False))
     if isinstance(found, list) and any(isinstance(slot, float) for slot in found):
-        log(text, {"the slots are": "floats, and no tensor can be indexed with floats"})
+        found = "floats, and no tensor can be indexed with floats"
     log(text, {"result": found})
 
 
@@ -292,19 +295,19 @@ scenario(
 
 # ── 04.4 Attention, one block at a time ───────────────────────────────────────
 
-Numbers = Callable[[int, int], float]  # of the token at a position, on a KV head
+Scores = Callable[[int, int], float]  # of the token at a position, for a query head
 
 
-def draw_attention(length, heads, kv_heads, dim, seed, scores: Numbers | None = None):
+def draw_attention(length, heads, kv_heads, dim, seed, scores: Scores | None = None):
     """q (H, D), kv (L, 2, K, D). `scores` are what q . k / sqrt(D) gives, exactly if D is 16."""
     generator = torch.Generator().manual_seed(seed)
     q = 2 * torch.randn(heads, dim, generator=generator)
     kv = torch.randn(length, 2, kv_heads, dim, generator=generator)
     if scores is not None:
-        q = torch.zeros_like(q)
-        q[:, 0] = dim**0.5
-        asked = [[scores(place, head) for head in range(kv_heads)] for place in range(length)]
-        kv[:, 0, :, 0] = torch.tensor(asked)
+        q = dim**0.5 * torch.eye(heads, dim)
+        for head in range(heads):
+            asked = [scores(place, head) for place in range(length)]
+            kv[:, 0, head * kv_heads // heads, head] = torch.tensor(asked)
     return q, kv
 
 
@@ -338,7 +341,7 @@ class Context:
     dim: int = 8
     written: int = 0  # tokens that the table has, if they are more
     noise: float = 3.0  # how large the values are where no token lies
-    scores: Numbers | None = None
+    scores: Scores | None = None
     values: Callable[[int], float] | None = None
     note: str = ""
     watch: bool = False  # how much is copied together?
@@ -423,7 +426,7 @@ class Copies(TorchDispatchMode):
         return out
 
 
-def scored(note: str, scores: Numbers, length: int = 11, **other) -> Context:
+def scored(note: str, scores: Scores, length: int = 11, **other) -> Context:
     return Context(length, dim=16, written=length + 1, note=f", {note}", scores=scores, **other)
 
 
@@ -466,6 +469,7 @@ scenario(
            scored("scores of 300 in one block, then -300", lambda place, _: (-300, 300)[place < 4]),
            scored("scores of -300 in one block, then 300", lambda place, _: (300, -300)[place < 4]),
            scored("scores of 300, -300 on the other head", lambda _, head: 300 - 600 * head),
+           scored("scores of 300 and -300", lambda _, head: 300 - 600 * head, kv_heads=1),
            scored("scores of -20,000", lambda place, _: -20000 - place % 3)],
           look="the largest argument that `exp` gets"),
     Group("whatever lies in slots that are not the context's",
@@ -474,7 +478,7 @@ scenario(
           look="every line that reads `kv`: 0 times NaN is NaN"),
     Group("one block at a time",
           [Context(8, watch=True), Context(46, watch=True),
-           Context(7, 3, 4, 2, written=12, watch=True)],
+           Context(7, 3, written=12, watch=True)],
           look="which line reads `kv`, and how much of it at once?"),
 )  # fmt: skip
 
