@@ -37,7 +37,8 @@ class BlockByBlock(AttentionBackend):
         slots, owners = [], []  # of every token in the batch
         for row, num_queries in enumerate(batch.query_start.diff().tolist()):
             start, end = lens[row] - num_queries, lens[row]
-            slots += self.slot_mapping(tables[row], self.store.block_size, start, end)
+            found = self.slot_mapping(tables[row], self.store.block_size, start, end)
+            slots += torch.as_tensor(found).tolist()  # a list, an array or a tensor
             owners += [row] * num_queries
         slots = torch.tensor(slots)
 
