@@ -59,6 +59,7 @@ class Event:
     text: str
     seen: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
+    is_call: bool = False
 
 
 class Log:
@@ -79,7 +80,7 @@ class Log:
         An argument that can be changed is looked at again afterwards.
         """
         before = [_kept(one) for one in arguments]
-        event = Event(text)
+        event = Event(text, is_call=True)
         self.events.append(event)
         try:
             result = function(*arguments)
@@ -345,8 +346,10 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     else:
         name = next(n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
         what = _told(name, event, wanted)
-    story = [one.text for one in found[max(0, at - 7) : at + 1] if one.text]
-    story = [text for i, text in enumerate(story) if i == 0 or text != story[i - 1]]
+    story: list[str] = []
+    for one in found[max(0, at - 7) : at + 1]:
+        if one.text and (one.is_call or not story or one.text != story[-1]):
+            story.append(one.text)
     skipped = "… " if at > 7 else ""
     return Difference(f"{skipped}{'; '.join(story)}", what, symptoms(found, expected), error)
 
@@ -388,10 +391,10 @@ def _agree(name: str, mine: Event, theirs: Event) -> bool:
 
 
 def _told(name: str, mine: Event, theirs: Event) -> str:
-    if name.startswith("argument "):
-        if name in mine.seen:
-            return f"{name} is {shown(plain(mine.seen[name]), 80)}, though it was not to change"
-        return f"{name} is unchanged, expected {shown(plain(theirs.seen[name]), 80)}"
+    if name.startswith("argument ") and name not in theirs.seen:
+        now = mine.seen[name]
+        has = "" if isinstance(now, torch.Tensor) else f": {shown(_short(plain(now)), 80)}"
+        return f"{name.removesuffix(' afterwards')} was changed, and should not be{has}"
     label = "" if name == "result" else f"{name} "
     found, expected = mine.seen.get(name), theirs.seen.get(name)
     if isinstance(expected, torch.Tensor) and expected.numel() > 8:
