@@ -149,7 +149,11 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
 
 
 def _signature(text: str) -> str:
+    """Name, parameters and their defaults: annotations are a matter of taste."""
     [node] = ast.parse(text).body
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            part.annotation = None
     return f"{node.name}({ast.unparse(node.args)})"
 
 
