@@ -5,7 +5,7 @@ import copy
 import dataclasses
 import random
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 from itertools import accumulate, pairwise, product
 from typing import NamedTuple
 
@@ -32,17 +32,6 @@ def plural(count: int, word: str = "token") -> str:
 TINYPY, TWO_LAYERS = "tinypy", "the first two layers of tinypy"
 
 
-@cache
-def model(name: str) -> LanguageModel:
-    """tinypy; or two of its layers, one with a window: not much of a model, but quick."""
-    if name == TINYPY:
-        return tinypy()
-    two = copy.copy(tinypy().transformer)
-    two.layers = two.layers[:2]
-    two.config = dataclasses.replace(two.config, num_layers=2, windows=(4, None))
-    return LanguageModel(name, two, tinypy().tokenizer)
-
-
 class Watched:
     """A model's transformer, noting what goes through it."""
 
@@ -60,8 +49,24 @@ class Watched:
 
 
 def watched(name: str) -> tuple[LanguageModel, Watched]:
-    transformer = Watched(model(name).transformer)
+    """tinypy; or two of its layers, one with a window: not much of a model, but quick."""
+    transformer = Watched(tinypy().transformer)
+    if name == TWO_LAYERS:
+        two = transformer.inner = copy.copy(tinypy().transformer)
+        two.layers = two.layers[:2]
+        two.config = dataclasses.replace(two.config, num_layers=2, windows=(4, None))
     return LanguageModel(name, transformer, tinypy().tokenizer), transformer
+
+
+def refusal(call: Callable, *arguments) -> str:
+    """What a call raises that has to raise a ValueError."""
+    try:
+        call(*arguments)
+    except ValueError:
+        return "ValueError"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:80]
+    return "nothing"
 
 
 # ── 02.1 Append by concatenation, 02.4 Write in place ─────────────────────────
@@ -133,8 +138,7 @@ class Fed:
         kv = self.cache.kv
         if not isinstance(kv, torch.Tensor) or kv.shape != self.storage.shape:
             return f"of shape {tuple(getattr(kv, 'shape', ()))}"
-        same = kv.data_ptr() == self.storage.data_ptr()
-        return "where it was" if same else "somewhere else in memory"
+        return "where it was" if kv.data_ptr() == self.storage.data_ptr() else "somewhere else"
 
 
 def caches(mine, program, log: Log) -> None:
@@ -156,29 +160,31 @@ def caches(mine, program, log: Log) -> None:
             continue
         count, _, only = rest.rstrip("-").partition("@")
         called = [int(only)] if only else list(range(layers - rest.endswith("-")))
-        whole, moves, start = len(called) == layers, [], one.length
+        whole, moves, start, end = len(called) == layers, [], one.length, one.length + int(count)
         text = f"{plural(int(count))} after {start}" + (f" in cache {name}" if "B" in steps else "")
-        text += "" if whole else f", in layer {' and '.join(map(str, called))} alone"
+        text += f", in layer {only} alone" if only else "" if whole else ", all layers but the last"
 
-        def attend(q, k, v, attend_in=one.cache.attend, called=called, moves=moves, one=one.cache):
+        def attend(q, k, v, called=called, one=one.cache, moves=moves):
             found = {}
             for i in called:
-                found[f"attention of layer {i},"] = attend_in(i, q[i], k[i], v[i])
+                found[f"attention of layer {i},"] = one.attend(i, q[i], k[i], v[i])
                 moves.append(one.num_tokens)
             return found
 
         q = one.rows(int(count), shape.heads)
         k, v = (one.rows(int(count), shape.kv_heads, letter) for letter in "kv")
-        found = log.call(text, attend, q, k, v, see=False)
-        fits = capacity is None or start + int(count) <= capacity
-        one.length += int(count) if whole and fits else 0
+        if capacity is None or end <= capacity:
+            found = log.call(text, attend, q, k, v, see=False)
+            one.length = end if whole else start
+            if "attention" in looks and found is not None:
+                log("", found)
+            if "count" in looks and whole and capacity is not None:
+                log("", {"num_tokens after each layer": moves})
+        else:
+            log(text, {"it raises": refusal(attend, q, k, v)})
         if capacity is not None:
-            k.fill_(torch.nan)  # they are written: the tensors that were handed in may go
-            v.fill_(torch.nan)
-        if "attention" in looks and found is not None:
-            log("", found)
-        if "count" in looks and whole and fits and capacity is not None:
-            log("", {"num_tokens after each layer": moves})
+            k.fill_(1e4)  # they are written: the tensors that were handed in may go
+            v.fill_(1e4)
         if "count" in looks:
             log("", {"num_tokens": one.cache.num_tokens})
         if "memory" in looks:
@@ -298,12 +304,10 @@ class Bare:
     """A cache that has num_tokens and attend, and nothing else to lean on."""
 
     def __init__(self, config):
-        inner = ConcatCache(config)
-        self.attend, self._count = inner.attend, lambda: inner.num_tokens
+        self._inner = ConcatCache(config)
+        self.attend = self._inner.attend
 
-    @property
-    def num_tokens(self) -> int:
-        return self._count()
+    num_tokens = property(lambda self: self._inner.num_tokens)
 
 
 def loops(mine, program, log: Log) -> None:
@@ -424,11 +428,12 @@ def chunks_after(mine, program, log: Log) -> None:
         q, k = torch.zeros(num_queries, heads, num_keys), torch.zeros(num_keys, kv_heads, num_keys)
         v = torch.eye(num_keys)[:, None].repeat(1, kv_heads, 1)
     out = log.call(text, mine.fused_attention, q, k, v, see=False)
-    found = {}
-    if not dim and isinstance(out, torch.Tensor) and out.shape == q.shape:
+    shape = tuple(out.shape) if isinstance(out, torch.Tensor) else "none"
+    log("", {"shape of the result": f"{shape}"})
+    if not dim and shape == q.shape:
         seen = [row.nonzero().flatten().tolist() for row in out[:, 0] > 1e-6]
-        found = {f"keys that query {query} sees": keys for query, keys in enumerate(seen)}
-    log("", found | {"attention": out})
+        log("", {f"keys that query {i} sees": keys for i, keys in enumerate(seen)} | {"out": out})
+    log("", {"attention": out})
 
 
 def heads_of(heads: int, kv_heads: int, dim: int, *lengths: tuple[int, int]) -> list:
@@ -500,10 +505,13 @@ def requests_after(mine, program, log: Log) -> None:
         request = (lm.encode(text) * 9)[:length]
         what = f"request {count}, of {plural(length)}"
         what += f", to prefix {which + 1}" if len(prefixes) > 1 else ""
+        if length > room:
+            log(what, {"it raises": refusal(shared[which].logits, request)})
+            continue
         found = log.call(what, shared[which].logits, request, see=False)
         if "words" in looks:
-            words = words_of(found)
-            log("", {"the likeliest token after each of its tokens": words, "logits": found})
+            likeliest = "the likeliest token after each of its tokens"
+            log("", {likeliest: words_of(found), "logits": found})
     if "passes" in looks:
         total = sum(len(token_ids) for token_ids, _ in transformer.passes)
         log("in all", {"tokens that went through the model": total})
@@ -562,48 +570,39 @@ scenario(
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 
-def generated(mine, lm: LanguageModel, make: Callable, cuts: list[int], expected: list[int]) -> int:
-    """Generate from a prompt in chunks; the bytes of K and V that are then in the cache."""
-    prompt_ids, count = lm.encode(PROMPT), len(expected)
-    edges = [0, *cuts, len(prompt_ids)]
-    one = make(lm.config, len(prompt_ids) + count - 1)
-    for start, end in pairwise(edges[:-1]):
-        lm.logits(prompt_ids[start:end], one)
-    found = plain(mine.generate_with_cache(lm, one, prompt_ids[edges[-2] :], count))
-    if found != expected:
-        raise AssertionError(
-            f"prompt cut at {cuts}: tinypy writes {lm.decode(found)!r}, "
-            f"the oracle {lm.decode(expected)!r}"
-        )
-    return one.num_tokens * lm.config.kv_bytes_per_token(lm.dtype)
-
-
 def run_caches(mine, lm: LanguageModel, makers: dict[str, Callable]) -> str:
-    count = 24
-    expected = lm.generate_naively(lm.encode(PROMPT), count)
-    [kept] = {
-        generated(mine, lm, make, cuts, expected)
-        for make in makers.values()
-        for cuts in ([], [4], [1, 2, 7])
-    }
+    """Generate from a prompt in chunks, with the reader's loop and each of the caches."""
+    prompt_ids, count = lm.encode(PROMPT), 24
+    expected = lm.generate_naively(prompt_ids, count)
+    for make, cuts in product(makers.values(), ([], [4], [1, 2, 7])):
+        edges, one = [0, *cuts, len(prompt_ids)], make(lm.config, len(prompt_ids) + count - 1)
+        for start, end in pairwise(edges[:-1]):
+            lm.logits(prompt_ids[start:end], one)
+        found = plain(mine.generate_with_cache(lm, one, prompt_ids[edges[-2] :], count))
+        if found != expected:
+            raise AssertionError(
+                f"prompt cut at {cuts}: tinypy writes {lm.decode(found)!r}, "
+                f"the oracle {lm.decode(expected)!r}"
+            )
+    kept = one.num_tokens * lm.config.kv_bytes_per_token(lm.dtype)
     return (
         f"{count} tokens with {' and '.join(makers)}, the prompt in 1, 2 and 4 chunks: same tokens "
         f"as the oracle, {kept:,} bytes of K and V kept"
     )
 
 
-@runs_model("02.1")
-def _(mine, lm):
-    return run_caches(mine, lm, {"your ConcatCache": lambda c, _: mine.ConcatCache(c)})
-
-
-@runs_model("02.2")
-def _(mine, lm):
-    makers = {
-        "your loop on a ConcatCache": lambda c, _: mine.ConcatCache(c),
-        "on a PreallocatedCache": mine.PreallocatedCache,
-    }
-    return run_caches(mine, lm, makers)
+for exercise, makers in {
+    "02.1": {"your ConcatCache": lambda mine, c, _: mine.ConcatCache(c)},
+    "02.2": {"your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
+             "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
+    "02.4": {"your PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
+    "02.5": {"your fused_attention": lambda mine, c, _: CacheWith(c, mine.fused_attention)},
+}.items():  # fmt: skip
+    runs_model(exercise)(
+        lambda mine, lm, makers=makers: run_caches(
+            mine, lm, {name: partial(make, mine) for name, make in makers.items()}
+        )
+    )
 
 
 @runs_model("02.3")
@@ -627,17 +626,6 @@ def _(mine, lm):
         f"{count} tokens after {len(prompt_ids)}: tinypy's caches wrote {found['concat']:,} bytes "
         f"by torch.cat and {found['in place']:,} in place, as you predicted"
     )
-
-
-@runs_model("02.4")
-def _(mine, lm):
-    return run_caches(mine, lm, {"your PreallocatedCache": mine.PreallocatedCache})
-
-
-@runs_model("02.5")
-def _(mine, lm):
-    makers = {"your fused_attention": lambda c, _: CacheWith(c, mine.fused_attention)}
-    return run_caches(mine, lm, makers)
 
 
 @runs_model("02.6")
