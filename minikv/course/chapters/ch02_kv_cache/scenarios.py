@@ -65,7 +65,7 @@ def refusal(call: Callable, *arguments) -> str:
     except ValueError:
         return "ValueError"
     except Exception as error:
-        return f"{type(error).__name__}: {error}"[:80]
+        return type(error).__name__
     return "nothing"
 
 
@@ -230,14 +230,25 @@ def tinypy_in_chunks(mine, program, log: Log) -> None:
         log("", {"logits of tinypy,": found, "num_tokens": one.num_tokens})
 
 
-ONE_BY_ONE = ("A+1 A+1 A+1", "A+2 A+1 A+1 A+1 A+1")
-CHUNKS = ("A+4 A+3", "A+1 A+2 A+5", "A+7 A+1 A+3", "A+2 A+2 A+2 A+2")
-WINDOWS = tuple(Shape(windows=some) for some in ((4, None, 2), (None, 3, 1), (2, 2, 5)))
+def attending(look: str, room: int | None) -> list[Group]:
+    """What attention every cache has to give, with slots to spare where they are reserved."""
+    shapes = [Shape(windows=windows) for windows in ((4, None, 2), (None, 3, 1), (2, 2, 5))]
+    one_by_one = "A+1 A+1 A+1", "A+2 A+1 A+1 A+1 A+1"
+    chunks = "A+4 A+3", "A+1 A+2 A+5", "A+7 A+1 A+3", "A+2 A+2 A+2 A+2"
+    windows = product(shapes, ("A+5 A+3 A+1", "A+1 A+1 A+4 A+3"))
+    windows = [(shape, room, steps, "attention") for shape, steps in windows]
+    return [
+        Group("tokens that come one by one see all before them", fed(*one_by_one, room=room), look),
+        Group("chunks of several tokens after a prefix", fed(*chunks, room=room), look),
+        Group("each layer has its own sliding window", windows,
+              "which window does this layer have, and where does it go?"),
+    ]  # fmt: skip
+
+
 PASS = "tinypy: logits with the cache equal logits without, at every position"
 APPENDING = "over which k and v is attention computed, and what is kept for the next call?"
 KEPT = "what is assigned to `self.k[layer]` and `self.v[layer]`?"
 SLOTS = "which slots are written, and over which is attention computed?"
-COUNTER = "under which condition does `num_tokens` change?"
 ABOVE = "the lines above: which of them fails?"
 
 scenario(
@@ -245,11 +256,7 @@ scenario(
     Group("the first tokens attend to each other", fed("A+1", "A+2", "A+6"), APPENDING),
     Group("K and V of every layer are kept",
           fed("A+3 A+3", "A+1 A+1 A+1", "A+4 A+1 A+2", looks="memory"), KEPT),
-    Group("tokens that come one by one see all before them", fed(*ONE_BY_ONE), APPENDING),
-    Group("chunks of several tokens after a prefix", fed(*CHUNKS), APPENDING),
-    Group("each layer has its own sliding window",
-          [one for shape in WINDOWS for one in fed("A+5 A+3 A+1", "A+1 A+1 A+4 A+3", shape=shape)],
-          "which window does this layer have, and where does it go?"),
+    *attending(APPENDING, None),
     Group("num_tokens counts every token once",
           fed("A+1 A+1", "A+4 A+1 A+2", "A+3 A+3 A+3", looks="count"), KEPT),
     Group("40 random ones: several caches, other layers and heads",
@@ -260,18 +267,13 @@ scenario(
     "02.4", caches,
     Group("num_tokens moves with the last layer, and with no other",
           [*fed("A+4 A+1", "A+1 A+2 A+1", looks="count", room=40),
-           *(one for windows in ((None,), (None,) * 5)
-             for one in fed("A+2 A+1", looks="count", room=40, shape=Shape(windows=windows)))],
-          COUNTER),
+           *((Shape(windows=(None,) * layers), 40, "A+2 A+1", "count") for layers in (1, 5))],
+          "under which condition does `num_tokens` change?"),
     Group("K and V are in their slots, and nowhere else",
           [*fed("A+4 A+1 A+1", "A+1 A+2", looks="memory", room=9),
            *fed("A+3 A+2", looks="memory", room=6, shape=Shape(dtype=torch.bfloat16))],
           "the slots of this chunk: from num_tokens up to num_tokens + T"),
-    Group("tokens that come one by one see all before them", fed(*ONE_BY_ONE, room=8), SLOTS),
-    Group("chunks of several tokens, with slots to spare", fed(*CHUNKS, room=16), SLOTS),
-    Group("each layer has its own sliding window",
-          [one for shape in WINDOWS for one in fed("A+5 A+1 A+3", "A+1 A+4", shape=shape, room=12)],
-          "which window does this layer have, and where does it go?"),
+    *attending(SLOTS, 16),
     Group("the storage stays where it is",
           fed("A+3 A+1", "A+8", "A+2 A+2 A+2 A+2", looks="place", room=8),
           "what is assigned to `self.kv`? A slice of it, or all of it?"),
@@ -340,9 +342,9 @@ def loops(mine, program, log: Log) -> None:
 def random_chat(seed: int) -> tuple:
     """A few messages, on a cache that may hold something at first."""
     draw, calls = random.Random(seed), []
-    for _ in range(1 + seed // 9):
+    for _ in range(1 + seed // 8):
         text = draw.choice([PROMPT, MAIN, *REQUESTS])
-        calls.append((text, draw.randrange(3), draw.randrange(1, 6), draw.choice([1, 2, 3, 5])))
+        calls.append((text, draw.randrange(3), draw.randrange(1, 6), draw.choice([1, 2, 4])))
     kind = draw.choice(["concat", "in place", "bare"])
     return TWO_LAYERS, kind, draw.choice([0, 0, 1, 7]), tuple(calls), "passes positions tokens"
 
@@ -375,7 +377,7 @@ scenario(
     Group("the same question twice, on one cache",
           [(TWO_LAYERS, "concat", 0, (call,) * 2, "passes positions tokens") for call in SHORT],
           "what does the second call find in the cache, and what was kept elsewhere?"),
-    Group("36 random chats", [random_chat(seed) for seed in range(36)], ABOVE),
+    Group("24 random chats", [random_chat(seed) for seed in range(24)], ABOVE),
 )  # fmt: skip
 
 
@@ -500,7 +502,7 @@ def requests_after(mine, program, log: Log) -> None:
         text = f"a prefix of {plural(length)}, room for {room} more"
         prefix = lm.encode(PREFIX)[:length]
         shared.append(log.call(text, mine.SharedPrefix, lm, prefix, length + room, see=False))
-    transformer.passes.clear()
+    total = 0
     for count, (which, text, length) in enumerate(requests, start=1):
         request = (lm.encode(text) * 9)[:length]
         what = f"request {count}, of {plural(length)}"
@@ -508,19 +510,20 @@ def requests_after(mine, program, log: Log) -> None:
         if length > room:
             log(what, {"it raises": refusal(shared[which].logits, request)})
             continue
+        transformer.passes.clear()
         found = log.call(what, shared[which].logits, request, see=False)
+        total += sum(len(token_ids) for token_ids, _ in transformer.passes)
         if "words" in looks:
             likeliest = "the likeliest token after each of its tokens"
             log("", {likeliest: words_of(found), "logits": found})
     if "passes" in looks:
-        total = sum(len(token_ids) for token_ids, _ in transformer.passes)
         log("in all", {"tokens that went through the model": total})
 
 
-def words_of(logits) -> list[str] | str:
+def words_of(logits) -> list[str]:
     """The likeliest token after each row, blanks and line ends visible."""
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
-        return "none"
+        return []
     texts = [tinypy().decode([int(row.argmax())]) for row in logits]
     return [text.replace(" ", "·").replace("\n", "↵") for text in texts]
 
@@ -538,15 +541,16 @@ def random_requests(seed: int) -> tuple:
 
 FIB, EVEN, AREA = ((0, text, length) for text, length in zip(REQUESTS, (8, 9, 10), strict=True))
 COUNTED = "how many of the cached tokens count when a request begins?"
-SEES = "which tokens does it see, and at which positions?"
 
 scenario(
     "02.6", requests_after,
     Group("the first request",
-          [(TINYPY, (17,), one[2], (one,), "words") for one in (FIB, EVEN, AREA)], SEES),
+          [(TINYPY, (17,), one[2], (one,), "words") for one in (FIB, EVEN, AREA)],
+          "which tokens does it see, and at which positions?"),
     Group("the second request",
           [(TINYPY, (17,), 19, (FIB, EVEN), "words"),
-           (TWO_LAYERS, (17,), 9, (FIB, (0, REQUESTS[1], 8)), "words")], SEES),
+           (TWO_LAYERS, (17,), 9, (FIB, (0, REQUESTS[1], 8)), "words")],
+          "which tokens does it see, and at which positions?"),
     Group("the same request three times: the same tokens",
           [(TINYPY, (17,), 24, (FIB,) * 3, "words"), (TWO_LAYERS, (5,), 30, (AREA,) * 3, "words")],
           COUNTED),
@@ -607,21 +611,16 @@ for exercise, makers in {
 
 @runs_model("02.3")
 def _(mine, lm):
-    prompt_ids, count = lm.encode(PROMPT), 24
-    both = {
-        "concat": ConcatCache(lm.config),
-        "in place": PreallocatedCache(lm.config, len(prompt_ids) + count - 1),
-    }
-    size, found = lm.config.kv_bytes_per_token(lm.dtype), {}
+    prompt_ids, count, found = lm.encode(PROMPT), 24, {}
+    room, size = len(prompt_ids) + count - 1, lm.config.kv_bytes_per_token(lm.dtype)
+    both = {"concat": ConcatCache(lm.config), "in place": PreallocatedCache(lm.config, room)}
     for name, one in both.items():
         with BytesWritten() as written:
             mine.generate_with_cache(lm, one, prompt_ids, count)
         found[name] = written.total
     predicted = plain(mine.tokens_written(len(prompt_ids), count))
-    if found != {name: size * tokens for name, tokens in predicted.items()}:
-        raise AssertionError(
-            f"the caches wrote {found} bytes, {size} a token; not {predicted} tokens"
-        )
+    if found != {name: size * predicted[name] for name in both}:
+        raise AssertionError(f"the caches wrote {found} bytes, {size} a token; not {predicted}")
     return (
         f"{count} tokens after {len(prompt_ids)}: tinypy's caches wrote {found['concat']:,} bytes "
         f"by torch.cat and {found['in place']:,} in place, as you predicted"
