@@ -213,7 +213,7 @@ MISTAKES = {
          "the layer's sliding window is not used",
          "what does naive_attention take besides q, k and v?"),
         ("never asks for room", ((ROOM, "if False:"),),
-         "tokens that do not fit reach the storage: what follows is PyTorch's error, no ValueError",
+         "what is raised is no ValueError: it may be PyTorch's own error, from the assignment",
          ASKS),
         ("drops what does not fit", (("raise ValueError", "print"), *FITTING),
          "tokens that do not fit are taken without an error", ASKS),
