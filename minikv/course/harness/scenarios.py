@@ -46,6 +46,7 @@ LOOKED_AT = 25  # programs that differ, and as many that do not, which the mista
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
+EXACT = (int, str, bool)  # compared as they are, and never changed
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
 
 
@@ -100,6 +101,8 @@ class Log:
 def _kept(value: Any) -> Any:
     """A copy that later changes do not reach: numbers, texts, tensors, and lists, dicts and sets
     of them. Of anything else only the kind is kept."""
+    if type(value) in EXACT or value is None:
+        return value
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if hasattr(value, "tolist"):
@@ -108,13 +111,17 @@ def _kept(value: Any) -> Any:
         return [_kept(item) for item in value]
     if isinstance(value, Mapping):
         return {_kept(key): _kept(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float | str | set | frozenset):
-        return set(value) if isinstance(value, set | frozenset) else value
+    if isinstance(value, float | int | str):
+        return value
+    if isinstance(value, set | frozenset):
+        return set(value)
     return f"a {type(value).__name__}"
 
 
 def same(found: Any, expected: Any) -> bool:
     """Whether two seen values are equal: numbers and tensors to rounding, the rest exactly."""
+    if type(expected) in EXACT and type(found) in EXACT:
+        return found == expected
     if isinstance(expected, torch.Tensor):
         return isinstance(found, torch.Tensor) and mismatch(found, expected, TOLERANCE) is None
     if isinstance(found, torch.Tensor):
