@@ -1,4 +1,4 @@
-"""What tests and the course's checks both need: a scheduler that serves requests without a model."""
+"""What tests and checks both need: a scheduler that serves requests without a model."""
 
 from collections.abc import Sequence as Seq
 

@@ -55,6 +55,12 @@ POLICIES = {
 }
 
 
+class Table(minikv.BlockTable):
+    """As a reader's table may be handed to the engine."""
+
+    __slots__ = ()
+
+
 class Stop(Exception):
     """The reader's code has raised an error, and that is noted already."""
 
@@ -73,6 +79,7 @@ class Desk:
             config, getattr(mine, kind), cache=cached, policy=POLICIES[policy]
         )
         self.scheduler = self.bench.scheduler
+        self.scheduler.block_table = Table
         scramble(self.bench.pool, 6)
         if self.scheduler.host_pool is not None:
             scramble(self.scheduler.host_pool, 60)
@@ -157,32 +164,33 @@ class Desk:
         log, scheduler, text = self.log, self.scheduler, self.set_up(op)
         if text is not None:
             return log(text)
-        verb, who, *how = [*op.split(), "", ""]
+        verb, *names = op.split()
         if verb.startswith("step"):
             while list(scheduler) or verb == "step":
                 if not self.step().sequences or verb == "step" or self.bench.num_steps == MOST:
                     return None
             return None
-        sequence = self.there().get(who) if who else scheduler.waiting[0]
-        if sequence is None:  # it has finished
-            return None
-        plan = Plan()
+        plan, alone = Plan(), "alone" in names
         if verb == "admit":
+            sequence = scheduler.waiting[0]
             text = f"{name(sequence)} asks to come in"
             said = self.call(text, scheduler._admit, sequence, plan)
-            log(text, {"the answer is": plain(said), **self.state()})
+            kind = sequence.table and type(sequence.table).__name__
+            told = {"the answer is": plain(said), "its table is a": kind, "planned:": planned(plan)}
+            log(text, told | self.state())
             if said and sequence in scheduler.waiting:
                 scheduler.waiting.remove(sequence)
                 scheduler.add_running(sequence)
-        elif verb == "preempt":
-            table, alone = list(sequence.table.block_ids), how[0] == "alone"
-            text = f"{who} is preempted" + ", without a plan" * alone
+        for sequence in [one for who, one in self.there().items() if who in names]:
+            text = f"{name(sequence)} is preempted" + ", without a plan" * alone
+            if verb == "leave":
+                scheduler.remove(sequence)
+                log(f"{name(sequence)} is aborted", self.state())
+                continue
+            table, before = list(sequence.table.block_ids), len(plan.swap_out)
             self.call(text, scheduler.preempt, sequence, *[plan] * (not alone))
-            moves = [self.move(pair, table, sequence) for pair in plan.swap_out]
-            log(text, {"blocks to be moved:": len(moves), "moves:": moves, **self.state()})
-        else:
-            scheduler.remove(sequence)
-            log(f"{who} is aborted", self.state())
+            moves = [self.move(pair, table, sequence) for pair in plan.swap_out[before:]]
+            log(text, {"blocks to be moved:": len(plan.swap_out), "moves:": moves, **self.state()})
         return self.bench.run(plan)
 
     def call(self, text: str, function, *arguments):
@@ -204,19 +212,13 @@ class Desk:
         log, bench, number = self.log, self.bench, f"step {self.bench.num_steps + 1}"
         plan = self.call(number, bench.scheduler.schedule)
         if not isinstance(plan, Plan):
-            log("", {f"{number} computes": "nothing, for no Plan is returned"})
+            log(number, {"computes": "nothing, for no Plan is returned"})
             raise Stop
-        log("", {f"{number} computes": planned(plan)})
         last, told = self.last
-        log(
-            f"{number}: {planned(plan)}",
-            {
-                "wrong first slots:": wrong_slots(plan),
-                "num_decodes:": plan.num_decodes,
-                "the plan of the step before:": "changed" if planned(last) != told else "as it was",
-                **self.state(),
-            },
-        )
+        seen = {"computes": planned(plan), "wrong first slots:": wrong_slots(plan)}
+        seen["num_decodes:"] = plan.num_decodes
+        seen["the plan of the step before:"] = "as it was" if planned(last) == told else "changed"
+        log(f"{number}: {planned(plan)}", seen | self.state())
         self.last = plan, planned(plan)
         bench.run(plan)
         return plan
@@ -334,6 +336,7 @@ def chunks(mine, program, log: Log) -> None:
         sequence = bench.sequence(prompt, written + 4, n=n[0] if n else 1)
         sequence.token_ids += bench.alone(sequence)[:written]
         bench.start(sequence, computed)
+        sequence.table.grow(3)  # more room than it has tokens
         more = f" and {written} tokens of output" if written else ""
         more += f", {n[0]} samples" if n else ""
         text = f"a prompt of {prompt}{more}, {computed} computed, a budget of {budget}"
@@ -434,7 +437,10 @@ scenario(
                 ("4/2x3", "5"), ("4/2x3", "5x2"), ("", "5x4"), ("4 4/2x2", "5"), ("4 4/2x2", "5x2"),
             )
         ]
-        + [(SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps"))],
+        + [
+            (SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps")),
+            (SEATS, then("add 4x2 4x2", "step", "preempt A1", "add 5", "admit", "admit")),
+        ],
         look="what is counted, and against what",
     ),
     Group(
@@ -465,6 +471,7 @@ scenario(
             for n, prompt in ((8, 14), (6, 14), (4, 14), (8, 12), (8, 13))
         ]
         + [(blocks(8, **CACHED), "cache 12, run 12/4, add 14~8, admit, steps")]
+        + [(blocks(4, **CACHED), "cache 16, add 13~12, admit")]
         + [(blocks(8, min_prefix_tokens=n, **CACHED), "cache 8, add 14~8, admit") for n in (8, 9)],
         look="what `look_up` returns, and what the table has before it grows",
     ),
@@ -518,7 +525,10 @@ scenario(
     ),
     Group(
         "decodes first, then chunks, then admissions",
-        [(budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps"))],
+        [
+            (budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
+            (budget(16), then("run 8 20/8 30/20 9/1", "add 5", "steps")),
+        ],
         look="the three parts of a step",
     ),
     Group(
@@ -570,6 +580,7 @@ scenario(
             (budget(4, **SEATS), "add 5>3x3, steps"),
             (budget(4, **SEATS), "add 1>3x3, steps"),
             (budget(4, **SEATS), "run 4>3, add 5>3x2, steps"),
+            (SEATS, "run 1/0x3, steps"),
         ],
         look="`must_fork`",
     ),
@@ -630,12 +641,14 @@ scenario(
             for size in (4, 1, 3, 16)
             for request in ("9", "8", "20/8", "20/9", "33/32")
         ]
-        + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")],
+        + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
+        + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
         look="the lines for swap",
     ),
     Group(
         "no room on the host: recompute",
         [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
+        + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
         + [
             (dict(swap_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
             for one, other in ("AB", "BA")
@@ -657,10 +670,15 @@ scenario(
         look="`plan` may be None",
     ),
     Group(
-        "samples are preempted one by one",
+        "a request of several samples",
         [
-            (SEATS | more, then("add 6>6x3", "step", "step", "preempt A1", "steps"))
+            (SEATS | more, program)
             for more in ({}, SWAP)
+            for program in (
+                then("add 6>6x3", "step", "step", "preempt A1", "steps"),
+                then("add 6>6x3", "step", "step", "preempt A0 A2", "steps"),
+                "run 6/4x3, preempt A, steps",
+            )
         ],
         look="what the sample holds, and what its siblings hold",
     ),
@@ -684,10 +702,10 @@ def _(mine):
             raise Wrong(f"{num_blocks} blocks: {type(error).__name__} ({error})") from error
 
 
-def full(prompts: str) -> tuple[dict, str]:
+def full(prompts: str, *more: str, **settings) -> tuple[dict, str]:
     """Sequences that fill a pool of blocks of 4 to the last block."""
     used = sum(-(-int(one.partition("/")[0]) // 4) for one in prompts.split())
-    return blocks(used), then(f"run {prompts}")
+    return blocks(used, **settings), then(f"run {prompts}", *more)
 
 
 def crowd(mine, program, log: Log) -> None:
@@ -709,17 +727,20 @@ def crowd(mine, program, log: Log) -> None:
     }
     text = f"{name(decoding[asks])} needs a block, and none is free"
     try:
-        plan = at.call(text, at.bench.plan)
+        plan = at.call(text, at.scheduler.schedule)
     except Stop:
         return
-    gone, right = " and ".join(map(name, at.scheduler.waiting)), " or ".join(sorted(largest))
-    log(text, {"gives way:": right if gone in largest else gone or "nobody"})
+    left = at.scheduler.running
+    gone, right = [name(one) for one in running if one not in left], sorted(largest)
+    found = " or ".join(right) if len(gone) == 1 and gone[0] in right else " and ".join(gone)
+    log(text, {"gives way:": found or "nobody"})
     told = {"wrong slots:": wrong_slots(plan)}
-    left_out = [name(one) for one in at.scheduler.running if one not in plan.sequences]
-    told["running, and gets no token:"] = left_out
+    told["runs, and gets no token:"] = [name(one) for one in left if one not in plan.sequences]
+    told["is admitted:"] = [name(one) for one in left if one not in running]
+    told["swap:"] = bool(plan.swap_out)
     decodes = [one for one in plan.sequences if one in decoding]
     told["num_decodes, less the decodes:"] = plan.num_decodes - len(decodes)
-    log(f"{gone} gives way, the step computes {planned(plan)}", told)
+    log(f"{' and '.join(gone)} gives way, the step computes {planned(plan)}", told)
 
 
 def served(mine, program, log: Log) -> None:
@@ -758,9 +779,9 @@ def wrong_in(plan: Plan, scheduler) -> str | None:
     for who, slot in wrong_slots(plan).items():
         return f"the token of {who} goes to slot {slot}"
     for one in scheduler.running:
-        if len(one.token_ids) - one.num_computed == 1 and one not in plan.sequences:
-            if not one.must_fork:
-                return f"{name(one)} runs, and gets no token"
+        decodes = len(one.token_ids) - one.num_computed == 1 and not one.must_fork
+        if decodes and one not in plan.sequences:
+            return f"{name(one)} runs, and gets no token"
     return None if plan.sequences else "nobody gets a token"
 
 
@@ -778,13 +799,14 @@ scenario(
         "every token of the step goes to a block of its own sequence",
         # In the first, A and B have room for their next token. C has none, and A holds the most.
         [full("14 5 8"), full("14 6 8"), full("6 14 8"), full("14 6 5 8"), full("13 9 4 4"),
-         full("5 6 8"), full("9 5 14 6 8 7")],
+         full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", swap_blocks=8),
+         full("6 8 22", "add 1", **SHORTEST)],
         look=SHIFTED,
     ),
     Group(
         "the one that holds the most blocks gives way",
         [full("8 14 4 6"), full("8 6 14 5"), full("8 5 6 14"), full("8 6 14/4 12/9"),
-         full("8 6 5/1 14/4"), full("8 14 18/2")],
+         full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
         look="how the victim is chosen",
     ),
 )  # fmt: skip
