@@ -358,55 +358,37 @@ def random_chunk(seed: int) -> tuple:
     return (1, 3, 4, 16)[seed % 4], draw.randrange(1, 40), (prompt, 0, draw.randrange(prompt))
 
 
-scenario(
-    "06.1",
-    chunks,
-    Group(
-        "a prompt within the budget is computed at once",
-        [(4, 16, (7, 0, 0)), (4, 16, (16, 0, 0)), (4, 16, (1, 0, 0)), (4, 16, (1, 0, 0, 3))],
-        look="what is left to compute",
-    ),
-    Group(
-        "a longer one is cut",
-        [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
-        + [(4, 60, (50, 0, 3)), (4, 5, (50, 0, 3)), (4, 1, (50, 0, 49)), (4, 1, (50, 0, 0))],
-        look="the smaller of two numbers",
-    ),
-    Group(
-        "no budget, no chunk",
-        [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)), (4, 7, (7, 0, 0), (5, 0, 0))],
-        look="what is planned when the budget is 0",
-    ),
-    Group(
-        "output counts as well when it is computed again",
-        [(4, 32, (6, 5, 0)), (4, 2, (6, 5, 8)), (4, 9, (6, 5, 0)), (4, 9, (1, 20, 2))],
-        look="prompt and output",
-    ),
-    Group(
-        "the slot of the first token, at any block size",
-        [random_chunk(seed) for seed in range(48)],
-        look="where the chunk begins",
-    ),
-    Group(
-        "several in one plan",
-        [
+scenario("06.1", chunks,
+    Group("a prompt within the budget is computed at once",
+          [(4, 16, (7, 0, 0)), (4, 16, (16, 0, 0)), (4, 16, (1, 0, 0)), (4, 16, (1, 0, 0, 3))],
+          look="what is left to compute"),
+    Group("a longer one is cut",
+          [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
+          + [(4, 60, (50, 0, 3)), (4, 5, (50, 0, 3)), (4, 1, (50, 0, 49)), (4, 1, (50, 0, 0))],
+          look="the smaller of two numbers"),
+    Group("no budget, no chunk",
+          [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)), (4, 7, (7, 0, 0), (5, 0, 0))],
+          look="what is planned when the budget is 0"),
+    Group("output counts as well when it is computed again",
+          [(4, 32, (6, 5, 0)), (4, 2, (6, 5, 8)), (4, 9, (6, 5, 0)), (4, 9, (1, 20, 2))],
+          look="prompt and output"),
+    Group("the slot of the first token, at any block size",
+          [random_chunk(seed) for seed in range(48)],
+          look="where the chunk begins"),
+    Group("several in one plan",
+          [
             (4, 10, (4, 0, 0), (12, 0, 3)),
             (4, 30, (5, 0, 1), (9, 3, 0), (2, 0, 1), (40, 0, 8)),
             (3, 3, (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)),
-        ],
-        look="what is in the plan already stays there",
-    ),
-)
-scenario(
-    "06.1",
-    desk,
-    Group(
-        "two prompts share a budget of 10, step by step",
-        [(dict(max_batch_tokens=10), then("add 12>2 12>2 3>2", "steps"))],
-        look="what `_add_chunk` returns, and what it plans",
-    ),
+          ],
+          look="what is in the plan already stays there"),
+)  # fmt: skip
+scenario("06.1", desk,
+    Group("two prompts share a budget of 10, step by step",
+          [(dict(max_batch_tokens=10), then("add 12>2 12>2 3>2", "steps"))],
+          look="what `_add_chunk` returns, and what it plans"),
     LOADS,
-)
+)  # fmt: skip
 
 
 # ── 06.2 Admission ────────────────────────────────────────────────────────────
@@ -414,96 +396,76 @@ scenario(
 SIZES = [(size, prompt) for size in (4, 3, 16, 1) for prompt in (7, 37, 1, 4, 16)]
 SIZES.sort(key=lambda pair: pair[1] % pair[0] == 0)  # those that fill their blocks come last
 
-scenario(
-    "06.2",
-    desk,
-    Group(
-        "blocks for all of its tokens, at any block size",
-        [(blocks(-(-n // size), block_size=size), f"add {n}, admit") for size, n in SIZES],
-        look="how many tokens the table grows by",
-    ),
-    Group(
-        "also for what it wrote before it was preempted",
-        [({}, "add 6+7>9, admit, steps")]
-        + [(blocks(3), f"hold {held}, add 6+5>7, admit") for held in (0, 1, 2)],
-        look="how many tokens the table grows by",
-    ),
-    Group(
-        "a seat for each sample, or no admission",
-        [
+scenario("06.2", desk,
+    Group("blocks for all of its tokens, at any block size",
+          [(blocks(-(-n // size), block_size=size), f"add {n}, admit") for size, n in SIZES],
+          look="how many tokens the table grows by"),
+    Group("also for what it wrote before it was preempted",
+          [({}, "add 6+7>9, admit, steps")]
+          + [(blocks(3), f"hold {held}, add 6+5>7, admit") for held in (0, 1, 2)],
+          look="how many tokens the table grows by"),
+    Group("a seat for each sample, or no admission",
+          [
             (SEATS, then(f"run {running}", f"add {asks}", "admit"))
             for running, asks in (
                 ("4/2 4/2 4/2", "5"), ("4/2 4/2 4/2 4/2", "5"), ("4 4", "5x2"), ("4/2 4/2", "5x3"),
                 ("4/2x3", "5"), ("4/2x3", "5x2"), ("", "5x4"), ("4 4/2x2", "5"), ("4 4/2x2", "5x2"),
             )
-        ]
-        + [
+          ]
+          + [
             (SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps")),
             (SEATS, then("add 4x2 4x2", "step", "preempt A1", "add 5", "admit", "admit")),
-        ],
-        look="what is counted, and against what",
-    ),
-    Group(
-        "a block to spare for each that runs",
-        [
+          ],
+          look="what is counted, and against what"),
+    Group("a block to spare for each that runs",
+          [
             (blocks(num_blocks), then(f"run {running}", f"add {prompt}", "admit"))
             for running, prompt, num_blocks in (
                 ("", 13, 3), ("3/2 3/2", 11, 6), ("3/2 3/2", 11, 7), ("3/2", 9, 5), ("3/2", 9, 4),
                 ("", 11, 3), ("3/2 3/2 3/2", 1, 7), ("3/2 3/2 3/2", 1, 6), ("3/2x3", 11, 5),
             )
-        ],
-        look="the second argument of `_make_free`",
-    ),
-    Group(
-        "what nobody uses is evicted, and no more than that",
-        [
+          ],
+          look="the second argument of `_make_free`"),
+    Group("what nobody uses is evicted, and no more than that",
+          [
             (blocks(6, **CACHED), "cache 16, add 13, admit, steps"),
             (blocks(6, **CACHED), "cache 8, hold 2, add 17, admit"),
             (blocks(6, **CACHED), "cache 8, run 3/2, add 9, admit"),
-        ],
-        look="what makes room?",
-    ),
-    Group(
-        "a hit: stand on what is cached, take blocks for the rest",
-        # The second has no room to count them again, the third none to spare.
-        [
+          ],
+          look="what makes room?"),
+    Group("a hit: stand on what is cached, take blocks for the rest",
+          # The second has no room to count them again, the third none to spare.
+          [
             (blocks(n, **CACHED), f"cache 12, add {prompt}~12, admit, leave A")
             for n, prompt in ((8, 14), (6, 14), (4, 14), (8, 12), (8, 13))
-        ]
-        + [(blocks(8, **CACHED), "cache 12, run 12/4, add 14~8, admit, steps")]
-        + [(blocks(4, **CACHED), "cache 16, add 13~12, admit")]
-        + [(blocks(8, min_prefix_tokens=n, **CACHED), "cache 8, add 14~8, admit") for n in (8, 9)],
-        look="what `look_up` returns, and what the table has before it grows",
-    ),
-    Group(
-        "the hit is locked before anything is evicted",
-        [
+          ]
+          + [(blocks(8, **CACHED), "cache 12, run 12/4, add 14~8, admit, steps")]
+          + [(blocks(4, **CACHED), "cache 16, add 13~12, admit")]
+          + [(CACHED | dict(min_prefix_tokens=n), "cache 8, add 14~8, admit") for n in (8, 9)],
+          look="what `look_up` returns, and what the table has before it grows"),
+    Group("the hit is locked before anything is evicted",
+          [
             (blocks(n, **CACHED), f"cache {hit}, hold {n - hit // 4 - 1}, add {n_all}~{hit}, admit")
             for hit, n, n_all in ((12, 5, 24), (8, 4, 20), (4, 4, 12))
-        ],
-        look="the order of `lock` and `_make_free`",
-    ),
-    Group(
-        "a no changes nothing, however often",
-        [
+          ],
+          look="the order of `lock` and `_make_free`"),
+    Group("a no changes nothing, however often",
+          [
             (blocks(6), "hold 2, add 17, admit, admit, free 2, admit"),
             (blocks(8, **CACHED), "cache 12, hold 3, add 24~12, admit, admit, free 2, admit"),
             (CACHED | dict(max_num_seqs=2),
              then("run 4/2 4/2", "cache 12", "add 14~12", "admit, admit, leave A, admit, leave C")),
             (CACHED | dict(max_num_seqs=2), "cache 12, run 4/2, add 14x2~12, admit, admit"),
             (blocks(6, max_num_seqs=1, **CACHED), "cache 16, run 4/2, add 13, admit, admit"),
-        ],
-        look="all that happens before `return False`, and how it is undone",
-    ),
-    Group(
-        "a swapped-out request comes back to its tokens",
-        [
+          ],
+          look="all that happens before `return False`, and how it is undone"),
+    Group("a swapped-out request comes back to its tokens",
+          [
             (SWAP, "run 14/10, preempt A, admit, steps"),
             (SWAP | CACHED, "cache 8, run 14/10~8, preempt A, admit, steps"),
             (SWAP | blocks(5), "run 14/10, preempt A, hold 2, admit, admit, free 1, admit, steps"),
-        ],
-        look="`_begin` does this: read it",
-    ),
+          ],
+          look="`_begin` does this: read it"),
     LOADS,
 )  # fmt: skip
 
@@ -515,163 +477,122 @@ def budget(tokens: int, **more) -> dict:
     return dict(max_batch_tokens=tokens, **more)
 
 
-scenario(
-    "06.3",
-    desk,
-    Group(
-        "one prompt, and then one token a step",
-        [({}, "add 5>3, steps"), ({}, "step"), ({}, "add 1>1, step, step")],
-        look="what the plan is made of",
-    ),
-    Group(
-        "decodes first, then chunks, then admissions",
-        [
+scenario("06.3", desk,
+    Group("one prompt, and then one token a step",
+          [({}, "add 5>3, steps"), ({}, "step"), ({}, "add 1>1, step, step")],
+          look="what the plan is made of"),
+    Group("decodes first, then chunks, then admissions",
+          [
             (budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
             (budget(16), then("run 8 20/8 30/20 9/1", "add 5", "steps")),
-        ],
-        look="the three parts of a step",
-    ),
-    Group(
-        "what is computed again comes in chunks",
-        [(budget(8), "add 6+13>30, step, step, step, step, step")],
-        look="which of the running are decodes?",
-    ),
-    Group(
-        "a step never computes more than the budget",
-        [
+          ],
+          look="the three parts of a step"),
+    Group("what is computed again comes in chunks",
+          [(budget(8), "add 6+13>30, step, step, step, step, step")],
+          look="which of the running are decodes?"),
+    Group("a step never computes more than the budget",
+          [
             (budget(10), then("add 12>4 12>4 3>4 9>2", "steps")),
             (budget(2, max_num_seqs=2), then("add 1>3 1>5", "step", "add 4", "steps")),
             (budget(1, max_num_seqs=1), then("add 7>3 7>3", "steps")),
             (budget(10), then("add 10>2 3>2", "steps")),
-        ],
-        look="what is taken off, and when",
-    ),
-    Group(
-        "a free seat is taken in the very next step",
-        [(SEATS, then("add 2>8 2>2 2>3 2>3 2>6 2>1 2>5 2>7", "steps"))],
-        look="which request is admitted, and when",
-    ),
-    Group(
-        "a request that waits is not overtaken",
-        [
+          ],
+          look="what is taken off, and when"),
+    Group("a free seat is taken in the very next step",
+          [(SEATS, then("add 2>8 2>2 2>3 2>3 2>6 2>1 2>5 2>7", "steps"))],
+          look="which request is admitted, and when"),
+    Group("a request that waits is not overtaken",
+          [
             (blocks(8), then("add 16>4", "step", "add 20", "add 1>1", "steps")),
             (dict(max_num_seqs=2), then("add 4>4", "step", "add 4x2", "add 1>1", "steps")),
             (blocks(8), then("run 4 4 4", "add 26", "add 4>2", "step", "add 4>2", "steps")),
-        ],
-        look="what happens after the first no?",
-    ),
-    Group(
-        "nobody is admitted in a step that preempts",
-        # In order of arrival the victim would be the first in the queue, and not fit.
-        [
+          ],
+          look="what happens after the first no?"),
+    Group("nobody is admitted in a step that preempts",
+          # In order of arrival the victim would be the first in the queue, and not fit.
+          [
             (blocks(5, **SHORTEST), then("run 8 12", "add 1>1", "step")),
             (blocks(7, **SHORTEST), then("run 8 8/2 12", "add 1>1", "step")),
-        ],
-        look="what does `_add_decodes` return?",
-    ),
-    Group(
-        "what gives way costs no budget",
-        [(blocks(14, **budget(6, **SEATS)), then("run 8 40/8 5", "step"))],
-        look="what does `_add_decodes` do to the list, and when is its length what you need?",
-    ),
-    Group(
-        "samples that are still to fork are not decodes yet",
-        [
+          ],
+          look="what does `_add_decodes` return?"),
+    Group("what gives way costs no budget",
+          [(blocks(14, **budget(6, **SEATS)), then("run 8 40/8 5", "step"))],
+          look="what does `_add_decodes` do to the list, and when is its length what you need?"),
+    Group("samples that are still to fork are not decodes yet",
+          [
             (budget(4, **SEATS), "add 5>3x3, steps"),
             (budget(4, **SEATS), "add 1>3x3, steps"),
             (budget(4, **SEATS), "run 4>3, add 5>3x2, steps"),
             (SEATS, "run 1/0x3, steps"),
-        ],
-        look="`must_fork`",
-    ),
-    Group(
-        "`running` stays in the policy's order",
-        [
+          ],
+          look="`must_fork`"),
+    Group("`running` stays in the policy's order",
+          [
             (dict(policy=policy), then("add 9 6", "step", "add 3", "add 7", "steps"))
             for policy in ("shortest prompt first", "the latest first")
-        ],
-        look="where in `running` a sequence goes",
-    ),
-    Group(
-        "any load, any budget, any number of seats",
-        [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
-        look=LOADS.look,
-    ),
+          ],
+          look="where in `running` a sequence goes"),
+    Group("any load, any budget, any number of seats",
+          [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
+          look=LOADS.look),
     LOADS,
-)
+)  # fmt: skip
 
 
 # ── 06.4 Preemption ───────────────────────────────────────────────────────────
 
 HOST = dict(num_blocks=80, swap_blocks=40)
 
-scenario(
-    "06.4",
-    desk,
-    Group(
-        "recompute: it gives its blocks back and waits",
-        [
+scenario("06.4", desk,
+    Group("recompute: it gives its blocks back and waits",
+          [
             (dict(block_size=size), f"run {request}, preempt A, steps")
             for size in (4, 1, 3, 16)
             for request in ("9", "20/8", "5/0")
-        ],
-        look="what `_release` does",
-    ),
-    Group(
-        "it waits at its old place in the queue",
-        [
+          ],
+          look="what `_release` does"),
+    Group("it waits at its old place in the queue",
+          [
             ({}, then("run 5 5", "add 5", "add 5", "preempt B", "preempt A", "steps")),
             (SHORTEST, then("run 7", "add 5", "add 9", "preempt A")),
             (dict(policy="the latest first"), then("run 7 7 7", "add 5", "preempt B", "preempt A")),
-        ],
-        look="`waiting` is in the policy's order",
-    ),
-    Group(
-        "it lets go of the prefix that it stood on",
-        [
+          ],
+          look="`waiting` is in the policy's order"),
+    Group("it lets go of the prefix that it stood on",
+          [
             (CACHED, "cache 8, add 11~8, step, preempt A, steps"),
             (CACHED | budget(8), "add 11, step, preempt A, steps"),
-        ],
-        look="`_release`",
-    ),
-    Group(
-        "swap: its computed blocks move to the host",
-        [
+          ],
+          look="`_release`"),
+    Group("swap: its computed blocks move to the host",
+          [
             (HOST | dict(block_size=size), f"run {request}, preempt A, steps")
             for size in (4, 1, 3, 16)
             for request in ("9", "8", "20/8", "20/9", "33/32")
-        ]
-        + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
-        + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
-        look="the lines for swap",
-    ),
-    Group(
-        "no room on the host: recompute",
-        [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
-        + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
-        + [
+          ]
+          + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
+          + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
+          look="the lines for swap"),
+    Group("no room on the host: recompute",
+          [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
+          + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
+          + [
             (dict(swap_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
             for one, other in ("AB", "BA")
-        ],
-        look="when is it a swap, and when not?",
-    ),
-    Group(
-        "nothing computed yet: nothing to move",
-        [(SWAP, "run 9/0, preempt A"), (SWAP, "run 9/0, preempt A, admit, step")],
-        look="the smallest number that is moved",
-    ),
-    Group(
-        "without a plan nothing can be moved",
-        [
+          ],
+          look="when is it a swap, and when not?"),
+    Group("nothing computed yet: nothing to move",
+          [(SWAP, "run 9/0, preempt A"), (SWAP, "run 9/0, preempt A, admit, step")],
+          look="the smallest number that is moved"),
+    Group("without a plan nothing can be moved",
+          [
             (SWAP, "run 9, preempt A alone, steps"),
             ({}, "run 9, preempt A alone, steps"),
             (SWAP, then("run 9 5", "preempt A alone", "preempt B", "steps")),
-        ],
-        look="`plan` may be None",
-    ),
-    Group(
-        "a request of several samples",
-        [
+          ],
+          look="`plan` may be None"),
+    Group("a request of several samples",
+          [
             (SEATS | more, program)
             for more in ({}, SWAP)
             for program in (
@@ -679,11 +600,10 @@ scenario(
                 then("add 6>6x3", "step", "step", "preempt A0 A2", "steps"),
                 "run 6/4x3, preempt A, steps",
             )
-        ],
-        look="what the sample holds, and what its siblings hold",
-    ),
+          ],
+          look="what the sample holds, and what its siblings hold"),
     LOADS,
-)
+)  # fmt: skip
 
 
 # ── 06.5 The largest gives way ────────────────────────────────────────────────
@@ -792,40 +712,28 @@ def wrong_text(bench: SchedulerBench, one: Sequence) -> str | None:
     return f"{name(one)} writes {text_of(found)}, alone it would write {text_of(right)}"
 
 
-scenario(
-    "06.5",
-    crowd,
-    Group(
-        "every token of the step goes to a block of its own sequence",
-        # In the first, A and B have room for their next token. C has none, and A holds the most.
-        [full("14 5 8"), full("14 6 8"), full("6 14 8"), full("14 6 5 8"), full("13 9 4 4"),
-         full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", swap_blocks=8),
-         full("6 8 22", "add 1", **SHORTEST)],
-        look=SHIFTED,
-    ),
-    Group(
-        "the one that holds the most blocks gives way",
-        [full("8 14 4 6"), full("8 6 14 5"), full("8 5 6 14"), full("8 6 14/4 12/9"),
-         full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
-        look="how the victim is chosen",
-    ),
+scenario("06.5", crowd,
+    Group("every token of the step goes to a block of its own sequence",
+          # In the first, A and B have room for their next token. C has none, and A holds the most.
+          [full("14 5 8"), full("14 6 8"), full("6 14 8"), full("14 6 5 8"), full("13 9 4 4"),
+           full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", swap_blocks=8),
+           full("6 8 22", "add 1", **SHORTEST)],
+          look=SHIFTED),
+    Group("the one that holds the most blocks gives way",
+          [full("8 14 4 6"), full("8 6 14 5"), full("8 5 6 14"), full("8 6 14/4 12/9"),
+           full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
+          look="how the victim is chosen"),
 )  # fmt: skip
 HOSTS = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
-scenario(
-    "06.5",
-    served,
-    Group(
-        "short of blocks: each is served with its own tokens",
-        [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
-         for seed in range(60)],
-        look=UNDONE,
-    ),
-    Group(
-        "samples, a small pool, and swap",
-        [random_load(seed, spare=2, max_num_seqs=6, policy="in order of arrival", **HOSTS[2])
-         for seed in range(200, 290)],
-        look=UNDONE,
-    ),
+scenario("06.5", served,
+    Group("short of blocks: each is served with its own tokens",
+          [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
+           for seed in range(60)],
+          look=UNDONE),
+    Group("samples, a small pool, and swap",
+          [random_load(seed, spare=2, max_num_seqs=6, policy="in order of arrival", **HOSTS[2])
+           for seed in range(200, 290)],
+          look=UNDONE),
 )  # fmt: skip
 
 
