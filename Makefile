@@ -8,6 +8,9 @@ BIN := .venv/bin
 STAMP := .venv/installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NOTEBOOK := notebooks/00_start_here.ipynb
+NOTEBOOKS := notebooks/*.ipynb
+PYTEST := $(BIN)/python -m pytest --durations=5
+PARALLEL := --numprocesses=auto --dist=worksteal
 
 # A .venv points at the folder it was made in. One that came along with a copied
 # checkout would run the code of the other place, so it is made again.
@@ -30,7 +33,8 @@ help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
 	@echo "make test       set up if needed, then lint, unit and property tests, notebooks"
 	@echo "make setup      only make .venv and install into it"
-	@echo "make lint       ruff over Python files and notebooks"
+	@echo "make lint       ruff over Python files and notebooks, mypy over the core and the kernels"
+	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
 	@echo "make notebooks  run every notebook and store its outputs in place"
 	@echo "make clean      remove .venv and every cache"
 
@@ -78,29 +82,35 @@ else
 	@$(LAB)
 endif
 
+ifdef CHAPTER
+test: setup
+	@$(PYTEST) $(PARALLEL) --chapter=$(CHAPTER) tests/course
+	@$(PYTEST) --nbval --nbval-current-env notebooks/$(CHAPTER)_*.ipynb
+else
 test: lint
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
-	@$(BIN)/python -m pytest --numprocesses=auto --dist=loadfile --durations=5 \
-		--ignore=tests/browser tests
+	@$(PYTEST) $(PARALLEL) --ignore=tests/browser tests
 	@echo "== Notebooks: every stored output is what the code prints"
-	@$(BIN)/python -m pytest --nbval --nbval-current-env --durations=5 notebooks
+	@$(PYTEST) --nbval --nbval-current-env notebooks
 	@echo "== JupyterLab in a browser"
 	@$(BIN)/python -m pytest -rs -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
 		tests/browser
 	@echo "== All passed"
+endif
 
 lint: setup
 	@echo "== Lint"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy minikv kernels
 
 notebooks: setup
 	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
-		--ExecutePreprocessor.record_timing=False notebooks/*.ipynb
+		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache
+	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

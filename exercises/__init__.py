@@ -1,4 +1,4 @@
 """One skeleton a chapter: `chNN_name.py`, where you write the part that the chapter builds.
 
-Chapter 00 has none. The files are made from the reference by `minikv.course.harness.skeletons`.
+Chapter 00 has none. The files are made from the reference by `python -m minikv.course skeletons`.
 """

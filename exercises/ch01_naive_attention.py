@@ -16,7 +16,7 @@ def attend_one_query(
     """Attention for one query and one head, in plain Python: no tensors, no mask.
 
     query: D numbers. keys: L lists of D numbers. values: L lists of any one width.
-    Returns the weighted mean of the values, a list of that width:
+    Returns the weighted mean of the values, a list of that width, and changes no list it is given:
 
         score[i]  = query · keys[i] / sqrt(D)
         weight[i] = exp(score[i]) / (exp(score[0]) + … + exp(score[L - 1]))
@@ -64,8 +64,8 @@ def grouped_attention(
 
     q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T, all float32; the
     queries stand at the last T of the L positions. Returns (T, num_heads, head_dim), equal to
-    `naive_attention(q, k, v, window)`. In the letters below K counts the KV heads and G the
-    query heads of each group, so num_heads = K * G.
+    `naive_attention(q, k, v, window)`, and writes to none of q, k and v. In the letters below K
+    counts the KV heads and G the query heads of each group, so num_heads = K * G.
     """
     mask = causal_mask(len(q), len(k), window)
     q = q.unflatten(1, (-1, k.shape[1])) * q.shape[-1] ** -0.5  # (T, G, K, D)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from minikv.attention import causal_mask, naive_attention
 from minikv.config import ModelConfig
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 
 class ConcatCache:

@@ -22,7 +22,6 @@ from kernels.arguments import check_indices, check_out, check_paged, check_rows,
 from kernels.mode import INTERPRETED
 from kernels.settings import Setting
 from kernels.walk import locate, walk
-from minikv.attention import naive_attention
 
 LOG2_E = 1.4426950408889634  # a GPU computes 2^x, not e^x: e^x = 2^(x log2(e))
 
@@ -147,7 +146,7 @@ def paged_prefill_reference(
     query_start: torch.Tensor,
     window: int | None = None,
 ) -> torch.Tensor:
-    """`paged_prefill` in PyTorch: gather each sequence's K and V, then chapter 01's attention.
+    """`paged_prefill` in PyTorch: gather each sequence's K and V, then attend as the formula says.
 
     Same arguments, same errors, any device. Rows of q that belong to no sequence are 0.
     """
@@ -161,8 +160,23 @@ def paged_prefill_reference(
             key = torch.arange(context, device=q.device)
             block = block_tables[row, key // kv.shape[1]].long()
             k, v = slots[block * kv.shape[1] + key % kv.shape[1]].unbind(1)  # (L, K, D) each
-            out[queries] = naive_attention(q[queries], k, v, window)
+            out[queries] = _attend(q[queries], k, v, window)
     return out
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
+    """softmax(q k^T / sqrt(D)) v in float32: q (Q, H, D), k and v (L, K, D) -> (Q, H, D).
+
+    The queries are the last Q of the L positions.
+    """
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(group, dim=1).float() for x in (k, v))  # (L, H, D)
+    scores = torch.einsum("qhd,lhd->hql", q.float(), k) * q.shape[-1] ** -0.5
+    key = torch.arange(len(k), device=q.device)
+    query = key[len(k) - len(q) :, None]
+    visible = (key <= query) & (key > query - (window or len(k)))  # (Q, L)
+    weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+    return torch.einsum("hql,lhd->qhd", weights, v).to(q.dtype)
 
 
 def _check(q, kv, block_tables, context_lens, query_start, window) -> None:

@@ -5,18 +5,22 @@
     engine = minikv.Engine(lm)
     print(engine.generate(["def fib(n):"])[0].text)
 
-Read the files in this order: attention, kv_cache, blocks, paged, model, sampling,
-sequence, batch, scheduler, radix, outputs, engine, beam; config and loader when needed.
+Read the files in this order: each uses only those before it. The README says what is in them.
+
+    attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model, checkpoint,
+    sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam, invariants, engine
 """
 
 from minikv.attention import causal_mask, naive_attention
+from minikv.backend import AttentionBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.checkpoint import BUNDLED, load
 from minikv.config import CheckpointError, EngineConfig, ModelConfig
-from minikv.engine import Engine, Stats
+from minikv.engine import Engine
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import BUNDLED, LanguageModel, load
-from minikv.outputs import BeamOutput, Delta, RequestOutput, SampleOutput
-from minikv.paged import KVStore, TorchAttention, blockwise_attention
+from minikv.language_model import LanguageModel
+from minikv.outputs import BeamOutput, Delta, RequestOutput, SampleOutput, Stats
+from minikv.paged import KVStore, blockwise_attention
 from minikv.radix import InsertResult, MatchResult, RadixCache
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import Plan, Scheduler, first_come_first_served
@@ -25,36 +29,10 @@ from minikv.sequence import Request, Sequence
 __version__ = "0.1.0"
 
 __all__ = [
-    "BUNDLED",
-    "BeamOutput",
-    "BlockPool",
-    "BlockTable",
-    "CheckpointError",
-    "ConcatCache",
-    "Delta",
-    "Engine",
-    "EngineConfig",
-    "InsertResult",
-    "KVStore",
-    "LanguageModel",
-    "MatchResult",
-    "ModelConfig",
-    "OutOfBlocks",
-    "Plan",
-    "PreallocatedCache",
-    "RadixCache",
-    "Request",
-    "RequestOutput",
-    "SampleOutput",
-    "Sampler",
-    "SamplingParams",
-    "Scheduler",
-    "Sequence",
-    "Stats",
-    "TorchAttention",
-    "blockwise_attention",
-    "causal_mask",
-    "first_come_first_served",
-    "load",
-    "naive_attention",
-]
+    "BUNDLED", "AttentionBackend", "BeamOutput", "BlockPool", "BlockTable", "CheckpointError",
+    "ConcatCache", "Delta", "Engine", "EngineConfig", "InsertResult", "KVStore",
+    "LanguageModel", "MatchResult", "ModelConfig", "OutOfBlocks", "Plan", "PreallocatedCache",
+    "RadixCache", "Request", "RequestOutput", "SampleOutput", "Sampler", "SamplingParams",
+    "Scheduler", "Sequence", "Stats", "TorchAttention", "blockwise_attention", "causal_mask",
+    "first_come_first_served", "load", "naive_attention",
+]  # fmt: skip

@@ -12,18 +12,20 @@ Three sequences, the third with a chunk of four tokens; block size 4:
 A decode is a sequence with one query; nothing else sets it apart from prefill.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from minikv.blocks import blocks_for
 from minikv.sequence import Sequence
 
 
 @dataclass(slots=True)
 class Batch:
-    """All int64, made on the CPU; `*_host` stay there when the tensors are sent `to` a device."""
+    """All int64. The tensors are where the model is, the NumPy arrays are for Python to read."""
 
     token_ids: torch.Tensor  # (T,)
     positions: torch.Tensor  # (T,)
@@ -35,24 +37,12 @@ class Batch:
     context_lens_host: np.ndarray
     query_start_host: np.ndarray
 
-    def to(self, device: torch.device) -> "Batch":
-        """The same batch on the model's device, sent in one piece, not waited for."""
-        if device.type == "cpu":
-            return self
-        names = [field.name for field in fields(self) if field.type is torch.Tensor]
-        parts = [getattr(self, name) for name in names]
-        packed = torch.cat([part.flatten() for part in parts]).pin_memory()
-        sent = packed.to(device, non_blocking=True)
-        pieces = sent.split([part.numel() for part in parts])
-        views = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        return replace(self, **dict(zip(names, views, strict=True)))
-
 
 class BatchBuilder:
-    """Builds batches; keeps the block tables of the last one, since most rows stay as they were."""
+    """Builds batches on the CPU. Keeps the last one's block tables: most rows stay as they were."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
-        self.block_size = block_size
+        self.max_blocks, self.block_size = max_blocks, block_size
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
         # What the rows hold: the tables of these sequences, in these versions.
         self._held: list[Sequence] = []
@@ -65,7 +55,7 @@ class BatchBuilder:
             num_decodes = next(i for i, n in enumerate(num_tokens) if n > 1)
         starts = [sequence.num_computed for sequence in sequences]
         decodes = sequences[:num_decodes]
-        token_ids = [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
+        token_ids = self.ids_of_decodes(decodes, starts)
         positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
         for i in range(num_decodes, len(sequences)):
             sequence, start, end = sequences[i], starts[i], starts[i] + num_tokens[i]
@@ -76,7 +66,7 @@ class BatchBuilder:
         query_start[1:] = num_tokens
         context_lens = query_start[1:] + starts
         query_start.cumsum(out=query_start)
-        width = -(-int(context_lens.max()) // self.block_size)
+        width = blocks_for(int(context_lens.max()), self.block_size)
         flat = _tensor([token_ids, positions, slot_mapping])  # (3, T)
         return Batch(
             token_ids=flat[0],
@@ -90,9 +80,13 @@ class BatchBuilder:
             query_start_host=query_start,
         )
 
+    def ids_of_decodes(self, decodes: Seq[Sequence], starts: list[int]) -> list[int]:
+        """The token at `starts[i]` of each decode."""
+        return [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
+
     def _chunk_slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
         size = self.block_size
-        block_ids = np.array(sequence.table.block_ids[start // size : -(-end // size)])
+        block_ids = np.array(sequence.table.block_ids[start // size : blocks_for(end, size)])
         slots = (block_ids[:, None] * size + np.arange(size)).ravel()
         offset = start % size
         return slots[offset : offset + end - start].tolist()
@@ -100,7 +94,7 @@ class BatchBuilder:
     def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
         versions = [sequence.table_version for sequence in sequences]
-        stale = range(len(sequences))
+        stale: Iterable[int] = range(len(sequences))
         if sequences == self._held:
             stale = [row for row in stale if versions[row] != self._versions[row]]
         for row in stale:

@@ -5,37 +5,41 @@ Chapter 05. Scores and the rule for stopping are those of `transformers`
 `generate(num_beams=…, early_stopping=False)`.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from minikv.blocks import OutOfBlocks
+from minikv.blocks import OutOfBlocks, blocks_for
+from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput
+from minikv.runner import Runner
 from minikv.sampling import SamplingParams
+from minikv.scheduler import Scheduler
 from minikv.sequence import Request, Sequence
-
-if TYPE_CHECKING:
-    from minikv.engine import Engine
 
 
 def beam_search(
-    engine: "Engine", prompt_ids: list[int], width: int, max_tokens: int, length_penalty: float
+    lm: LanguageModel,
+    scheduler: Scheduler,
+    runner: Runner,
+    prompt_ids: list[int],
+    width: int,
+    max_tokens: int,
+    length_penalty: float,
 ) -> list[BeamOutput]:
     """The `width` best continuations of at most `max_tokens` tokens, best first.
 
-    Runs to its end on the engine's pool, beside requests that are waiting or running.
+    Runs to its end on the scheduler's pool, beside requests that are waiting or running.
     Raises OutOfBlocks, holding nothing, when the blocks that it may need cannot be had now.
     """
-    _make_room(engine, len(prompt_ids), width, max_tokens)
+    _make_room(scheduler, len(prompt_ids), width, max_tokens)
     request = Request(-1, prompt_ids, SamplingParams(max_tokens=max_tokens))
     root = request.sequences[0]
-    root.table = engine.block_table(engine.pool, engine.config.block_size)
+    root.table = scheduler.block_table(scheduler.pool, scheduler.config.block_size)
     beams, scores = [root], torch.zeros(1, dtype=torch.float64)
     finished: list[tuple[float, list[int]]] = []  # (score, tokens), best first
-    ends = set(engine.lm.config.eos_ids)
+    ends = set(lm.config.eos_ids)
     try:
         while beams and not _decided(finished, scores, beams, width, length_penalty):
-            log_probs = log_probs_of(engine, beams).double().cpu() + scores[:, None]  # (beams, V)
+            log_probs = log_probs_of(runner, beams).double().cpu() + scores[:, None]  # (beams, V)
             count = min(width * max(2, 1 + len(ends)), log_probs.numel())
             best, flat = log_probs.flatten().topk(count)
             chosen: list[tuple[int, int]] = []  # (which beam, its next token)
@@ -56,8 +60,10 @@ def beam_search(
     finally:
         for beam in beams:
             beam.table.release()
-    decode = engine.lm.decode if engine.lm.tokenizer is not None else lambda token_ids: ""
-    return [BeamOutput(tokens, decode(tokens), score) for score, tokens in finished]
+    return [
+        BeamOutput(tokens, lm.decode(tokens) if lm.tokenizer is not None else "", score)
+        for score, tokens in finished
+    ]
 
 
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
@@ -67,8 +73,8 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     to a child, once the children hold what they need: what is left without a holder is free.
     """
     children = []
-    for index, (parent, token_id) in enumerate(chosen):
-        child = beams[parent].fork(index)
+    for index, (row, token_id) in enumerate(chosen):
+        child = beams[row].fork(index)
         child.token_ids.append(token_id)
         children.append(child)
     for parent in beams:
@@ -76,16 +82,16 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     return children
 
 
-def _make_room(engine: "Engine", num_prompt: int, width: int, max_tokens: int) -> None:
+def _make_room(scheduler: Scheduler, num_prompt: int, width: int, max_tokens: int) -> None:
     """Evict until even beams that share no more than the prompt's full blocks would fit."""
-    size = engine.config.block_size
+    size, pool, cache = scheduler.config.block_size, scheduler.pool, scheduler.cache
     shared = num_prompt // size
-    needed = shared + width * (-(-(num_prompt + max_tokens) // size) - shared)
-    short = needed - engine.pool.num_free
-    if short > 0 and engine.cache is not None:
-        short -= engine.cache.evict(short)
+    needed = shared + width * (blocks_for(num_prompt + max_tokens, size) - shared)
+    short = needed - pool.num_free
+    if short > 0 and cache is not None:
+        short -= cache.evict(short)
     if short > 0:
-        raise OutOfBlocks(needed, engine.pool.num_free)
+        raise OutOfBlocks(needed, pool.num_free)
 
 
 def _decided(
@@ -97,21 +103,22 @@ def _decided(
     return float(scores[0]) / beams[0].num_output ** length_penalty <= finished[-1][0]
 
 
-def log_probs_of(engine: "Engine", beams: list[Sequence]) -> torch.Tensor:
-    """Compute what the beams have not computed; log probabilities of what follows: (beams, V)."""
+def log_probs_of(runner: Runner, beams: list[Sequence]) -> torch.Tensor:
+    """Compute what the beams have not computed, in as many steps as it takes; log probabilities
+    of the token that follows each: (beams, vocab_size)."""
     while True:
         counts, slots, copies = [], [], []
         for beam in beams:
             left = len(beam.token_ids) - beam.num_computed
-            count = min(left, engine.config.max_batch_tokens)
+            count = min(left, runner.max_batch_tokens)
             beam.table.grow(beam.num_computed + count - beam.table.num_tokens)
             slot, copy = beam.table.writable_slot(beam.num_computed)
             beam.table_version += 1
             counts.append(count)
             slots.append(slot)
             copies += [copy] if copy is not None else []
-        engine.copy_blocks(copies)
-        logits = engine.forward(beams, counts, slots)
+        runner.attention.copy_blocks(copies)
+        logits = runner.forward(beams, counts, slots)
         for beam, count in zip(beams, counts, strict=True):
             beam.num_computed += count
         if beams[0].num_computed == len(beams[0].token_ids):

@@ -8,6 +8,11 @@ slot `block_id * block_size + position % block_size` there belongs to a position
 from collections.abc import Sequence
 
 
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """How many blocks `num_tokens` tokens need, the last one perhaps not full."""
+    return -(-num_tokens // block_size)
+
+
 class OutOfBlocks(Exception):
     """The pool cannot give what was asked. Nothing was changed: free something and try again."""
 

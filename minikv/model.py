@@ -8,7 +8,7 @@ attention, a growing cache and paged blocks are three ways to write that functio
 That is why one model serves every chapter, and why their results can be compared.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,72 +16,54 @@ import torch.nn.functional as F
 
 from minikv.attention import naive_attention
 from minikv.config import CheckpointError, ModelConfig
+from minikv.fast import FastLinear, FastRMSNorm
 
 # attend(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D)
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Op = Callable[[torch.Tensor], torch.Tensor]  # a norm or a matrix product, with its weights
 
 
 class Linear:
-    """y = x W^T + b.
-
-    On a CPU in float32 the weight is reordered once into the layout that oneDNN reads
-    fastest, as `torch.compile` does when it freezes a model: for a batch of a few rows,
-    which is what decode is made of, that is two to three times as fast as `F.linear`.
-    """
+    """y = x W^T + b."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None):
         """weight (outputs, inputs), bias (outputs,) or None."""
-        self.bias = bias
-        self.reordered = (
-            weight.device.type == "cpu"
-            and weight.dtype == torch.float32
-            and torch.backends.mkldnn.is_available()
-            and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-        )
-        if self.reordered:
-            weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self.weight = weight
+        self.weight, self.bias = weight, bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x (T, inputs) -> (T, outputs)."""
-        if self.reordered:
-            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return F.linear(x, self.weight, self.bias)
 
 
 class RMSNorm:
     """x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, 2019), over the last dimension.
 
-    Computed in float32 as x * (w sqrt(D)) / hypot(|x|, sqrt(D eps)), the same number in half
-    as many passes over x.
+    Computed in float32, whatever comes in.
     """
 
     def __init__(self, weight: torch.Tensor, eps: float):
         """weight (D,)."""
-        size = len(weight)
-        self.weight = weight.float() * size**0.5
-        self.floor = torch.tensor((size * eps) ** 0.5, device=weight.device)
+        self.weight, self.eps = weight.float(), eps
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., D) -> (..., D)."""
-        if x.dtype != torch.float32:
-            return self(x.float()).to(x.dtype)
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x * self.weight / torch.hypot(length, self.floor)
+        """x (..., D) -> (..., D), of the same dtype."""
+        wide = x.float()
+        mean_square = wide.pow(2).mean(-1, keepdim=True)
+        return (wide * torch.rsqrt(mean_square + self.eps) * self.weight).to(x.dtype)
 
 
 @dataclass(slots=True)
 class Layer:
     """One layer. q, k, v are one matrix, so are gate and up: fewer, larger products."""
 
-    norm_1: RMSNorm
-    qkv: Linear  # hidden -> (H + 2 K) * D
-    q_norm: RMSNorm | None  # over the head dim
-    k_norm: RMSNorm | None
-    out: Linear  # H * D -> hidden
-    norm_2: RMSNorm
-    gate_up: Linear  # hidden -> 2 * intermediate
-    down: Linear  # intermediate -> hidden
+    norm_1: Op
+    qkv: Op  # hidden -> (H + 2 K) * D
+    q_norm: Op | None  # over the head dim
+    k_norm: Op | None
+    out: Op  # H * D -> hidden
+    norm_2: Op
+    gate_up: Op  # hidden -> 2 * intermediate
+    down: Op  # intermediate -> hidden
 
 
 class Transformer:
@@ -90,7 +72,7 @@ class Transformer:
     def __init__(
         self,
         config: ModelConfig,
-        state: dict[str, torch.Tensor],
+        state: Mapping[str, torch.Tensor],
         device: torch.device,
         dtype: torch.dtype,
     ):
@@ -98,6 +80,9 @@ class Transformer:
         when a tensor is missing or has another shape than `config` says."""
         self.config, self.device, self.dtype = config, device, dtype
         c = config
+        on_cpu = device.type == "cpu" and dtype == torch.float32
+        make_norm = FastRMSNorm if on_cpu else RMSNorm
+        make_linear = FastLinear if on_cpu and FastLinear.is_available() else Linear
 
         def take(name: str, *shape: int) -> torch.Tensor:
             if name not in state:
@@ -108,15 +93,16 @@ class Transformer:
                 raise CheckpointError(f"weights: {name} is {found}, config.json says {shape}")
             return tensor.to(device, dtype)
 
-        def norm(name: str, size: int) -> RMSNorm:
-            return RMSNorm(take(name, size), c.rms_norm_eps)
+        def norm(name: str, size: int) -> Op:
+            return make_norm(take(name, size), c.rms_norm_eps)
 
-        def linear(prefix: str, outputs: dict[str, int], inputs: int, has_bias: bool) -> Linear:
+        def linear(prefix: str, outputs: dict[str, int], inputs: int, has_bias: bool) -> Op:
             names = [(prefix.format(name), rows) for name, rows in outputs.items()]
             weight = torch.cat([take(name + "weight", rows, inputs) for name, rows in names])
             if not has_bias:
-                return Linear(weight)
-            return Linear(weight, torch.cat([take(name + "bias", rows) for name, rows in names]))
+                return make_linear(weight)
+            bias = torch.cat([take(name + "bias", rows) for name, rows in names])
+            return make_linear(weight, bias)
 
         heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         qkv, out = {"q": heads, "k": kv_heads, "v": kv_heads}, {"o": c.hidden_size}
@@ -144,34 +130,24 @@ class Transformer:
         head = self.embedding
         if not c.tie_embeddings:
             head = take("lm_head.weight", c.vocab_size, c.hidden_size)
-        self.head = Linear(head)
-        angles = torch.arange(c.max_context)[:, None] * c.inverse_frequencies()  # (P, D / 2)
-        angles = torch.cat([angles, angles], -1)
-        sign = torch.ones(c.head_dim)
-        sign[: c.head_dim // 2] = -1  # the first half takes -sin times the second
-        self.turns = torch.stack([angles.cos(), angles.sin() * sign], 1).to(
-            device, dtype
-        )  # (P, 2, D)
-        self.project, self.mix = project, mix
-        if device.type == "cuda":  # one kernel for what stands between two matrix products
-            self.project, self.mix = compiled(project), compiled(mix)
+        self.head = make_linear(head)
+        self.rope_table = rope_table(c).to(device, dtype)  # (P, 2, D)
+        self.project, self.mix = project, mix  # `minikv.gpu` exchanges them for compiled ones
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """token_ids (T,), positions (T,), int64 -> hidden (T, hidden_size) after the last norm."""
         c = self.config
-        cos, sin = self.turns.index_select(0, positions).split(1, dim=1)  # (T, 1, D) each
+        cos, sin = self.rope_table.index_select(0, positions).split(1, dim=1)  # (T, 1, D) each
         x = self.embedding.index_select(0, token_ids)  # (T, hidden)
         for i, layer in enumerate(self.layers):
             q, k, v = self.project(layer, x, cos, sin, c.num_heads, c.num_kv_heads)
             x = self.mix(layer, x, attend(i, q, k, v))
         return self.norm(x)
 
-    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        """hidden (S, hidden_size) -> (S, vocab_size), written to `out` if given (CUDA only)."""
-        if out is not None:
-            return torch.mm(hidden, self.head.weight.T, out=out)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden (S, hidden_size) -> (S, vocab_size)."""
         return self.head(hidden)
 
     def attend_naively(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
@@ -185,7 +161,7 @@ def project(
     """The part of a layer before attention: x (T, hidden) -> q (T, H, D), k and v (T, K, D)."""
     qkv = layer.qkv(layer.norm_1(x)).view(len(x), -1, cos.shape[-1])  # (T, H + 2 K, D)
     qk, v = qkv.split([heads + kv_heads, kv_heads], 1)  # (T, H + K, D) and (T, K, D)
-    if layer.q_norm is not None:
+    if layer.q_norm is not None and layer.k_norm is not None:
         q, k = qk.tensor_split([heads], dim=1)
         qk = torch.cat([layer.q_norm(q), layer.k_norm(k)], 1)
     q, k = rotate(qk, cos, sin).tensor_split([heads], dim=1)
@@ -199,18 +175,15 @@ def mix(layer: Layer, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
     return x + layer.down(F.silu(gate) * up)
 
 
-def compiled(part: Callable) -> Callable:
-    """`project` or `mix`, compiled: once for one token and once for any number of tokens, the
-    first dimension of every tensor; all other sizes are constants."""
-    run = torch.compile(part)
+def rope_table(config: ModelConfig) -> torch.Tensor:
+    """cos and sin of every position's angles, (max_context, 2, D), the first half of sin negated.
 
-    def call(layer: Layer, *rest):
-        for value in rest:
-            if isinstance(value, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(value, 0)
-        return run(layer, *rest)
-
-    return call
+    A pair (a, b) of channels turned by an angle is (a cos - b sin, b cos + a sin): the first of
+    the two takes minus sin. With the sign in the table, `rotate` treats both alike.
+    """
+    angles = torch.arange(config.max_context)[:, None] * config.inverse_frequencies()  # (P, D / 2)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -220,4 +193,4 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels change places
-    return torch.addcmul(x * cos, swapped, sin)
+    return torch.addcmul(x * cos, swapped, sin)  # x cos + swapped sin, in a pass less

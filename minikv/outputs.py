@@ -1,4 +1,4 @@
-"""What the engine hands back: token ids at once, text when somebody asks for it."""
+"""What the engine hands back: token ids at once, text when it is asked for, and counters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +12,24 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
     """Where the first stop string begins in `text`, or None."""
     found = [text.find(item) for item in stop if isinstance(item, str)]
     return min((at for at in found if at >= 0), default=None)
+
+
+def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> bool:
+    """Whether the newest token completed a stop string.
+
+    It is looked for at the end of the text, then once more in all of it, because a tail alone
+    may decode differently.
+    """
+    longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
+    if longest == 0:
+        return False
+    output, stop = sequence.output_ids, sequence.request.params.stop
+    width = longest + 4
+    tail = decode(output[-width:])
+    while len(tail) < longest and width < len(output):  # special tokens have no text
+        width *= 2
+        tail = decode(output[-width:])
+    return find_stop(tail, stop) is not None and find_stop(decode(output), stop) is not None
 
 
 def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
@@ -68,12 +86,9 @@ class RequestOutput:
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
-        # Sequences only ever grow, so their lengths now are enough.
+        # A sequence never loses a token, so how many it has now says which those are.
         num_prompt = len(request.prompt_ids)
-        self._counts = [
-            len(s.token_ids) - num_prompt if s.token_ids[-1] >= 0 else s.num_output
-            for s in request.sequences
-        ]
+        self._counts = [len(sequence.token_ids) - num_prompt for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:
@@ -127,3 +142,29 @@ class Delta:
     token_ids: list[int]
     text: str
     finish_reason: str | None
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the engine was made, and the pool as it is now."""
+
+    blocks_total: int
+    blocks_free: int
+    blocks_used: int  # held by sequences or the prefix cache
+    blocks_cached: int  # of those, held by the prefix cache (sequences may share them)
+    running: int
+    waiting: int
+    looked_up_tokens: int  # tokens of admitted requests, looked up in the prefix cache
+    hit_tokens: int  # of those, found
+    preemptions: int
+    swaps_out: int
+    swaps_in: int
+    steps: int
+    computed_tokens: int  # tokens that went through the model
+    generated_tokens: int
+    model_seconds: float  # forward pass and sampling
+    host_seconds: float  # all the rest of step(): scheduling and bookkeeping
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.looked_up_tokens if self.looked_up_tokens else 0.0

@@ -2,19 +2,11 @@
 
 Chapter 04. `KVStore` is the memory that block ids point into. `blockwise_attention`
 is the algorithm on one sequence, a block at a time, as a kernel does it.
-`TorchAttention` is the engine's backend for any device: gather the blocks of many
-sequences, then one fused attention call.
 """
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
-import torch.nn.functional as F
 
-from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.model import Attend
 
 
 class KVStore:
@@ -81,104 +73,3 @@ def blockwise_attention(
         out = out * shrink + torch.einsum("kgt,tkd->kgd", weights, v)
         top = new_top
     return (out / total).view(heads, dim)
-
-
-class TorchAttention:
-    """Paged attention in PyTorch, on any device: an `attend` for the model, bound to a batch.
-
-    Sequences with one query and contexts of about the same length are computed in one
-    call, each prefill chunk in one of its own. Query heads of a group are packed beside
-    each other as if they were queries, so K and V are never repeated.
-    """
-
-    def __init__(self, config: ModelConfig, store: KVStore):
-        self.config = config
-        self.store = store
-        # Of each layer: K and V by slot, (num_slots, K, D), and both by block,
-        # (num_blocks, block_size, 2, K, D). Views, made once.
-        self.layers = [
-            (*slots.unbind(1), blocks)
-            for slots, blocks in zip(store.slots, store.blocks, strict=True)
-        ]
-
-    def bind(self, batch: Batch) -> Attend:
-        """The `attend` of this batch. What all layers share is computed here, once a step."""
-        groups = [self._group(batch, rows) for rows in self._rows_alike(batch)]
-        windows, slots = self.config.windows, batch.slot_mapping
-
-        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
-            k_slots, v_slots, blocks = self.layers[layer]
-            k_slots.index_copy_(0, slots, k)
-            v_slots.index_copy_(0, slots, v)
-            if len(groups) == 1:
-                return groups[0].attend(q, blocks, windows[layer])
-            out = torch.empty_like(q)  # (T, H, D)
-            for group in groups:
-                out[group.tokens] = group.attend(q[group.tokens], blocks, windows[layer])
-            return out
-
-        return attend
-
-    def _rows_alike(self, batch: Batch) -> list[slice | np.ndarray]:
-        """Which sequences to compute together. Padding is at most as much as the content:
-        decodes are split by powers of two where their contexts differ by more."""
-        num_decodes = batch.num_decodes
-        chunks = [slice(row, row + 1) for row in range(num_decodes, len(batch.context_lens))]
-        if num_decodes == 0:
-            return chunks
-        lens = batch.context_lens_host[:num_decodes]
-        if lens.max() <= 2 * max(lens.min(), self.store.block_size):
-            return [slice(0, num_decodes), *chunks]
-        sizes = np.ceil(np.log2(lens))
-        return [np.flatnonzero(sizes == size) for size in np.unique(sizes)] + chunks
-
-    def _group(self, batch: Batch, rows: slice | np.ndarray) -> "Group":
-        device = batch.positions.device
-        first = batch.query_start_host[:-1][rows]
-        num_queries = int(batch.query_start_host[1:][rows][0] - first[0])
-        num_rows = len(first)
-        if isinstance(rows, slice):
-            tokens = slice(int(first[0]), int(first[0]) + num_rows * num_queries)
-        else:  # decodes: token i belongs to sequence i
-            tokens = rows = torch.from_numpy(rows).to(device)
-        num_blocks = -(-int(batch.context_lens_host[rows].max()) // self.store.block_size)
-        block_ids = batch.block_tables[rows, :num_blocks].flatten()
-        positions = batch.positions[tokens].view(num_rows, num_queries, 1)
-        keys = torch.arange(num_blocks * self.store.block_size, device=device)
-        masks = {}
-        for window in set(self.config.windows):
-            visible = keys <= positions  # (R, Q, L)
-            if window is not None:
-                visible &= keys > positions - window
-            mask = torch.zeros(visible.shape, dtype=self.store.blocks.dtype, device=device)
-            mask.masked_fill_(~visible, -torch.inf)
-            # One line for each query head of the group.
-            masks[window] = mask.repeat_interleave(self.config.group_size, dim=1)[:, None]
-        return Group(tokens, num_rows, num_queries, block_ids, masks)
-
-
-@dataclass(slots=True)
-class Group:
-    """Sequences with equally many queries, padded to the longest context among them."""
-
-    tokens: slice | torch.Tensor  # their places in the flat batch
-    num_rows: int  # R
-    num_queries: int  # Q of each
-    block_ids: torch.Tensor  # (R * blocks,)
-    masks: dict[int | None, torch.Tensor]  # by window: (R, 1, Q * G, L), 0 or -inf
-
-    def attend(self, q: torch.Tensor, blocks: torch.Tensor, window: int | None) -> torch.Tensor:
-        """q (R * Q, H, D), blocks (num_blocks, block_size, 2, K, D) -> (R * Q, H, D)."""
-        _, num_heads, head_dim = q.shape
-        kv_heads = blocks.shape[3]
-        gathered = blocks.index_select(0, self.block_ids)
-        k, v = gathered.view(self.num_rows, -1, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
-        if self.num_queries == 1:  # in order already, and every call counts in a decode
-            q = q.reshape(self.num_rows, kv_heads, -1, head_dim)  # (R, K, G, D)
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])
-            return out.reshape(-1, num_heads, head_dim)
-        q = q.reshape(self.num_rows, self.num_queries, kv_heads, -1, head_dim)  # (R, Q, K, G, D)
-        q = q.transpose(1, 2).flatten(2, 3)  # (R, K, Q * G, D)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])
-        out = out.view(self.num_rows, kv_heads, self.num_queries, -1, head_dim)
-        return out.transpose(1, 2).reshape(-1, num_heads, head_dim)

@@ -18,7 +18,7 @@ the oldest entry of that list is always a leaf.
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
 
@@ -31,7 +31,7 @@ class Node:
     __slots__ = ("block_ids", "children", "keys", "lock_count", "parent")
 
     def __init__(self, parent: "Node | None", keys: list[Key], block_ids: list[int]):
-        self.parent = parent  # None for a root
+        self.parent: Node | Any = parent  # None for a root, which nobody asks for its parent
         self.keys = keys  # the tokens, block by block
         self.block_ids = block_ids  # as long as keys
         self.children: dict[Key, Node] = {}  # by the first key of the child

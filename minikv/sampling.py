@@ -83,8 +83,8 @@ def probabilities(
     and what is left out has probability 0. Nothing here waits for the device.
     """
     vocab_size = logits.shape[1]
-    rules = [(p.temperature, p.top_k or vocab_size, p.top_p) for p in params]
-    rules = torch.tensor(rules, dtype=torch.float64).to(logits.device, non_blocking=True)
+    table = [(p.temperature, p.top_k or vocab_size, p.top_p) for p in params]
+    rules = torch.tensor(table, dtype=torch.float64).to(logits.device, non_blocking=True)
     temperature, top_k, top_p = rules[:, :, None].unbind(1)  # (S, 1) each
     # Stable: which of two equal logits comes first must not depend on the company.
     values, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)

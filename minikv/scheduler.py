@@ -15,6 +15,7 @@ never delays a decode by more than one budget.
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
@@ -71,8 +72,18 @@ class Scheduler:
         insort(self.waiting, sequence, key=self.policy)
 
     def add_running(self, sequence: Sequence) -> None:
-        """A fork runs at once: it holds its blocks already."""
+        """A sequence that holds its blocks already runs at once."""
         insort(self.running, sequence, key=self.policy)
+
+    def fork(self, sequence: Sequence, index: int) -> Sequence:
+        """Begin sample `index` of a request, on the blocks of a running one. Returns it."""
+        twin = sequence.fork(index)
+        if self.cache is not None and sequence.node is not None:
+            self.cache.lock(sequence.node)
+            twin.node = sequence.node
+        sequence.request.sequences.append(twin)
+        self.add_running(twin)
+        return twin
 
     def schedule(self) -> Plan:
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
@@ -82,9 +93,10 @@ class Scheduler:
         """
         plan = Plan()
         budget = self.config.max_batch_tokens
-        decoding, prefilling = [], []
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
         for sequence in self.running:
-            one_left = len(sequence.token_ids) - sequence.num_computed == 1
+            one_left = sequence.num_tokens - sequence.num_computed == 1
             (decoding if one_left and not sequence.must_fork else prefilling).append(sequence)
 
         preempted = self._add_decodes(decoding, prefilling, plan)
@@ -97,6 +109,35 @@ class Scheduler:
                 insort(self.running, sequence, key=self.policy)
                 budget -= self._add_chunk(sequence, budget, plan)
         return plan
+
+    def schedule_without(self, leaving: list[Sequence]) -> Plan:
+        """`schedule`, as if these running sequences had finished already."""
+        for sequence in leaving:
+            self.running.remove(sequence)
+        try:
+            return self.schedule()
+        finally:
+            for sequence in leaving:
+                self.add_running(sequence)
+
+    def commit(self, plan: Plan) -> list[Sequence]:
+        """Count what a plan computed, share the blocks of its chunks, fork finished prompts.
+
+        Returns the sequences that get a token from this step: the decodes, then each chunk
+        that computed the last token of its sequence, followed by its forks. Their tokens were
+        sampled in this order.
+        """
+        ready = plan.sequences[: plan.num_decodes]
+        for sequence in ready:
+            sequence.num_computed += 1
+        chunks = zip(plan.sequences, plan.num_tokens, strict=True)
+        for sequence, num_tokens in islice(chunks, plan.num_decodes, None):
+            sequence.num_computed += num_tokens
+            self.share_full_blocks(sequence)
+            if sequence.num_computed == len(sequence.token_ids):
+                ready += [sequence, *(self.fork(sequence, i) for i in sequence.samples[1:])]
+                sequence.must_fork = False
+        return ready
 
     def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
         """Take a running sequence's blocks and let it wait for its turn again.
@@ -205,7 +246,8 @@ class Scheduler:
             self.cache.lock(hit.node)  # before anything is evicted to make room
             table.share(hit.block_ids)
         needed = -(-len(sequence.token_ids) // self.config.block_size) - len(table.block_ids)
-        # A block more for each that runs: those need not leave in the next step. The newcomer may.
+        # Keep a block free for each running sequence: admitting this one must not preempt them
+        # in the next step.
         if not self._make_free(needed, headroom=len(self.running)):
             table.release()
             if hit is not None:

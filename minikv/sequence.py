@@ -11,6 +11,7 @@ For one sequence, at any time:
 """
 
 import random
+from typing import Any
 
 from minikv.blocks import BlockTable
 from minikv.radix import Node
@@ -48,7 +49,7 @@ class Sequence:
     """One sample of a request: its tokens, its block table, and how far both have come."""
 
     __slots__ = (
-        "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
+        "device_row", "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
         "num_cached", "num_computed", "num_inserted", "num_preemptions", "request", "table",
         "table_version", "token_ids",
     )  # fmt: skip
@@ -61,49 +62,55 @@ class Sequence:
         self.num_cached = 0  # of those, how many the prefix cache had at first admission
         self.num_inserted = 0  # blocks of the table that the prefix cache has as well
         self.num_preemptions = 0
-        self.table: BlockTable | None = None  # None: waiting or swapped out
+        # None while it waits or is swapped out. Any: nobody asks for its blocks then.
+        self.table: BlockTable | Any = None
         self.must_fork = request.params.n > 1 and index == 0  # when the prompt is computed
         self.next_slot: int | None = None  # of the next decode; None: ask the table
         self.table_version = 0  # goes up with every change of the table's block ids
         self.host_block_ids: list[int] | None = None  # set: swapped out to these
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"
+        # Set while the engine plans ahead: where on the device its newest token's id is, one
+        # that `token_ids` does not have yet (`minikv.gpu.ahead`).
+        self.device_row: int | None = None
 
     @property
     def order(self) -> tuple[int, int]:
-        """First come, first served."""
+        """(request id, sample): the order of arrival, and of the samples within a request."""
         return self.request.request_id, self.index
 
     @property
+    def num_tokens(self) -> int:
+        """Prompt and output so far."""
+        return len(self.token_ids) + (self.device_row is not None)
+
+    @property
     def num_output(self) -> int:
-        """New tokens whose ids are known. On a GPU the newest may still be on their way: they
-        stand in `token_ids` as negative numbers (`minikv.ahead`)."""
-        tokens = self.token_ids
-        count = len(tokens)
-        while tokens[count - 1] < 0:
-            count -= 1
-        return count - len(self.request.prompt_ids)
+        """New tokens so far, those of the prompt left out."""
+        return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:
-        num_prompt = len(self.request.prompt_ids)
-        return self.token_ids[num_prompt : num_prompt + self.num_output]
+        """The new tokens."""
+        return self.token_ids[len(self.request.prompt_ids) :]
 
-    def forget_unknown(self) -> None:
-        """Take tokens that are still on their way as if they had not been asked for."""
-        while self.token_ids[-1] < 0:
-            self.token_ids.pop()
+    @property
+    def samples(self) -> range:
+        """Which samples of the request go on from here: its own, or all before they fork."""
+        return range(self.request.params.n) if self.must_fork else range(self.index, self.index + 1)
 
-    def draw(self) -> float | None:
-        """The uniform number that decides the next token; None for greedy.
+    def draw(self, index: int | None = None) -> float | None:
+        """The uniform number that decides the next token of sample `index` (default: its own);
+        None for greedy.
 
-        A function of seed, sample and position alone, so a token that has to be drawn
-        again is the same, and so it is in any company.
+        It depends on seed, sample and position alone: a token that has to be drawn again comes
+        out the same, and the other sequences in the batch do not matter.
         """
         if self.request.params.temperature == 0:
             return None
-        place = len(self.token_ids) - len(self.request.prompt_ids)
-        return random.Random(f"{self.request.seed}/{self.index}/{place}").random()
+        index = self.index if index is None else index
+        place = self.num_tokens - len(self.request.prompt_ids)
+        return random.Random(f"{self.request.seed}/{index}/{place}").random()
 
     def fork(self, index: int) -> "Sequence":
         """A second sequence with the same tokens so far, over the same blocks."""

@@ -11,7 +11,7 @@ from minikv.sequence import Request, Sequence
 
 
 class SchedulerBench:
-    """A scheduler, and what an engine does between two plans: move, compute, fork, append, finish.
+    """A scheduler, and what an engine does between two plans: move, compute, append, finish.
 
         bench = SchedulerBench(EngineConfig(num_blocks=8, block_size=4))
         bench.add(7, max_tokens=3)
@@ -100,17 +100,11 @@ class SchedulerBench:
         self._copy(self.memory, self.host_memory, plan.swap_out)
         self._copy(self.memory, self.memory, plan.copies)
         self._copy(self.host_memory, self.memory, plan.swap_in)
-        work = list(zip(plan.sequences, plan.num_tokens, plan.slots, strict=True))
-        for sequence, count, slot in work:
+        for sequence, count, slot in zip(plan.sequences, plan.num_tokens, plan.slots, strict=True):
             self._write(sequence.table, sequence.token_ids, sequence.num_computed, count, slot)
-        for place, (sequence, count, _) in enumerate(work):
-            sequence.num_computed += count
+        for sequence in self.scheduler.commit(plan):
             self.scheduler.share_full_blocks(sequence)
-            if sequence.num_computed == len(sequence.token_ids):
-                is_chunk = place >= plan.num_decodes
-                twins = self._fork(sequence) if sequence.must_fork and is_chunk else []
-                for one in (sequence, *twins):
-                    self._append(one)
+            self._append(sequence)
         self.num_steps += 1
 
     def step(self) -> list[tuple[int, int]]:
@@ -159,17 +153,6 @@ class SchedulerBench:
         read = [[source.get(one * size + i, 0) for i in range(size)] for one, _ in pairs]
         for (_, other), numbers in zip(pairs, read, strict=True):
             target.update({other * size + i: number for i, number in enumerate(numbers)})
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        twins = [sequence.fork(index) for index in range(1, sequence.request.params.n)]
-        for twin in twins:
-            if sequence.node is not None:
-                self.cache.lock(sequence.node)
-                twin.node = sequence.node
-            sequence.request.sequences.append(twin)
-            self.scheduler.add_running(twin)
-        sequence.must_fork = False
-        return twins
 
     def _append(self, sequence: Sequence) -> None:
         table, request = sequence.table, sequence.request

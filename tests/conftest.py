@@ -1,11 +1,13 @@
 """Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
 
-import kernels  # noqa: F401, I001  before transformers, which imports triton: settles the interpreter
+import re
+
 import pytest
 import torch
 from helpers import ARCHITECTURES, Pair, make_model
 from hypothesis import HealthCheck, settings
 
+import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
@@ -20,6 +22,21 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("minikv")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--chapter", metavar="NN", help="only the tests of this chapter")
+
+
+def pytest_collection_modifyitems(config, items):
+    """With --chapter, keep what lies in its folder or is asked of one of its exercises."""
+    number = config.getoption("chapter")
+    if number:
+        # A reader's way through all chapters cannot begin in the middle.
+        own = re.compile(rf"^(?!.*test_journey).*(/ch{number}/|\[{number}[._:\]-])")
+        chosen = [item for item in items if own.search(item.nodeid)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import inspect
 import time
 from html import escape
 
-from minikv.course.harness import examine, progress_file, reader_files
+from minikv.course.harness import process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
@@ -46,7 +46,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     """
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
-    report = examine.run(exercise, own)
+    report = process.run(exercise, own)
     progress_file.note(report)
     report.show_trace = trace
     return report
@@ -279,7 +279,7 @@ def your_parts() -> Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
     passed = progress_file.passed()
-    return Parts(examine.parts(passed) if passed else [])
+    return Parts(process.parts(passed) if passed else [])
 
 
 def source(target: str):

@@ -32,8 +32,8 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
+from minikv.checkpoint import BUNDLED, load, read_weights
 from minikv.engine import Engine
-from minikv.loader import BUNDLED, load, read_weights
 from minikv.sampling import SamplingParams
 
 SEED = 20

@@ -7,7 +7,7 @@ import pytest
 from four_ways import right, text_with
 
 from minikv.course import lab
-from minikv.course.harness import examine, progress_file, reader_files
+from minikv.course.harness import examine, process, progress_file, reader_files
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.skeletons import skeleton
 
@@ -116,7 +116,7 @@ def test_an_error_names_its_line(exercises):
 def test_a_flood_of_print_is_cut(exercises):
     write(exercises, "for i in range(300_000):\n    print('x' * 100)\nreturn 0")
     report = lab.check("04.1")
-    assert len(report.printed) < 2 * examine.KEPT_OUTPUT
+    assert len(report.printed) < 2 * process.KEPT_OUTPUT
     assert "more bytes" in report.printed and "your code printed" in words(report)
 
 

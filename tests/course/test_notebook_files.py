@@ -15,9 +15,10 @@ import pytest
 import torch
 
 import minikv
+from minikv.course.chapters import each
 from minikv.course.measure import running_table
-from minikv.course.measure.running_table import Run, RunningTable
-from minikv.course.pictures import style
+from minikv.course.measure.running_table import Run, Rung, RunningTable
+from minikv.course.pictures import ladder, style
 from minikv.course.pictures.timeline import Timeline, visible
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -293,9 +294,16 @@ def test_draws_without_a_tokenizer(lm):
 
 
 def test_the_ladder_marks_one_rung():
-    for number, (name, idea) in enumerate(style.LADDER):
-        picture = style.ladder(number)
-        assert name in picture.alt and idea in picture.alt and f"{number:02}" in picture.alt
+    for number, (name, idea) in ladder.rungs().items():
+        alt = ladder.ladder(int(number)).alt
+        assert f"on rung {number}, {name}: {idea}" in alt
+
+
+def test_a_ladder_does_not_change_when_a_rung_is_added(monkeypatch):
+    before = [ladder.ladder(number).alt for number in range(3)]
+    more = ladder.rungs() | {"42": ("something new", "an idea")}
+    monkeypatch.setattr(ladder, "rungs", lambda: more)
+    assert [ladder.ladder(number).alt for number in range(3)] == before
 
 
 def test_letters_never_repeat_where_colours_do():
@@ -313,33 +321,35 @@ def test_neighbouring_colours_differ_in_grey():
 
 
 def test_the_running_table_measures_every_rung(lm):
-    last = max(chapter for chapter, _ in running_table.RUNGS.values())
-    table = RunningTable(lm, 2 * PROMPT, max_tokens=4, repeats=2, upto=last)
-    # That of the kernels is measured on a GPU alone, and named in any case.
-    *measured, kernels = running_table.RUNGS
-    assert list(table.runs) == measured and list(table.missing) == [kernels]
-    assert table.rows()[-1] == (kernels, "not on a GPU: not measured", "–", "–")
+    table = RunningTable(lm, 2 * PROMPT, max_tokens=4, repeats=2)
+    # A rung that says nothing on this machine is named in any case.
+    rungs = running_table.rungs()
+    missing = [name for name, rung in rungs.items() if rung.why_not(lm)]
+    assert list(table.missing) == missing
+    assert list(table.runs) == [name for name in rungs if name not in missing]
+    assert all((name, rungs[name].why_not(lm), "–", "–") in table.rows() for name in missing)
     assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
     kept = {name: {run.kv_bytes_per_token for run in runs} for name, runs in table.runs.items()}
     alone = lm.config.kv_bytes_per_token(lm.dtype)
-    for name in measured:
-        chapter, _ = running_table.RUNGS[name]
-        if chapter in ("05", "07"):  # one token's K and V serve several sequences
-            [shared] = kept[name]
+    for name, bytes_per_token in kept.items():
+        if rungs[name].chapter in ("05", "07"):  # one token's K and V serve several sequences
+            [shared] = bytes_per_token
             assert alone / running_table.TOGETHER < shared < alone
-        else:
-            assert kept[name] == {0 if chapter == "01" else alone}
+        elif rungs[name].chapter < "09":
+            assert bytes_per_token == {0 if rungs[name].chapter == "01" else alone}
     for text in (repr(table), table._repr_html_()):
-        assert all(rung in text for rung in running_table.RUNGS) and "torch" in text
+        assert all(name in text for name in rungs) and "torch" in text
 
 
 @pytest.mark.skipif(
     find_spec("triton") is None or torch.cuda.is_available(), reason="interprets kernels"
 )
 def test_the_rung_of_the_kernels_gives_the_same_tokens(lm, monkeypatch):
-    monkeypatch.setattr(running_table, "TOGETHER", 2)
+    rung = dict(each("rung"))["08"]
+    monkeypatch.setattr(rung, "TOGETHER", 2)
     prompt_ids = lm.encode("import")
-    run = running_table.run_kernels(lm, prompt_ids, 3)
+    [run_kernels] = rung.RUNS.values()
+    run = run_kernels(lm, prompt_ids, 3)
     assert run.token_ids == lm.generate_naively(prompt_ids, 3) and run.answers == 2
 
 
@@ -359,14 +369,15 @@ def test_the_running_table_counts_what_is_reserved(lm):
 
 
 def test_the_running_table_counts_shared_slots_once(lm):
-    prompt_ids, each = lm.encode(2 * PROMPT), running_table.TOGETHER
-    run, prompt = running_table.run_samples(lm, prompt_ids, 4), len(prompt_ids)
+    prompt_ids, samples = lm.encode(2 * PROMPT), running_table.TOGETHER
+    prompt = len(prompt_ids)
+    run = running_table.rungs()[f"05 {samples} samples, shared blocks"].run(lm, prompt_ids, 4)
     full = prompt // 16 * 16  # the rest of the prompt is copied by all but one sample
-    held = [(each * (prompt + i), full + each * (prompt - full + i)) for i in (1, 2)]
-    seen, stored = each * prompt, prompt  # after the first step all still share
+    held = [(samples * (prompt + i), full + samples * (prompt - full + i)) for i in (1, 2)]
+    seen, stored = samples * prompt, prompt  # after the first step all still share
     for all_tokens, slots in held:
         seen, stored = seen + all_tokens, stored + slots
-    assert run.answers == each
+    assert run.answers == samples
     assert run.kv_bytes_per_token == round(lm.config.kv_bytes_per_token(lm.dtype) * stored / seen)
 
 
@@ -378,18 +389,20 @@ def test_the_running_table_takes_a_single_token(lm):
         assert name[:2] < "04" or run.wasted is None
 
 
-def test_the_running_table_shows_the_rungs_so_far(lm):
-    ends = [next(iter(running_table.RUNGS)), list(running_table.RUNGS)[-2]]  # measured on a CPU
-    table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
-    assert list(table.runs) == ends and "from 05 on 8 times at once" in table.caption
-    assert list(RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01").runs) == ends[:1]
+def test_the_running_table_shows_the_rungs_that_are_asked_for(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=2, repeats=1, only=["01", "07"])
+    assert [name[:2] for name in table.runs] == ["01", "07"]
+    assert f"from 07 on {running_table.TOGETHER} times at once" in table.caption
+    first = RunningTable(lm, PROMPT, max_tokens=2, repeats=1, upto="01")
+    assert [name[:2] for name in first.runs] == ["01"] and "at once" not in first.caption
 
 
 def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
     def run(*_):
         return Run([0], 1.0, 0, None)
 
-    monkeypatch.setattr(running_table, "RUNGS", dict(running_table.RUNGS, broken=("99", run)))
+    rungs = running_table.rungs() | {"broken": Rung("99", run, lambda lm: "")}
+    monkeypatch.setattr(running_table, "rungs", lambda: rungs)
     with pytest.raises(AssertionError, match="broken"):
         RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
 

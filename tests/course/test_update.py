@@ -12,7 +12,7 @@ from four_ways import EXERCISES, different, reference_sources, right, text_with
 from minikv.course.harness import progress_file, update
 from minikv.course.harness.manifest import chapter_of, chapters
 from minikv.course.harness.skeletons import definitions, fill, skeleton, solved, text_of
-from minikv.course.harness.update import UpdateError, merge
+from minikv.course.harness.update import UpdateError, _skeletons_of, merge
 
 ROOT = Path(__file__).parents[2]
 
@@ -118,6 +118,26 @@ def test_another_signature_is_told_and_not_mixed():
     merged = merge(BASE, MINE, BASE.replace("def count(pool)", "def count(pool, of)"))
     assert "return 7" not in merged.text and "def count(pool, of)" in merged.text
     assert merged.lost == ["count: it is now count(pool, of), yours was count(pool)"]
+
+
+def test_annotations_are_a_matter_of_taste():
+    theirs = BASE.replace("def count(pool)", "def count(pool: Pool) -> int")
+    merged = merge(BASE, MINE, theirs)
+    assert "return 7" in merged.text and merged.lost == []
+
+
+def test_a_copy_of_the_first_layout_is_read(tmp_path):
+    (tmp_path / "minikv" / "course").mkdir(parents=True)
+    (tmp_path / "minikv" / "__init__.py").touch()
+    (tmp_path / "minikv" / "course" / "__init__.py").touch()
+    (tmp_path / "minikv" / "course" / "exercise.py").write_text(
+        "from types import SimpleNamespace\n\n\ndef chapters():\n"
+        "    return {'04': SimpleNamespace(file_name='ch04_paged_blocks.py')}\n"
+    )
+    (tmp_path / "minikv" / "course" / "skeletons.py").write_text(
+        "def skeleton(chapter):\n    return 'x = 1\\n'\n"
+    )
+    assert _skeletons_of(tmp_path) == {"ch04_paged_blocks.py": "x = 1\n"}
 
 
 def test_what_the_course_has_dropped_is_told():

@@ -374,7 +374,7 @@ class ForgetsTheRunning(Engine):
     """Broken: new weights, an empty cache, but running requests keep K and V of the old ones."""
 
     def update_weights(self, state_dict):
-        self.transformer = with_weights(self.lm, state_dict).transformer
+        self.runner.transformer = with_weights(self.lm, state_dict).transformer
         self.cache.clear()
 
 
@@ -413,20 +413,14 @@ def test_bug_11_a_weight_update_drops_every_cached_prefix(llama):
             assert_kv(engine.store, [block_id], naive_kv(new, prefix)[:, -4:])
 
 
-class SkipsCopies(Engine):
+def skips_copies(plan):
     """Broken: a shared block is replaced, but what was in it stays behind."""
-
-    def _move_blocks(self, plan):
-        plan.copies.clear()
-        super()._move_blocks(plan)
+    plan.copies.clear()
 
 
-class SkipsSwaps(Engine):
+def skips_swaps(plan):
     """Broken: a swapped-out sequence comes back to whatever the blocks hold."""
-
-    def _move_blocks(self, plan):
-        plan.swap_in.clear()
-        super()._move_blocks(plan)
+    plan.swap_in.clear()
 
 
 def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
@@ -436,18 +430,19 @@ def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
     the same `copy_to`, and then under this test.
     """
 
-    def run(engine_class):
-        engine = engine_class(llama.lm, small(num_blocks=18, preemption="swap", swap_blocks=12))
+    def run(broken=lambda plan: None):
+        engine = Engine(llama.lm, small(num_blocks=18, preemption="swap", swap_blocks=12))
         prompts = llama.prompts(10, 13, 6, seed=12)
         prompts[2] = prompts[0][:8] + prompts[2]
         for i, prompt in enumerate(prompts):
             engine.add_request(prompt, SamplingParams(max_tokens=16, n=3, temperature=1.0, seed=i))
         copies = evicted = 0
-        move, evict = engine._move_blocks, engine.cache.evict
+        move, evict = engine.runner.move_blocks, engine.cache.evict
 
         def count_copies(plan):
             nonlocal copies
             copies += len(plan.copies)
+            broken(plan)
             move(plan)
 
         def count_evicted(num_blocks):
@@ -455,13 +450,13 @@ def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
             evicted += evict(num_blocks)
             return num_blocks
 
-        engine._move_blocks, engine.cache.evict = count_copies, count_evicted
+        engine.runner.move_blocks, engine.cache.evict = count_copies, count_evicted
         while engine.has_unfinished:
             step(engine)
             for sequence in engine.scheduler:
                 kv = naive_kv(llama.lm, sequence.token_ids[: sequence.num_computed or 1])
                 if sequence.host_block_ids is not None:
-                    assert_kv(engine.host_store, sequence.host_block_ids, kv)
+                    assert_kv(engine.runner.host_store, sequence.host_block_ids, kv)
                 elif sequence.table is not None:
                     assert_kv(engine.store, sequence.table.block_ids, kv)
         for (_, prefix), (block_id, _) in cached_prefixes(engine.cache).items():
@@ -469,8 +464,8 @@ def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
         stats = engine.stats()
         assert min(stats.swaps_out, stats.swaps_in, copies, evicted, stats.hit_tokens) > 0
 
-    run(Engine)
-    for broken in (SkipsCopies, SkipsSwaps):
+    run()
+    for broken in (skips_copies, skips_swaps):
         with pytest.raises(AssertionError):
             run(broken)
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 
 import minikv
 from minikv import Engine, LanguageModel, SamplingParams
-from minikv.loader import read_weights
+from minikv.checkpoint import read_weights
 from minikv.model import Transformer
 from minikv.outputs import REPLACEMENT
 from minikv.sampling import probabilities
@@ -386,7 +386,7 @@ def test_long_contexts_of_scaled_rope(checkpoint):
 
 def test_every_architecture_is_tested():
     assert {f"{family}ForCausalLM" for family, _ in ARCHITECTURES.values()} == set(
-        minikv.config.ARCHITECTURES
+        minikv.checkpoint.ARCHITECTURES
     )
 
 

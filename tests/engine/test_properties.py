@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from minikv import Engine, OutOfBlocks, SamplingParams
-from minikv.loader import read_weights
+from minikv.checkpoint import read_weights
 
 MAX_STEPS = 600  # more than any trace needs to drain
 
@@ -278,7 +278,8 @@ class EngineMachine(RuleBasedStateMachine):
                 if sequence.table is None:
                     self.loose.discard(sequence)
                 elif sequence not in self.loose:
-                    under_way = sequence.token_ids[-1] < 0  # shared when its token is known
+                    # Ahead, what the step under way computes is shared when it is read.
+                    under_way = sequence.num_computed == len(sequence.token_ids)
                     required |= self.prefixes(sequence, sequence.num_computed - under_way)
         assert found <= allowed
         assert required <= found

@@ -27,10 +27,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
 from minikv import Engine, SamplingParams
-from minikv.ahead import TokenRelay
-from minikv.batch import Batch
-from minikv.graphs import DecodeGraphs
-from minikv.model import compiled, mix, project
+from minikv.gpu.graphs import DecodeGraphs
+from minikv.gpu.runner import with_compiled_layers
+from minikv.gpu.tokens import DeviceBatch, TokenPool
 
 
 class Replays(DecodeGraphs):
@@ -66,13 +65,17 @@ class DeviceAttention(NaiveBackend):
 def on_buffers(engine: Engine) -> Engine:
     """The engine as it is on a GPU, but for the GPU."""
     run_ahead(engine)
-    rows, lm = engine.config.max_num_seqs, engine.lm
+    runner, rows = engine.runner, engine.config.max_num_seqs
 
     def compute(batch, logits):
-        logits.copy_(engine._compute(batch))
+        logits.copy_(runner.compute_on_device(batch))
 
-    logits = torch.full((rows, lm.config.vocab_size), torch.nan)
-    engine.graphs = Replays(compute, rows, engine._max_blocks, logits)
+    def prepare():
+        logits = torch.full((rows, engine.lm.config.vocab_size), torch.nan)
+        runner.graphs = Replays(compute, rows, runner.builder.max_blocks, logits)
+
+    runner._prepare = prepare
+    prepare()
     return engine
 
 
@@ -86,7 +89,7 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
     engine = on_buffers(Engine(lm, config, attention=DeviceAttention))
     found = engine.generate(*zip(*requests, strict=True))
     assert [output.token_ids for output in found] == expected
-    assert engine.graphs.replayed > 10
+    assert engine.runner.graphs.replayed > 10
     engine.check()
     for (prompt, params), output in zip(requests, found, strict=True):
         if params.temperature == 0:
@@ -105,7 +108,7 @@ def test_the_kernels_take_padded_buffers():
     outs = engine.generate(prompts, SamplingParams(max_tokens=5, ignore_eos=True))
     for prompt, out in zip(prompts, outs, strict=True):
         assert out.token_ids == lm.generate_naively(prompt, 5)
-    assert engine.graphs.replayed
+    assert engine.runner.graphs.replayed
 
 
 def test_new_weights_meet_no_old_graph(llama):
@@ -113,14 +116,17 @@ def test_new_weights_meet_no_old_graph(llama):
     engine = on_buffers(Engine(llama.lm, small(), attention=DeviceAttention))
     prompt, params = [1, 2, 3], SamplingParams(max_tokens=9, ignore_eos=True)
     assert engine.generate(prompt, params)[0].token_ids == greedy_tokens(llama.lm, prompt, 9)
-    graphs = engine.graphs
+    graphs = engine.runner.graphs
     engine.update_weights(other)
-    assert engine.graphs is not graphs
+    assert engine.runner.graphs is not graphs
     found = engine.generate(prompt, params)[0].token_ids
     assert found == greedy_tokens(with_weights(llama.lm, other), prompt, 9)
 
 
 # ── The buffers ───────────────────────────────────────────────────────────────
+
+
+FIELDS = ("token_ids", "from_rows", "positions", "slot_mapping", "context_lens")
 
 
 class Recorded:
@@ -129,8 +135,8 @@ class Recorded:
     def __init__(self):
         self.batches, self.contents = [], []
 
-    def __call__(self, batch: Batch, logits: torch.Tensor) -> None:
-        names = ("token_ids", "positions", "slot_mapping", "context_lens", "block_tables")
+    def __call__(self, batch: DeviceBatch, logits: torch.Tensor) -> None:
+        names = (*FIELDS, "block_tables")
         self.contents.append({name: getattr(batch, name).clone() for name in names})
         self.batches.append({name: getattr(batch, name).data_ptr() for name in names})
         logits.copy_(batch.token_ids[:, None].expand_as(logits))
@@ -146,10 +152,11 @@ def test_the_buffers_hold_the_batch_and_padding_that_does_nothing(data):
     for _ in range(data.draw(st.integers(1, 8))):
         n, w = data.draw(st.integers(1, rows)), data.draw(st.integers(1, width))
         random_ = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
-        fields = torch.randint(1, 100, (4, n), generator=random_)
+        fields = torch.randint(1, 100, (5, n), generator=random_)
         tables = torch.randint(1, 100, (n, w), generator=random_)
-        batch = Batch(
-            *fields[:3], tables, fields[3], torch.arange(n + 1), n,
+        batch = DeviceBatch(
+            **dict(zip(FIELDS, fields, strict=True)), block_tables=tables,
+            query_start=torch.arange(n + 1), num_decodes=n,
             context_lens_host=None, query_start_host=None,
         )  # fmt: skip
         logits = graphs.run(batch)
@@ -157,13 +164,12 @@ def test_the_buffers_hold_the_batch_and_padding_that_does_nothing(data):
         found = recorded.contents[-1]
         size = len(found["token_ids"])
         assert n <= size <= rows and size in (1, 2, 4, rows, -(-n // 8) * 8)
-        for field, name in zip(
-            fields, ("token_ids", "positions", "slot_mapping", "context_lens"), strict=True
-        ):
+        for field, name in zip(fields, FIELDS, strict=True):
             assert torch.equal(found[name][:n], field)
         assert torch.equal(found["block_tables"][:n, :w], tables)
         assert (found["slot_mapping"][n:] == -1).all() and (found["context_lens"][n:] == 0).all()
         assert (found["token_ids"][n:] == 0).all() and (found["positions"][n:] == 0).all()
+        assert (found["from_rows"][n:] == -1).all()
         # A graph replays on the addresses that it was recorded with.
         assert addresses.setdefault(size, recorded.batches[-1]) == recorded.batches[-1]
     assert graphs.replayed == len(recorded.batches) - len(addresses)
@@ -181,7 +187,7 @@ def test_padding_writes_nothing(llama):
     for _ in range(2):
         engine.step()
     held = {b for s in engine.scheduler.running for b in s.table.block_ids}
-    assert engine.graphs.replayed
+    assert engine.runner.graphs.replayed
     assert engine.store.blocks[:, [b for b in free if b not in held]].isnan().all()
 
 
@@ -190,13 +196,13 @@ def test_padding_writes_nothing(llama):
 
 @pytest.mark.parametrize("as_list", [False, True])
 def test_tokens_reach_the_next_step_and_the_host(as_list):
-    relay = TokenRelay(4, torch.device("cpu"))
+    pool = TokenPool(4, torch.device("cpu"))
     first, second = [7, 8, 9], [4, 5]
-    read_first = relay.send(first if as_list else torch.tensor(first))
-    ids = torch.tensor([-2, 30, -1, 0, -3])
-    assert relay.resolve(ids).tolist() == [8, 30, 7, 0, 9]
-    read_second = relay.send(second if as_list else torch.tensor(second))
-    assert relay.resolve(torch.tensor([-1, -2])).tolist() == second
+    read_first = pool.put(first if as_list else torch.tensor(first))
+    ids, rows = torch.tensor([0, 30, 0, 0, 0]), torch.tensor([1, -1, 0, -1, 2])
+    assert pool.fill(ids, rows).tolist() == [8, 30, 7, 0, 9]
+    read_second = pool.put(second if as_list else torch.tensor(second))
+    assert pool.fill(torch.tensor([0, 0]), torch.tensor([0, 1])).tolist() == second
     assert (read_first(), read_second()) == (first, second)
 
 
@@ -273,11 +279,11 @@ class NoWaiting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class NoAttention:
+class NoAttention(minikv.AttentionBackend):
     recordable = True
 
     def __init__(self, config, store):
-        pass
+        self.store = store
 
     def bind(self, batch):
         return lambda layer, q, k, v: q
@@ -291,8 +297,8 @@ def test_a_launch_reads_nothing_back(llama):
         engine.add_request([i + 1] * 9, SamplingParams(max_tokens=20, ignore_eos=True, **rule))
     for _ in range(8):
         with NoWaiting():
-            launched = engine._launch()
-        engine._append(launched, launched.token_ids())
+            launched = engine.loop.launch(engine.scheduler, engine.scheduler.schedule())
+        engine.loop.receive(engine, launched)
     with pytest.raises(AssertionError, match="waits"), NoWaiting():
         torch.ones(3)[torch.tensor([True, False, True])].sum().item()
 
@@ -309,7 +315,7 @@ def test_a_layer_is_compiled_for_one_token_and_for_any_number(monkeypatch):
     torch._dynamo.reset()
     counter = CompileCounter()
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter, fullgraph=True))
-    lm.transformer.project, lm.transformer.mix = compiled(project), compiled(mix)
+    lm.transformer = with_compiled_layers(lm.transformer)
     for n, logits in zip(lengths, expected, strict=True):
         torch.testing.assert_close(lm.logits(ids[:n]), logits)
     assert counter.frame_count == 4

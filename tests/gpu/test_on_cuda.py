@@ -135,7 +135,7 @@ def test_the_engine_says_on_a_gpu_what_it_says_on_a_cpu(lm, backend, config):
     engine = Engine(lm, small(**config, attention=backend))
     found = engine.generate(*zip(*requests, strict=True))
     assert [output.token_ids for output in found] == expected
-    assert (engine.graphs is not None) == (backend == "triton")
+    assert (engine.runner.graphs is not None) == (backend == "triton")
     engine.check()
 
 
@@ -152,7 +152,7 @@ def test_beams_forks_swaps_and_new_weights(lm):
     for a, b in zip(found, expected, strict=True):
         assert [s.token_ids for s in a.samples] == [s.token_ids for s in b.samples]
     assert engine.stats().preemptions > 0
-    state = minikv.loader.read_weights(minikv.BUNDLED["tinypy"])
+    state = minikv.checkpoint.read_weights(minikv.BUNDLED["tinypy"])
     state = {name: tensor * 1.01 for name, tensor in state.items()}
     greedy = SamplingParams(max_tokens=12, ignore_eos=True)
     for e in (engine, other):

@@ -11,9 +11,9 @@ if importlib.util.find_spec("triton") is None:
 import dataclasses
 
 import minikv
-from kernels.attention import TritonAttention
 from kernels.mode import INTERPRETED
 from minikv import Engine, EngineConfig, SamplingParams
+from minikv.gpu.attention import TritonAttention
 from minikv.paged import KVStore
 
 DEVICE = "cpu" if INTERPRETED else "cuda"

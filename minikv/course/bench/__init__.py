@@ -11,7 +11,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from minikv.course.bench import decode, gpu, ladder, paging, radix, ragged, scheduler, serving
+from minikv.course.bench import (
+    decode,
+    gpu,
+    gpu_kernels,
+    ladder,
+    paging,
+    radix,
+    ragged,
+    scheduler,
+    serving,
+)
 from minikv.course.bench.harness import environment, headline, positive, write_json
 
 BENCHMARKS = {
@@ -24,7 +34,10 @@ BENCHMARKS = {
     "paging": (paging, "slots that paging leaves unused, and the price of a block"),
 }
 
-ON_A_GPU = {"gpu": (gpu, "the engine on a CUDA GPU: the roofline, and transformers beside it")}
+ON_A_GPU = {
+    "gpu": (gpu, "the engine on a CUDA GPU: the roofline, and transformers beside it"),
+    "kernels": (gpu_kernels, "the kernels on a CUDA GPU: a copy and a matrix product beside them"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

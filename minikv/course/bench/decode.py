@@ -9,7 +9,7 @@ import argparse
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Goal, Table, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=64, help="new tokens of each")
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     title = f"decode: {args.tokens} tokens after {args.prompt}, minikv against transformers"
-    table = Table(title, args.repeats)
+    table = BenchTable(title, args.repeats)
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     turns = args.repeats + 1
     with bar(2 * turns * len(args.batch) * len(args.models), "decode") as progress:
@@ -53,5 +53,5 @@ def run(args: argparse.Namespace) -> Table:
                     "ratio": result.ratio("generate", "minikv"),
                     "rows that differ": peers.count_differing(*result.results.values()),
                 }
-                table.add(row, Goal("ratio", ">=", 2))
+                table.add(row, Aim("ratio", ">=", 2))
     return table

@@ -5,7 +5,7 @@ Decode steps: tokens a second while a batch decodes at contexts around 1,024, fr
 of `step` to a later one, so all that a user waits for is in it. The roofline reads the weights
 and all K and V once a step, as fast as a copy measured in the same run. Whole calls: 64
 prompts of 1,024 tokens and 128 new ones each, prefill included, new prompts in every turn.
-The figures are kept in kernels/results/ as well.
+The figures are kept in `results/` beside this file as well.
 """
 
 import argparse
@@ -22,10 +22,10 @@ from typing import Any
 import torch
 
 import minikv
-from minikv.config import read_config
+from minikv.checkpoint import read_config
 from minikv.course.bench import gpu_goals, peers
 from minikv.course.bench.gpu_clock import COPIED, Copy, CudaClock, random_values, where
-from minikv.course.bench.harness import Goal, Spread, Table, bar, race
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, race
 from minikv.course.chapters.ch03_kv_memory.published import CONFIGS
 from minikv.course.measure.timing import no_gc, timed
 from minikv.model import Transformer
@@ -58,13 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None of its own."""
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     """Raises ValueError where there is no CUDA GPU."""
     gpu_goals.require_rounds(args.repeats)
     clock, here, sizes = CudaClock(COMMAND), where(), Sizes()
     clock.require_memory(32 * COPIED)
     lm, peer = make_pair(SHAPE, clock.device, torch.bfloat16)
-    table = Table("gpu: the engine", args.repeats, [f"{here['machine']['gpu']}; {CONDITIONS}"])
+    table = BenchTable("gpu: the engine", args.repeats, [f"{here['machine']['gpu']}; {CONDITIONS}"])
     figures = decode_steps(lm, peer, clock, sizes, args.repeats, table)
     figures |= whole_calls(lm, peer, sizes, args.repeats, table)
     content = {
@@ -112,7 +112,7 @@ class Window:
 
 
 def decode_steps(
-    lm: minikv.LanguageModel, peer, clock: CudaClock, sizes: Sizes, repeats: int, table: Table
+    lm: minikv.LanguageModel, peer, clock: CudaClock, sizes: Sizes, repeats: int, table: BenchTable
 ) -> dict[str, list[float]]:
     """By goal, the share of the roofline's tokens a second, one a round."""
     weight_bytes = sum(parameter.nbytes for parameter in peer.parameters())  # tied ones once
@@ -212,12 +212,12 @@ def _free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def _goal(name: str, figures: dict[str, list[float]], values: list[float]) -> Goal | None:
+def _goal(name: str, figures: dict[str, list[float]], values: list[float]) -> Aim | None:
     """Note the values of a goal; None if there is no such goal."""
     if name not in gpu_goals.GOALS:
         return None
     figures[name] = values
-    return Goal("figure", gpu_goals.GOALS[name].sign, gpu_goals.GOALS[name].bound)
+    return Aim("figure", gpu_goals.GOALS[name].sign, gpu_goals.GOALS[name].bound)
 
 
 # ── Whole calls ───────────────────────────────────────────────────────────────
@@ -231,7 +231,7 @@ BATCH_SETTINGS = {"as it comes": {}, "with CUDA graphs": {"use_cuda_graph": True
 
 
 def whole_calls(
-    lm: minikv.LanguageModel, peer, sizes: Sizes, repeats: int, table: Table
+    lm: minikv.LanguageModel, peer, sizes: Sizes, repeats: int, table: BenchTable
 ) -> dict[str, list[float]]:
     """By goal, tokens a second of the engine over those of transformers, one a turn.
 

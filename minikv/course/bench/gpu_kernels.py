@@ -1,18 +1,16 @@
 """Measure the kernels on this GPU, against their goals: `minikv.course.bench.gpu_goals`.
 
-    python -m minikv.course.bench.gpu_kernels
+    python -m minikv bench kernels
 
 Every case is timed in every round, replayed from a CUDA graph and launched one by one,
 beside a copy and a matrix product of the same round: a ratio is made from two times of one
 round. torch's attention on contiguous K and V of as many bytes is timed as well. Outputs
 are poisoned before each timing and compared with the reference after it. The figures are
-printed and kept in kernels/results/.
+printed and kept in `results/` beside this file.
 """
 
 import argparse
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from minikv.course.bench import gpu_goals
@@ -25,8 +23,7 @@ from minikv.course.bench.gpu_clock import (
     random_values,
     where,
 )
-from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
-from minikv.course.harness.files import write_whole
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
 
 COMMAND = gpu_goals.COMMANDS["kernels"]
 BATCHES = (16, 24, 32, 48, 64)
@@ -135,10 +132,10 @@ def figures(cases: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, lis
     }
 
 
-def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) -> Table:
+def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) -> BenchTable:
     """What every case took."""
     copy, product = Spread(found["copy"]), Spread(found["product"])
-    table = Table("kernels: milliseconds of a launch", repeats)
+    table = BenchTable("kernels: milliseconds of a launch", repeats)
     table.notes.append(
         f"copy {_scaled(copy, 1e-9)} GB/s, product {_scaled(product, 1e-12)} TFLOP/s"
     )
@@ -154,35 +151,25 @@ def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) ->
     return table
 
 
-def verdict(found: Mapping[str, list[float]], repeats: int) -> Table:
-    table = Table("goals", repeats)
+def verdict(found: Mapping[str, list[float]], repeats: int) -> BenchTable:
+    table = BenchTable("goals", repeats)
     for name, values in found.items():
         goal = gpu_goals.GOALS[name]
         table.add({"what": goal.text, "figure": Spread(values)},
-                  Goal("figure", goal.sign, goal.bound))  # fmt: skip
+                  Aim("figure", goal.sign, goal.bound))  # fmt: skip
     return table
 
 
-def main(arguments: list[str]) -> int:
-    """0 even where a goal is missed, 2 for a bad argument or no GPU, 130 for Control-C."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--repeats", type=positive, default=5, help="rounds; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here as well")
-    args = parser.parse_args(arguments)
-    try:
-        gpu_goals.require_rounds(args.repeats)
-        if args.json and not args.json.parent.is_dir():
-            raise ValueError(f"--json: no folder {args.json.parent}")
-        clock = CudaClock(COMMAND)
-        cases, here = all_cases(), where()
-        found = measure(cases, clock, args.repeats)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nStopped; nothing was written.", file=sys.stderr)
-        return 130
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None of its own."""
+
+
+def run(args: argparse.Namespace) -> BenchTable:
+    """The goals, each with what was reached. Raises ValueError where there is no CUDA GPU."""
+    gpu_goals.require_rounds(args.repeats)
+    clock = CudaClock(COMMAND)
+    cases, here = all_cases(), where()
+    found = measure(cases, clock, args.repeats)
     reached = figures(cases, found)
     content = {
         "repeats": args.repeats,
@@ -202,17 +189,11 @@ def main(arguments: list[str]) -> int:
         "measured": found,
     }
     path = gpu_goals.save("kernels", here, content, gpu_goals.RESULTS)
-    if args.json:
-        write_whole(args.json, path.read_text())
-    print(timings(cases, found, args.repeats), verdict(reached, args.repeats), sep="\n\n")
-    print(f"\n{args.repeats} rounds on {here['machine']['gpu']}: median (least..greatest).")
-    print(f"Kept in {path}")
-    return 0
+    print(f"{timings(cases, found, args.repeats)}\n")
+    table = verdict(reached, args.repeats)
+    table.notes.append(f"kept in {path}")
+    return table
 
 
 def _scaled(spread: Spread, by: float) -> Spread:
     return Spread([value * by for value in spread.values])
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

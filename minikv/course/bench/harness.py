@@ -37,7 +37,7 @@ class Spread:
         return f"{short(self.median)} ({short(self.min)}..{short(self.max)})"
 
 
-class Goal(NamedTuple):
+class Aim(NamedTuple):
     """What the figure in `column` should be."""
 
     column: str
@@ -52,16 +52,16 @@ class Goal(NamedTuple):
 
 
 @dataclass
-class Table:
+class BenchTable:
     """Rows with the same columns: labels (str), counts and figures (int, float) and Spreads."""
 
     title: str
     repeats: int
     notes: list[str] = field(default_factory=list)
     rows: list[dict[str, Any]] = field(default_factory=list)
-    goals: list[Goal | None] = field(default_factory=list)
+    goals: list[Aim | None] = field(default_factory=list)
 
-    def add(self, row: dict[str, Any], goal: Goal | None = None) -> None:
+    def add(self, row: dict[str, Any], goal: Aim | None = None) -> None:
         self.rows.append(row)
         self.goals.append(goal)
 

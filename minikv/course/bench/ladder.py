@@ -7,7 +7,7 @@ at once, and their tokens a second are those of all answers together.
 import argparse
 
 import minikv
-from minikv.course.bench.harness import Spread, Table
+from minikv.course.bench.harness import BenchTable, Spread
 from minikv.course.measure.running_table import RunningTable
 
 
@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """None of its own."""
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     measured = RunningTable(minikv.load("tinypy"), repeats=args.repeats, upto="99")
-    table = Table("ladder: one request on every rung", args.repeats, [measured.caption])
+    table = BenchTable("ladder: one request on every rung", args.repeats, [measured.caption])
     naive = None
     for rung, runs in measured.runs.items():
         speed = Spread([run.answers * len(run.token_ids) / run.seconds for run in runs])

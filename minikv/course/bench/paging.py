@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 import minikv
-from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.measure.timing import timed
 from minikv.course.measure.workload import Length, chat_like, read_trace
 
@@ -34,9 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     lengths = trace_lengths(args.trace) if args.trace else chat_like(args.requests)
-    table = Table("paging: slots held and never used, and the price of a block", args.repeats)
+    table = BenchTable("paging: slots held and never used, and the price of a block", args.repeats)
     source = args.trace.name if args.trace else "generated, seed 0"
     prompts, outputs = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
     table.notes.append(
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> Table:
                 "figure": percent,
                 "unit": "% of slots",
             }
-            table.add(row, Goal("figure", "<", 4) if block_size == 16 else None)
+            table.add(row, Aim("figure", "<", 4) if block_size == 16 else None)
     longest = max(map(sum, lengths))
     for reserved in sorted({CONTEXT, longest}):
         fitting = [length for length in lengths if sum(length) <= reserved]
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> Table:
                 "figure": figure,
                 "unit": "µs a block",
             }
-            table.add(row, Goal("figure", "<=", 1))
+            table.add(row, Aim("figure", "<=", 1))
     return table
 
 

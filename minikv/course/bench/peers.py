@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 RANDOM_8M = dict(
     hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.measure.timing import no_gc, timed
 
 BLOCK = 16  # tokens
@@ -42,12 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", type=positive, default=64, help="prompt and output of each")
 
 
-def run(args: argparse.Namespace) -> Table:
-    table = Table("radix: the prefix cache", args.repeats)
+def run(args: argparse.Namespace) -> BenchTable:
+    table = BenchTable("radix: the prefix cache", args.repeats)
     add_probes(table, args)
     table.add({"what": "memory", "figure": bytes_per_node(), "unit": "bytes a node of one block"})
     row = {"what": "switched on, no hits", "figure": switched_on(args), "unit": "% more time"}
-    table.add(row, Goal("figure", "<=", 1))
+    table.add(row, Aim("figure", "<=", 1))
     table.notes.append(
         f"switched on: {args.requests} requests of {args.tokens} + {args.tokens} tokens through "
         "tinypy, two engines in turns step by step, their pools full of old requests' blocks; "
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> Table:
     return table
 
 
-def add_probes(table: Table, args: argparse.Namespace) -> None:
+def add_probes(table: BenchTable, args: argparse.Namespace) -> None:
     sizes = sorted(args.nodes)
     with bar(sum(sizes) // COMB, "radix: growing trees") as progress:
         trees = [Tree(nodes, progress) for nodes in sizes]
@@ -70,12 +70,12 @@ def add_probes(table: Table, args: argparse.Namespace) -> None:
         for tree in trees:
             figure = Spread(tree.times[what][1:])
             row = {"what": what, "nodes": tree.num_nodes, "figure": figure, "unit": f"µs a {unit}"}
-            table.add(row, Goal("figure", "<=", bound) if bound else None)
+            table.add(row, Aim("figure", "<=", bound) if bound else None)
         pairs = zip(last.times[what][1:], first.times[what][1:], strict=True)
         growth = Spread([large / small for large, small in pairs])
         unit = f"times that of {first.num_nodes:,}"
         row = {"what": "  growth", "nodes": last.num_nodes, "figure": growth, "unit": unit}
-        table.add(row, Goal("figure", "<=", 1.3) if judged else None)
+        table.add(row, Aim("figure", "<=", 1.3) if judged else None)
 
 
 class Tree:

@@ -10,7 +10,7 @@ import random
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Goal, Table, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,11 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     draw = random.Random(0)
     lengths = [draw.randint(*args.prompts) for _ in range(args.requests)]
     asked = [draw.randint(*args.outputs) for _ in range(args.requests)]
-    table = Table(f"ragged: {args.requests} requests, {sum(asked):,} useful tokens", args.repeats)
+    table = BenchTable(
+        f"ragged: {args.requests} requests, {sum(asked):,} useful tokens", args.repeats
+    )
     table.notes.append(
         f"prompts of {min(lengths)} to {max(lengths)} tokens, outputs of {min(asked)} to "
         f"{max(asked)}, drawn evenly, seed 0"
@@ -72,5 +74,5 @@ def run(args: argparse.Namespace) -> Table:
                 row["rows that differ"] = peers.count_differing(
                     result.results["minikv"], result.results[each]
                 )
-                table.add(row, Goal("minikv is faster by", ">=", 5) if each == best else None)
+                table.add(row, Aim("minikv is faster by", ">=", 5) if each == best else None)
     return table

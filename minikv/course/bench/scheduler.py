@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 
 import minikv
-from minikv.course.bench.harness import Goal, Spread, Table, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.measure.timing import timed
 
 GOALS = {64: 0.1, 256: 0.3}  # ms a step, by running sequences
@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=256, help="steps timed in a repeat")
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     title = f"scheduler: host time a step, mean of {args.steps} decode steps"
-    table = Table(title, args.repeats)
+    table = BenchTable(title, args.repeats)
     turns = args.repeats + 1
     with bar(turns * 2 * len(args.running), "scheduler") as progress:
         for running in args.running:
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> Table:
             for cached, measured in times.items():
                 name = "on" if cached else "off"
                 row = {"running": running, "prefix cache": name, "ms": Spread(measured[1:])}
-                table.add(row, Goal("ms", "<=", GOALS[running]) if running in GOALS else None)
+                table.add(row, Aim("ms", "<=", GOALS[running]) if running in GOALS else None)
     return table
 
 

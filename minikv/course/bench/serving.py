@@ -8,7 +8,7 @@ the oracle's.
 import argparse
 
 import minikv
-from minikv.course.bench.harness import Spread, Table, positive
+from minikv.course.bench.harness import BenchTable, Spread, positive
 from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile
 from minikv.course.measure.workload import shared_prompts
 
@@ -19,12 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seats", type=positive, default=12, help="max_num_seqs")
 
 
-def run(args: argparse.Namespace) -> Table:
+def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
     jobs = shared_prompts(lm, args.requests, rate=args.rate)
     config = minikv.EngineConfig(max_num_seqs=args.seats)
     comparison = compare(lm, jobs, config, repeats=args.repeats, progress=True)
-    table = Table("serving: static and continuous batches", args.repeats, [comparison.caption])
+    table = BenchTable("serving: static and continuous batches", args.repeats, [comparison.caption])
     slowest = next(iter(comparison.runs.values()))
     for way, runs in comparison.runs.items():
         row = {

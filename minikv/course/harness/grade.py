@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 
 from tqdm import tqdm
 
-from minikv.course.harness import examine
+from minikv.course.harness import process
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters
 from minikv.course.harness.report import Report
@@ -92,7 +92,7 @@ def progress_bar(
 
 def grade(student: Student, exercise: Exercise) -> Report:
     with _folder(student.folder):
-        return examine.run(exercise)
+        return process.run(exercise)
 
 
 @contextmanager

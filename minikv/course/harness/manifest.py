@@ -4,12 +4,12 @@ The `chapter.py` in a chapter's folder describes it in these words. Everything e
 exercises (skeletons, checks, hints, progress) is read from there.
 """
 
-import importlib
 import importlib.util
-import pkgutil
 import re
 from dataclasses import dataclass
 from functools import cache
+
+from minikv.course.chapters import each
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,9 @@ class Chapter:
     skeleton: tuple[Function | Class, ...]
     exercises: tuple[Exercise, ...]
     needs: str | None = None  # a package that there is not for every machine
+    in_engine: bool = False  # its parts also run with those of other chapters, in one engine
+    # Exercises whose function can decode for that engine, the one to be taken first at the front.
+    decodes: tuple[tuple[str, str], ...] = ()  # (id, name of the function)
 
     @property
     def file_name(self) -> str:
@@ -116,12 +119,7 @@ class Chapter:
 @cache
 def chapters() -> dict[str, Chapter]:
     """Every chapter that has exercises, by its number, in order."""
-    package = importlib.import_module("minikv.course.chapters")
-    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    found = [
-        importlib.import_module(f"{package.__name__}.{name}.chapter").CHAPTER for name in names
-    ]
-    return {chapter.number: chapter for chapter in found}
+    return {number: module.CHAPTER for number, module in each("chapter")}
 
 
 def chapter_of(exercise_id: str) -> Chapter:

@@ -2,7 +2,7 @@
 
     Mistake(
         "never copies",
-        edits={"BlockTable.writable_slot": (("ref_count(block_id) == 1:", "ref_count(block_id):"),)},
+        edits={"BlockTable.writable_slot": (("ref_count(block_id) == 1:", "block_id >= 0:"),)},
         cause="the block is written in place, though others hold it: their tokens are overwritten",
         look="what does the pool count for this block?",
     )

@@ -25,9 +25,10 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from io import StringIO
 from types import ModuleType
 from typing import Any
 
@@ -41,8 +42,9 @@ from minikv.course.harness.skeletons import skeleton
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
 # A mistake is named if it shares this much of what is wrong in the first line that fails, and
-# that much of what is wrong altogether: less, since a reader may have made two.
-ALIKE, ALIKE_IN_ALL = 0.5, 0.3
+# that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
+# the first line alone, and nearly all that it gets wrong is wrong here, too.
+ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
 
@@ -57,6 +59,7 @@ class Event:
     text: str
     seen: dict[str, Any] = field(default_factory=dict)
     error: BaseException | None = None
+    is_call: bool = False
 
 
 class Log:
@@ -77,7 +80,7 @@ class Log:
         An argument that can be changed is looked at again afterwards.
         """
         before = [_kept(one) for one in arguments]
-        event = Event(text)
+        event = Event(text, is_call=True)
         self.events.append(event)
         try:
             result = function(*arguments)
@@ -176,7 +179,7 @@ class Scenario:
     def symptoms_of(self, mistake: Mistake, group: Group, place: int) -> frozenset:
         """What is wrong with one program when this mistake is made."""
         try:
-            with _within(PLAY_LIMIT):
+            with _within(PLAY_LIMIT), redirect_stdout(StringIO()):
                 module = _module_with(self.exercise, mistake)
                 found = self.on(module, group.programs[place])
         except (_TooLong, Exception) as error:
@@ -201,16 +204,17 @@ def numbers(
     """A line for each number in the dictionary that the reader's `function` returns.
 
     looks: key -> (what the number is, where to look). A number that is off by at most a share
-    of `near` counts as the reference's, or as that of a known mistake.
+    of `near` counts as the reference's, or as that of a known mistake. The report does not say
+    the right number: these are predictions.
     """
 
     def answers(module: Any) -> Any:
         return getattr(module, function)()
 
     def play(mine: Any, key: str, log: Log) -> None:
-        found = log.call(f"{function}()", partial(answers, mine), see=False)
+        found = log.call("", partial(answers, mine), see=False)
         if not isinstance(found, Mapping) or key not in found:
-            log(f"{function}()", {f"has {key!r}:": False})
+            log(looks[key][0], {"result": Words(f"nothing, {key!r} is not among the keys")})
             return
         value = plain(found[key])
         known = [answers(reference_module(exercise))[key]]
@@ -219,10 +223,17 @@ def numbers(
                 known.append(answers(_module_with(exercise, mistake))[key])
         if isinstance(value, int | float) and not isinstance(value, bool):
             value = next((one for one in known if abs(value - one) <= near * abs(one)), value)
-        log(looks[key][0], {"result": value})
+        right = "another number"
+        log(looks[key][0], {"result": Words(right if value == known[0] else shown(value))})
 
     groups = [Group(key, [key], look) for key, (_, look) in looks.items()]
     scenario(exercise, play, *groups)
+
+
+class Words(str):
+    """A text that is told without quotes."""
+
+    __repr__ = str.__str__
 
 
 @dataclass(frozen=True, eq=False)
@@ -323,17 +334,22 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     wanted = expected[at] if at < len(expected) else None
     error = event.error
     if wanted is not None and wanted.error is not None and error is None:
-        what = f"no error, but {_value(event)}; expected {type(wanted.error).__name__}"
+        result = event.seen.get("result")
+        instead = f", but {shown(plain(result), 80)}" if result is not None else ""
+        what = f"no error{instead}; expected {type(wanted.error).__name__}"
     elif error is not None:
         what = f"{type(error).__name__} ({error})"
-        what += f", expected {type(wanted.error).__name__}" if wanted and wanted.error else ""
+        if wanted is not None and wanted.error is not None:
+            what += f", expected {type(wanted.error).__name__}"
     elif wanted is None:
         what = "it goes on, where nothing more should happen"
     else:
         name = next(n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
         what = _told(name, event, wanted)
-    story = [one.text for one in found[max(0, at - 7) : at + 1] if one.text]
-    story = [text for i, text in enumerate(story) if i == 0 or text != story[i - 1]]
+    story: list[str] = []
+    for one in found[max(0, at - 7) : at + 1]:
+        if one.text and (one.is_call or not story or one.text != story[-1]):
+            story.append(one.text)
     skipped = "… " if at > 7 else ""
     return Difference(f"{skipped}{'; '.join(story)}", what, symptoms(found, expected), error)
 
@@ -375,10 +391,10 @@ def _agree(name: str, mine: Event, theirs: Event) -> bool:
 
 
 def _told(name: str, mine: Event, theirs: Event) -> str:
-    if name.startswith("argument "):
-        if name in mine.seen:
-            return f"{name} is {shown(plain(mine.seen[name]), 80)}, though it was not to change"
-        return f"{name} is unchanged, expected {shown(plain(theirs.seen[name]), 80)}"
+    if name.startswith("argument ") and name not in theirs.seen:
+        now = mine.seen[name]
+        has = "" if isinstance(now, torch.Tensor) else f": {shown(_short(plain(now)), 80)}"
+        return f"{name.removesuffix(' afterwards')} was changed, and should not be{has}"
     label = "" if name == "result" else f"{name} "
     found, expected = mine.seen.get(name), theirs.seen.get(name)
     if isinstance(expected, torch.Tensor) and expected.numel() > 8:
@@ -386,11 +402,14 @@ def _told(name: str, mine: Event, theirs: Event) -> str:
             kind = "nothing" if found is None else f"a {type(found).__name__}"
             return f"{label}{kind}, expected a tensor of shape {tuple(expected.shape)}"
         return f"{label}{mismatch(found, expected, TOLERANCE)}"
-    return label + checking.differ(plain(found), plain(expected))
+    return label + checking.differ(_short(plain(found)), _short(plain(expected)))
 
 
-def _value(event: Event) -> str:
-    return shown(plain(event.seen.get("result", "it goes on")), 80)
+def _short(value: Any) -> Any:
+    """Without digits that nobody reads."""
+    if isinstance(value, list):
+        return [_short(one) for one in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _digest(value: Any) -> str:
@@ -420,27 +439,39 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
     so that two mistakes are told as two.
     """
     outcomes = list(outcomes)
-    left = [one for one in outcomes if one.differs]
+    failed = [one for one in outcomes if one.differs]
     named: dict[Outcome, Mistake] = {}
-    while left:
-        known = mistakes_of(find(left[0].played.exercise))
-        alike = [mistake for mistake in known if _likeness(mistake, left[:1]) >= ALIKE]
-        scores = {mistake: _likeness(mistake, left, outcomes) for mistake in alike}
-        best = max(scores, key=scores.__getitem__, default=None)
-        if best is None or scores[best] < ALIKE_IN_ALL:
-            left = left[1:]
+    told: set[Outcome] = set()
+    for first in failed:
+        if first in told:
             continue
-        explained = [one for one in left if _likeness(best, [one]) >= ALIKE]
+        rest = [one for one in failed if one not in named]
+        known = mistakes_of(find(first.played.exercise))
+        alike = [mistake for mistake in known if _likeness(mistake, [first]) >= ALIKE]
+        scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
+        best = max(scores, key=scores.__getitem__, default=None)
+        if best is None or not (
+            scores[best] >= ALIKE_IN_ALL
+            or (
+                _likeness(best, [first]) >= CONTAINED
+                and _likeness(best, rest, outcomes, of_mistake=True) >= CONTAINED
+            )
+        ):
+            continue
+        explained = [one for one in rest if one is first or _likeness(best, [one]) >= ALIKE]
         named |= dict.fromkeys(explained, best)
-        left = [one for one in left if one not in explained]
+        told |= set(explained)
     return named
 
 
 def _likeness(
-    mistake: Mistake, failed: Sequence[Outcome], outcomes: Sequence[Outcome] = ()
+    mistake: Mistake,
+    failed: Sequence[Outcome],
+    outcomes: Sequence[Outcome] = (),
+    of_mistake: bool = False,
 ) -> float:
-    """What reader and mistake have wrong in common, as a share of what either has wrong: in the
-    programs that `failed`, and in some of those in `outcomes` that did not."""
+    """What reader and mistake have wrong in common, as a share of what either has wrong, or of
+    what the mistake has: in programs that `failed`, and in some in `outcomes` that did not."""
     mine: set = set()
     theirs: set = set()
     for outcome in failed:
@@ -459,4 +490,5 @@ def _likeness(
             theirs |= {
                 (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)
             }
-    return len(mine & theirs) / len(mine | theirs) if mine | theirs else 0.0
+    whole = theirs if of_mistake else mine | theirs
+    return len(mine & theirs) / len(whole) if whole else 0.0

@@ -1,6 +1,6 @@
 """Makes the files in `exercises/` out of the reference. Nobody writes them by hand.
 
-    python -m minikv.course.harness.skeletons    # writes exercises/chNN_name.py
+    python -m minikv.course skeletons    # writes exercises/chNN_name.py for every chapter
 
 A skeleton is the reference's own text. What an exercise asks for has lost its body, or
 has a bug in it; the rest stands as it is. A test makes all skeletons again and compares.
@@ -29,6 +29,7 @@ from minikv.course.harness.manifest import (
 )
 
 Def = ast.FunctionDef | ast.ClassDef
+EXERCISES = Path(__file__).parents[3] / "exercises"
 
 
 @dataclass(frozen=True)
@@ -363,10 +364,7 @@ def broken(exercise_id: str):
     return SimpleNamespace(**found) if len(found) > 1 else found[owners[0]]
 
 
-def write_all(folder: Path) -> None:
+def write_all(folder: Path = EXERCISES) -> None:
+    """Write every chapter's file into `folder`."""
     for chapter in chapters().values():
         (folder / chapter.file_name).write_text(skeleton(chapter), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    write_all(Path(__file__).parents[3] / "exercises")

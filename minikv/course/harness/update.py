@@ -149,7 +149,11 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
 
 
 def _signature(text: str) -> str:
+    """Name, parameters and their defaults: annotations are a matter of taste."""
     [node] = ast.parse(text).body
+    for part in ast.walk(node):
+        if isinstance(part, ast.arg):
+            part.annotation = None
     return f"{node.name}({ast.unparse(node.args)})"
 
 
@@ -260,8 +264,13 @@ def update_from(old: Path) -> list[str]:
 def _skeletons_of(old: Path) -> dict[str, str]:
     """The skeletons as that copy's own generator makes them."""
     code = (
-        "import json; from minikv.course.harness.manifest import chapters; "
-        "from minikv.course.harness.skeletons import skeleton; "
+        "import json\n"
+        "try:\n"
+        "    from minikv.course.harness.manifest import chapters\n"
+        "    from minikv.course.harness.skeletons import skeleton\n"
+        "except ImportError:  # 0.1.0 kept them elsewhere\n"
+        "    from minikv.course.exercise import chapters\n"
+        "    from minikv.course.skeletons import skeleton\n"
         "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(old.resolve())}

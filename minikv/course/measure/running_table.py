@@ -5,8 +5,9 @@ A rung is a way to generate greedily. All rungs must give the same tokens, or th
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -14,10 +15,11 @@ from time import perf_counter
 import torch
 
 from minikv.config import EngineConfig
+from minikv.course.chapters import each
 from minikv.course.pictures.table import Table
 from minikv.engine import Engine
-from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.kv_cache import PreallocatedCache
+from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 # The prompt of every notebook's table, so that their lines can be compared.
@@ -56,13 +58,6 @@ class Run:
     answers: int = 1  # so many times these tokens were generated
 
 
-def run_naive(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 01: nothing is kept, everything is computed at every step."""
-    started = perf_counter()
-    token_ids = lm.generate_naively(prompt_ids, max_tokens)
-    return Run(token_ids, perf_counter() - started, 0, None)
-
-
 def run_cache(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int, cache, capacity: int | None
 ) -> Run:
@@ -80,55 +75,13 @@ def run_cache(
     return Run(token_ids, seconds, lm.config.kv_bytes_per_token(lm.dtype), 1 - held / reserved)
 
 
-def run_concat(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 02: every step copies all that is kept."""
-    return run_cache(lm, prompt_ids, max_tokens, ConcatCache(lm.config), None)
-
-
-def run_preallocated(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 02: written in place, into room for the model's whole context."""
-    return _run_reserved(lm, prompt_ids, max_tokens, lm.config.max_context)
-
-
-def run_limited(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 03: the same with room for the longest answer that was asked for. Its last token
-    is never stored."""
-    return _run_reserved(lm, prompt_ids, max_tokens, len(prompt_ids) + max_tokens - 1)
-
-
-def _run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capacity: int) -> Run:
+def run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capacity: int) -> Run:
+    """A cache that is written in place, with room for `capacity` tokens."""
     cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
     return run_cache(lm, prompt_ids, max_tokens, cache, capacity)
 
 
-def run_engine(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 04: the whole engine. What is reserved are the blocks in use."""
-    return _run_in_engine(lm, prompt_ids, max_tokens)
-
-
-def run_samples(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 05: several samples of one request share its prompt's blocks."""
-    return _run_in_engine(lm, prompt_ids, max_tokens, samples=TOGETHER)
-
-
-def run_together(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 06: several requests in one batch, each with blocks of its own."""
-    return _run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER)
-
-
-def run_again(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 07: the same, and somebody has asked before: the prompt is in the prefix cache."""
-    return _run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True)
-
-
-def run_kernels(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Chapter 08: the same with Triton's kernels, on a GPU: see `not_measured`."""
-    return _run_in_engine(
-        lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True, attention="triton"
-    )
-
-
-def _run_in_engine(
+def run_in_engine(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
     requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
 ) -> Run:  # fmt: skip
@@ -169,32 +122,31 @@ def _slots(engine: Engine) -> tuple[int, int, int]:
     return seen, sum(filled.values()), size * len(filled)
 
 
-RUNGS: dict[str, tuple[str, Callable[[LanguageModel, list[int], int], Run]]] = {
-    # name: (the chapter that adds it, how it runs)
-    "01 naive attention": ("01", run_naive),
-    "02 cache that grows by copying": ("02", run_concat),
-    "02 cache for the whole context": ("02", run_preallocated),
-    "03 cache for the longest answer": ("03", run_limited),
-    "04 paged blocks, in the engine": ("04", run_engine),
-    f"05 {TOGETHER} samples, shared blocks": ("05", run_samples),
-    f"06 {TOGETHER} requests, one batch": ("06", run_together),
-    f"07 {TOGETHER} requests, prompt cached": ("07", run_again),
-    f"08 {TOGETHER} requests, Triton kernels": ("08", run_kernels),
-}
+@dataclass(frozen=True)
+class Rung:
+    """One line of the table. A chapter's `rung.py` says them: `RUNS`, name -> how it runs, and
+    `why_not(lm)`, if there are machines or models that say nothing about it."""
+
+    chapter: str
+    run: Callable[[LanguageModel, list[int], int], Run]
+    why_not: Callable[[LanguageModel], str]  # "" where it is measured
 
 
-def not_measured(rung: str, lm: LanguageModel) -> str:
-    """Why a rung is not measured with this model, "" if it is. Without a GPU kernels are
-    interpreted, and how long that takes says nothing about them."""
-    is_interpreted = RUNGS[rung][0] == "08" and lm.device.type != "cuda"
-    return "not on a GPU: not measured" if is_interpreted else ""
+@cache
+def rungs() -> dict[str, Rung]:
+    """Every rung of every chapter by its name, in order."""
+    return {
+        f"{number} {name}": Rung(number, run, getattr(module, "why_not", lambda lm: ""))
+        for number, module in each("rung")
+        for name, run in module.RUNS.items()
+    }
 
 
 class RunningTable(Table):
-    """Tokens a second, bytes a token and memory wasted, for each rung, measured as it is made.
+    """Tokens per second, bytes per token and memory wasted, for each rung, measured as it is made.
 
-    `upto`: the chapter whose rung is the last; without it, the first and the last rung that
-    can be measured. Raises AssertionError if two rungs give different tokens.
+    `upto`: the chapter whose rung is the last. `only`: chapters, if not all up to there.
+    Raises AssertionError if two rungs give different tokens.
     """
 
     def __init__(
@@ -203,30 +155,35 @@ class RunningTable(Table):
         prompt: str = WORKLOAD,
         max_tokens: int = 32,
         repeats: int = 3,
-        upto: str | None = None,
+        upto: str = "99",
+        only: Collection[str] = (),
     ):
         prompt_ids = lm.encode(prompt)
-        names = [name for name, (chapter, _) in RUNGS.items() if upto and chapter <= upto]
-        possible = [name for name in RUNGS if not not_measured(name, lm)]
-        names = names or [possible[0], possible[-1]]
+        chosen = {
+            name: rung
+            for name, rung in rungs().items()
+            if rung.chapter <= upto and (not only or rung.chapter in only)
+        }
+        self.runs: dict[str, list[Run]] = {}
+        self.missing: dict[str, str] = {}
         company = ""
-        if any(name[:2] > "04" for name in names):
-            company = f", from 05 on {TOGETHER} times at once"
+        for name, rung in chosen.items():
+            if why := rung.why_not(lm):
+                self.missing[name] = why
+                continue
+            rung.run(lm, prompt_ids, 2)  # not counted: the first run of anything is slower
+            self.runs[name] = [rung.run(lm, prompt_ids, max_tokens) for _ in range(repeats)]
+            if self.runs[name][0].answers > 1 and not company:
+                company = f", from {rung.chapter} on {self.runs[name][0].answers} times at once"
         self.caption = (
             f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy"
             f"{company}; median of {repeats} runs (slowest to fastest). {lm.name}, {machine(lm)}."
         )
-        self.runs: dict[str, list[Run]] = {}
-        self.missing = {rung: not_measured(rung, lm) for rung in names if rung not in possible}
-        for rung in [name for name in names if name in possible]:
-            run = RUNGS[rung][1]
-            run(lm, prompt_ids, 2)  # not counted: the first run of anything is slower
-            self.runs[rung] = [run(lm, prompt_ids, max_tokens) for _ in range(repeats)]
         expected = next(iter(self.runs.values()))[0].token_ids
-        for rung, runs in self.runs.items():
+        for name, runs in self.runs.items():
             for run in runs:
                 if run.token_ids != expected:
-                    raise AssertionError(f"{rung} gives other tokens than naive attention")
+                    raise AssertionError(f"{name} gives other tokens than naive attention")
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """The table's text, with its header."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minikv.engine import Engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 CSV_COLUMNS = ("ContextTokens", "GeneratedTokens")

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon, Rectangle
@@ -18,10 +17,8 @@ from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 
 from minikv.course.pictures import style
+from minikv.course.pictures.snapshot import SeenBlock, Snapshot
 from minikv.course.pictures.timeline import visible
-
-if TYPE_CHECKING:
-    from minikv.course.pictures.block_viewer import Block, Snapshot
 
 SLOT, FILM_SLOT = 0.24, 0.19  # a slot with room around it: alone, and in a film
 SMALLEST = 0.144  # if it had to be smaller, fewer panels or blocks go beside each other
@@ -47,7 +44,7 @@ def width_of(text: str, size: float, each: float = 0.55) -> float:
 # ── The places ────────────────────────────────────────────────────────────────
 
 
-def _lanes(steps: "Sequence[Snapshot]") -> list[dict[str, int]]:
+def _lanes(steps: Sequence[Snapshot]) -> list[dict[str, int]]:
     """For each step the place of its tables, from the top. A table stays where it was."""
     places: list[dict[str, int]] = []
     for step in steps:
@@ -63,7 +60,7 @@ def _lanes(steps: "Sequence[Snapshot]") -> list[dict[str, int]]:
 class Layout:
     """The places of one panel: the same at every step, so that only what changes moves."""
 
-    def __init__(self, steps: "Sequence[Snapshot]", slot: float, rows: int):
+    def __init__(self, steps: Sequence[Snapshot], slot: float, rows: int):
         self.slot = slot
         self.block_size = next((s.block_size for s in steps if s.tables), steps[0].block_size)
         self.font = max(6.2, min(8.5, 0.52 * 72 * slot))
@@ -122,7 +119,7 @@ class Layout:
         return self.pool + self.columns * self.column + (self.columns - 1) * self.gutter
 
     @classmethod
-    def fitting(cls, steps: "Sequence[Snapshot]", width: float, most: float) -> "Layout":
+    def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "Layout":
         """The largest with slots up to `most` that is no wider than `width`.
 
         A pool of many blocks stands in columns: fewer, longer ones if the slots grow by it.
@@ -247,8 +244,8 @@ class Panel:
     """One step, drawn at (x, y). `before` is the step that it is compared with."""
 
     def __init__(
-        self, pen: Pen, layout: Layout, x: float, y: float, step: "Snapshot", lanes: dict[str, int],
-        before: "Snapshot | None",
+        self, pen: Pen, layout: Layout, x: float, y: float, step: Snapshot, lanes: dict[str, int],
+        before: Snapshot | None,
     ):  # fmt: skip
         self.pen, self.layout, self.x, self.y = pen, layout, x, y
         self.step, self.lanes = step, lanes
@@ -335,7 +332,7 @@ class Panel:
         color = style.color(_number(name))
         self.pen.arrow([(self.x + x, self.y + y) for x, y in points], color, at.slot)
 
-    def _block(self, block: "Block") -> None:
+    def _block(self, block: SeenBlock) -> None:
         at, pen = self.layout, self.pen
         x, y = at.block(self.places[block.id])
         left, middle = self.x + x, self.y + y
@@ -422,7 +419,7 @@ def warning_entry(meaning: str) -> Entry:
     return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, 0, SMALL, wrong=True))
 
 
-def _legend(steps: "Sequence[Snapshot]") -> Legend:
+def _legend(steps: Sequence[Snapshot]) -> Legend:
     """What is to be explained, always in this order."""
     states = {block.state for step in steps for block in step.blocks}
     entries = [
@@ -445,7 +442,7 @@ def _legend(steps: "Sequence[Snapshot]") -> Legend:
 # ── The pictures ──────────────────────────────────────────────────────────────
 
 
-def frame(steps: "Sequence[Snapshot]", i: int) -> Figure:
+def frame(steps: Sequence[Snapshot], i: int) -> Figure:
     """Step `i` alone, without its words."""
     layout, legend = Layout.fitting(steps, style.WIDTH - 2 * MARGIN, SLOT), _legend(steps)
     pen = Pen(MARGIN + layout.height + legend.height)
@@ -460,7 +457,7 @@ def room(across: int) -> float:
     return (style.WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
 
 
-def film(steps: "Sequence[Snapshot]", chosen: Sequence[int]) -> Figure:
+def film(steps: Sequence[Snapshot], chosen: Sequence[int]) -> Figure:
     """The chosen steps with their words, from left to right, then on the next line."""
     across = len(chosen)
     while across > 1 and Layout.fitting(steps, room(across), FILM_SLOT).slot < SMALLEST:

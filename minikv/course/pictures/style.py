@@ -1,4 +1,4 @@
-"""What the pictures of every chapter share: colours, letters, paper, and the ladder.
+"""What the pictures of every chapter share: colours, letters and paper.
 
 A sequence has a colour and a letter, so that colour is never alone. Pictures are
 drawn on white paper, whatever the theme around them: they also have to print.
@@ -15,18 +15,6 @@ from matplotlib.figure import Figure
 PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9")
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
-
-LADDER = (
-    ("start here", "prefill and decode, seen on a real model"),
-    ("naive attention", "compute everything again, at every step"),
-    ("kv cache", "keep the keys and values"),
-    ("kv memory", "what a token costs, and what reservation wastes"),
-    ("paged blocks", "blocks of a fixed size, and a table that finds them"),
-    ("copy on write", "share a block until somebody writes to it"),
-    ("continuous batching", "requests join and leave at every step"),
-    ("radix prefix cache", "find what an earlier request has computed"),
-    ("triton paged attention", "a kernel that walks the block table"),
-)
 
 
 def letter(index: int) -> str:
@@ -81,32 +69,3 @@ class Picture:
         width = round(self.figure.get_figwidth() * 96)
         data = {"image/png": png(self.figure), "text/plain": self.alt}
         return data, {"image/png": {"alt": self.alt, "width": width}}
-
-
-def ladder(here: int) -> Picture:
-    """The rungs of the course from the bottom up, with the one that you stand on marked."""
-    figure = Figure(figsize=(WIDTH, 0.36 * len(LADDER) + 0.2), facecolor=PAPER)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDTH), ylim=(-0.75, len(LADDER) - 0.25))
-    axes.axis("off")
-    for rail in (0.25, 2.95):
-        axes.plot([rail, rail], [-0.65, len(LADDER) - 0.35], color=FAINT, linewidth=3)
-    for number, (name, idea) in enumerate(LADDER):
-        mine = number == here
-        weight = "bold" if mine else "normal"
-        axes.text(
-            0.5, number, f"{number:02}  {name}", va="center", fontsize=10,
-            color=PAPER if mine else INK, fontweight=weight,
-            bbox=dict(boxstyle="round,pad=0.3", facecolor=INK if mine else PAPER, linewidth=0),
-            zorder=3,
-        )  # fmt: skip
-        axes.plot([0.25, 2.95], [number - 0.5] * 2, color=FAINT, linewidth=1.5)
-        axes.text(3.15, number, idea, va="center", fontsize=10, color=INK, fontweight=weight)
-    axes.plot([0.25, 2.95], [len(LADDER) - 0.5] * 2, color=FAINT, linewidth=1.5)
-    axes.text(WIDTH - 0.1, here, "◀ you are here", ha="right", va="center", fontsize=10, color=INK)
-    name, idea = LADDER[here]
-    alt = (
-        f"A ladder of {len(LADDER)} rungs, one a notebook, from {LADDER[0][0]} at the bottom to "
-        f"{LADDER[-1][0]} at the top. You are on rung {here:02}, {name}: {idea}."
-    )
-    return Picture(figure, alt)

@@ -37,13 +37,13 @@ def grow(self, num_tokens: int) -> None:
     self.num_tokens += num_tokens
 """,
     },
-    "04.3": {  # all at once, and a tensor instead of a list
-        "": "import torch as t",
+    "04.3": {  # all at once, and an array instead of a list
+        "": "import numpy as np",
         "slot_mapping": """
 def slot_mapping(block_ids, block_size, start, end):
-    first_slots = t.tensor(block_ids) * block_size
-    every = first_slots[:, None] + t.arange(block_size)
-    return every.flatten()[start:end]
+    first_slots = np.array(block_ids, dtype=np.int64) * block_size
+    every = first_slots[:, None] + np.arange(block_size)
+    return every.ravel()[start:end]
 """,
     },
     "04.4": {  # a softmax for each block, merged by the logarithms of their sums, head by head

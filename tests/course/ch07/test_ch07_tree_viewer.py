@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from matplotlib.patches import FancyBboxPatch
 
 from minikv import BlockPool, BlockTable, Engine, OutOfBlocks, RadixCache
-from minikv.course.chapters.ch05_copy_on_write.beam_tree import BeamHistory, record_beams
-from minikv.course.chapters.ch05_copy_on_write.beam_tree import Changes as BeamChanges
-from minikv.course.chapters.ch07_radix_prefix_cache.tree_viewer import Changes, TreeHistory
+from minikv.course.chapters.ch05_copy_on_write.beam_tree import (
+    BeamChanges,
+    BeamHistory,
+    record_beams,
+)
+from minikv.course.chapters.ch07_radix_prefix_cache.tree_viewer import TreeChanges, TreeHistory
 from minikv.course.pictures import style, tree_drawing
 from minikv.course.pictures.player import Player
 
@@ -74,7 +77,7 @@ def story():
 
 def between(history, i, k=None):
     """What changed up to step `i`, by tokens: (inserted, evicted, split, locks)."""
-    changes = Changes.between(history.steps[i - 1 if k is None else k], history.steps[i])
+    changes = TreeChanges.between(history.steps[i - 1 if k is None else k], history.steps[i])
 
     def tokens(places):
         return {(place[0], sum(place[1:], ())) for place in places}
@@ -238,12 +241,12 @@ def test_a_snapshot_is_a_copy():
     tree.insert(A)
     tree.begin("B", A)
     step = tree.snap()
-    words, changes = step.describe(), Changes.between(step, step)
+    words, changes = step.describe(), TreeChanges.between(step, step)
     tree.insert((*A, 9, 9))
     tree.cache.match(A[:2])
     tree.end("B")
     tree.cache.evict(3)
-    assert step.describe() == words and Changes.between(step, step) == changes
+    assert step.describe() == words and TreeChanges.between(step, step) == changes
 
 
 def test_an_engine_s_cache_can_be_watched(tinypy):
@@ -257,7 +260,7 @@ def test_an_engine_s_cache_can_be_watched(tinypy):
         engine.cache.block_ids()
     )
     assert "".join(node.texts[0] for node in step.nodes).startswith("def fib")
-    assert Changes.between(*history.steps).split
+    assert TreeChanges.between(*history.steps).split
     assert len(style.png(history.picture().figure)) > 10_000
 
 
@@ -356,7 +359,7 @@ def test_locked_shared_and_evicted_are_told_apart_without_colour():
     history = story()
 
     for index, step in enumerate(history.steps):
-        changes = Changes.between(history.steps[max(0, index - 1)], step)
+        changes = TreeChanges.between(history.steps[max(0, index - 1)], step)
         figure = history.frame(index)
         found = [one for one in figure.axes[0].get_children() if isinstance(one, FancyBboxPatch)]
         # Of each, the legend has a sample; and one more for a node that is locked.

@@ -20,11 +20,12 @@ from hypothesis import strategies as st
 import minikv
 from kernels.mode import INTERPRETED
 from minikv import naive_attention
+from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
 from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
 from minikv.course.chapters.ch08_triton_paged_attention import watch
 from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
-from minikv.course.harness import examine, integration
+from minikv.course.harness import process
 from minikv.course.harness.checking import Wrong
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.skeletons import broken, skeleton
@@ -277,11 +278,11 @@ def test_a_right_solution_prints_nothing_and_many_lines_are_cut(tmp_path, monkey
     exercise = find("08.5")
     file = tmp_path / chapter_of("08.5").file_name
     file.write_text(right(exercise))
-    report = examine.run(exercise)
+    report = process.run(exercise)
     assert report.passed and not report.printed, report.text()
     file.write_text(right(exercise) + "\nprint(*range(100), sep='\\n')\n")
-    printed = examine.run(exercise).printed.splitlines()
-    assert len(printed) == examine.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
+    printed = process.run(exercise).printed.splitlines()
+    assert len(printed) == process.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
 
 
 @watched
@@ -292,7 +293,7 @@ def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
     slow = "\n\nquick = add\n\n\ndef add(x, y, *tile):\n    if not tile:  # for the compiler\n"
     slow += "        import time\n\n        time.sleep(21)\n    return quick(x, y, *tile)\n"
     (tmp_path / chapter_of("08.1").file_name).write_text(right(exercise) + slow)
-    report = examine.run(exercise)
+    report = process.run(exercise)
     assert report.passed and report.seconds > 20, report.text()
 
 
@@ -304,15 +305,18 @@ def test_other_tokens_than_the_oracles_are_said_with_a_place_to_look(tinypy):
 
 
 @watched
-def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy, monkeypatch):
+def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy):
     prompts = [tinypy.lm.encode("import os\n"), tinypy.lm.encode("def fib(n):")]
-    jobs = [integration.Job(prompt, minikv.SamplingParams(max_tokens=4)) for prompt in prompts]
+    jobs = [together.Job(prompt, minikv.SamplingParams(max_tokens=4)) for prompt in prompts]
     oracle = [tinypy.lm.generate_naively(prompt, 4) for prompt in prompts]
-    expected = integration.Expected(jobs, oracle, beams=[])
-    integration.decode_by("decode_packed", tinypy.lm, expected)
-    monkeypatch.setattr(ch08, "decode_packed", lambda q, *others: torch.zeros_like(q))
-    with pytest.raises(AssertionError, match="by decode_packed"):
-        integration.decode_by("decode_packed", tinypy.lm, expected)
+    expected = together.Expected(jobs, oracle, beams=[])
+    together.decode_by(ch08.decode_packed, tinypy.lm, expected)
+
+    def nothing(q, *others):
+        return torch.zeros_like(q)
+
+    with pytest.raises(AssertionError, match="by nothing"):
+        together.decode_by(nothing, tinypy.lm, expected)
 
 
 def test_a_machine_without_triton_is_told_so(tmp_path):

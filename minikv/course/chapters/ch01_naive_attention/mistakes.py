@@ -2,42 +2,129 @@
 
 from minikv.course.harness.mistakes import Mistake
 
+
+def of(path: str, *records: tuple) -> tuple[Mistake, ...]:
+    """Mistakes in one function: (name, (old, new) pairs or a whole definition, cause, look)."""
+    nothing = f"def {path}(*arguments, **options):\n    return None\n"
+    return tuple(
+        Mistake(name, cause, look, sources={path: change})
+        if isinstance(change, str)
+        else Mistake(name, cause, look, edits={path: change})
+        for name, change, cause, look in (
+            *records,
+            ("returns nothing", nothing, "nothing is returned", "what stands after `return`?"),
+        )
+    )
+
+
+def query_with(result: str) -> str:
+    """attend_one_query by torch, with another last line."""
+    return f"""
+def attend_one_query(query, keys, values):
+    q, k, v = (torch.tensor(x, dtype=torch.float64) for x in (query, keys, values))
+    scores = k @ q / len(query) ** 0.5
+    return ({result}).tolist()
+"""
+
+
+NOT_LARGEST = (
+    "what is subtracted is not the largest score, so an exponent can still be large",
+    "which score has to be subtracted so that no exponent is above 0?",
+)
+FIRST_POSITIONS = (
+    "the queries are taken to stand at the first positions, but they are the last ones",
+    "the position of query 0 when there are more keys than queries",
+)
+TILED = (
+    "query head h reads KV head h % K, as if the KV heads were tiled 0, 1, 0, 1; a group is made "
+    "of neighbours: 0, 0, 1, 1",
+    "`repeat` or `repeat_interleave`? Where the query heads are split in two dimensions: which of "
+    "the two, KV head or place in the group, is the outer one?",
+)
+ROUNDED = (
+    "the products or the softmax are rounded to half precision on the way",
+    "q, k and v to float32 first, the result to q's dtype at the very end",
+)
+WRITTEN_TO = "an operation in place, such as `*=` or `masked_fill_`, writes to the caller's tensor"
+COPIED = (
+    "K and V are copied; the exercise is to do without",
+    "the line that gives every query head its own K or V, here or in a call",
+)
+PASSES = "how many rows does each pass have? Write them down for a prompt of 2 and 3 new tokens"
+LAST_UNFED = "the last new token is counted, but it is never fed"
+NO_PROMPT = "the rows of the prompt are left out; in the first pass they are new"
+
+ATTENTION = (  # what can be wrong in 01.3 and 01.4
+    ("no scale", ((" * q.shape[-1] ** -0.5", ""),),
+     "the scores are not scaled", "where is 1 / sqrt(head_dim)?"),
+    ("divides by head_dim", (("** -0.5", "** -1"),),
+     "the scores are divided by head_dim, not by its square root", "the factor beside q · k"),
+    ("masks what may be seen", (("masked_fill(~mask", "masked_fill(mask"),),
+     "the keys that may be seen get -inf, and the others don't",
+     "True in the mask means: may be seen"),
+    ("masks after the softmax",
+     (("scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "scores.softmax(-1).masked_fill(~mask, 0)"),),
+     "the mask comes after the softmax, so the weights of a row don't add up to 1",
+     "-inf into the scores before the softmax, instead of 0 into the weights after it"),
+    ("hides with 0", (("~mask, -torch.inf", "~mask, 0"),),
+     "the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
+     "which score has the exponential 0?"),
+    ("hides with a finite number", (("~mask, -torch.inf", "~mask, -1e4"),),
+     "hidden scores become a finite number instead of -inf, and the visible scores are lower "
+     "still",
+     "what do the hidden scores become before the softmax?"),
+    ("square mask",
+     (("causal_mask(len(q), len(k), window)",
+       "torch.ones(len(q), len(k), dtype=torch.bool).tril()"),),
+     *FIRST_POSITIONS),
+    ("forgets the window", (("len(k), window)", "len(k))"),),
+     "the window is ignored", "the third argument of causal_mask"),
+    ("no mask for a single query",
+     (("scores.masked_fill(~mask, -torch.inf)",
+       "(scores if len(q) == 1 else scores.masked_fill(~mask, -torch.inf))"),),
+     "a single query gets no mask at all, and so no window",
+     "which keys does a window hide from a single query?"),
+    ("forgets the mask", (("scores.masked_fill(~mask, -torch.inf)", "scores"),),
+     "no key is masked: a query also sees those that come after it",
+     "where does the mask meet the scores?"),
+    ("its own softmax, without the largest score",
+     (("    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "    weights = scores.exp() * mask\n    weights /= weights.sum(-1, keepdim=True)"),),
+     "exp of a large score overflows",
+     "torch's softmax subtracts the largest score first; do you use it?"),
+    ("the window beside a prefix is ignored",
+     (("len(k), window)", "len(k), window if len(q) == len(k) else None)"),),
+     "the window is ignored where there are more keys than queries",
+     "the positions of the queries, in the lines about the window"),
+    ("the largest score, hidden or not",
+     (("scores.masked_fill(~mask, -torch.inf).softmax(-1)",
+       "(scores - scores.amax(-1, keepdim=True)).exp() * mask\n"
+       "    weights /= weights.sum(-1, keepdim=True)"),),
+     "the largest score is subtracted though it may be a hidden one: then every exp is 0",
+     "mask first, then look for the largest score"),
+)  # fmt: skip
+
 MISTAKES = {
-    "01.1": (
-        Mistake(
-            "no scale",
-            edits={"attend_one_query": (("len(query) ** -0.5", "1.0"),)},
-            cause="the scores are not scaled",
-            look="what is the sum of the products divided by?",
-        ),
-        Mistake(
-            "divides by D",
-            edits={"attend_one_query": (("** -0.5", "** -1"),)},
-            cause="the scores are divided by D, not by its square root",
-            look="the divisor of the scores",
-        ),
-        Mistake(
-            "exp of the score itself",
-            edits={"attend_one_query": (("math.exp(score - top)", "math.exp(score)"),)},
-            cause="exp of a large score overflows, and exp of small ones is 0 for all of them",
-            look="what may be taken off every score without changing a weight?",
-        ),
-        Mistake(
-            "takes off the smallest score",
-            edits={"attend_one_query": (("max(scores)", "min(scores)"),)},
-            cause="what is taken off is not the largest score, so an exponent can still be large",
-            look="which score has to be taken off so that no exponent is above 0?",
-        ),
-        Mistake(
-            "takes off the first score",
-            edits={"attend_one_query": (("max(scores)", "scores[0]"),)},
-            cause="what is taken off is not the largest score, so an exponent can still be large",
-            look="which score has to be taken off so that no exponent is above 0?",
-        ),
-        Mistake(
-            "as wide as the query",
-            sources={
-                "attend_one_query": """
+    "01.1": of(
+        "attend_one_query",
+        ("no scale", (("len(query) ** -0.5", "1.0"),),
+         "the scores are not scaled", "what is the sum of the products divided by?"),
+        ("divides by D", (("** -0.5", "** -1"),),
+         "the scores are divided by D, not by its square root", "the divisor of the scores"),
+        ("exp of the score itself", (("math.exp(score - top)", "math.exp(score)"),),
+         "exp of a large score overflows, and exp of small ones is 0 for all of them",
+         "what may be subtracted from every score without changing a weight?"),
+        ("takes off the smallest score", (("max(scores)", "min(scores)"),), *NOT_LARGEST),
+        ("takes off the first score", (("max(scores)", "scores[0]"),), *NOT_LARGEST),
+        ("the largest score starts at 0", (("max(scores)", "max(0.0, *scores)"),),
+         "the search for the largest score starts at 0: where all scores are far below 0, every "
+         "exp is 0",
+         "what is the largest of the scores -9,990 and -10,000 in your code?"),
+        ("the largest product", (("max(scores)", "max(scores) / scale"),),
+         "the largest product is subtracted, before the division by the root of D: every exp is 0",
+         "subtract the largest of the numbers that go into exp"),
+        ("as wide as the query", """
 def attend_one_query(query, keys, values):
     scores = [sum(q * k for q, k in zip(query, key)) / len(query) ** 0.5 for key in keys]
     top = max(scores)
@@ -47,55 +134,24 @@ def attend_one_query(query, keys, values):
         for j in range(len(query)):
             result[j] += weight / sum(weights) * value[j]
     return result
-"""
-            },
-            cause="the result is as wide as the query; values need not be as wide as keys",
-            look="one number for each place of a value",
-        ),
-        Mistake(
-            "weights that are not divided by their sum",
-            edits={"attend_one_query": ((") / total", ")"),)},
-            cause="the weights don't add up to 1",
-            look="where is the sum of all exponentials used?",
-        ),
-        Mistake(
-            "largest score off above only",
-            edits={
-                "attend_one_query": (
-                    ("total = sum(weights)", "total = sum(math.exp(s) for s in scores)"),
-                )
-            },
-            cause="the largest score is taken off above, but not in the sum below",
-            look="where is the sum of all exponentials used?",
-        ),
-        Mistake(
-            "returns the weights",
-            sources={
-                "attend_one_query": """
-def attend_one_query(query, keys, values):
-    scores = torch.tensor(keys, dtype=torch.float64) @ torch.tensor(query, dtype=torch.float64)
-    return (scores / len(query) ** 0.5).softmax(0).tolist()
-"""
-            },
-            cause="these are the weights; the weighted mean of the values is asked for",
-            look="what is done with `values`?",
-        ),
-        Mistake(
-            "the best key alone",
-            sources={
-                "attend_one_query": """
-def attend_one_query(query, keys, values):
-    scores = [sum(q * k for q, k in zip(query, key)) for key in keys]
-    return values[scores.index(max(scores))]
-"""
-            },
-            cause="only the best key's value is returned, which is a hard choice",
-            look="every key has a weight, the small ones too",
-        ),
-        Mistake(
-            "scales the query it was given",
-            sources={
-                "attend_one_query": """
+""",
+         "the result is as wide as the query; values need not be as wide as keys",
+         "one number for each place of a value"),
+        ("weights that are not divided by their sum", ((") / total", ")"),),
+         "the weights don't add up to 1", "where is the sum of all exponentials used?"),
+        ("largest score off above only",
+         (("total = sum(weights)", "total = sum(math.exp(s) for s in scores)"),),
+         "the largest score is subtracted in the weights, but not in their sum",
+         "where is the sum of all exponentials used?"),
+        ("scores as weights", query_with("scores @ v / scores.sum()"),
+         "the scores themselves are the weights, without exp", "how does a score become a weight?"),
+        ("returns the weights", query_with("scores.softmax(0)"),
+         "these are the weights; the weighted mean of the values is asked for",
+         "what is done with `values`?"),
+        ("the best key alone", query_with("v[int(scores.argmax())]"),
+         "only the value of the best key is returned",
+         "every key has a weight, the small ones too"),
+        ("scales the query it was given", """
 def attend_one_query(query, keys, values):
     for i in range(len(query)):
         query[i] /= math.sqrt(len(query))
@@ -104,512 +160,232 @@ def attend_one_query(query, keys, values):
     weights = [math.exp(score - top) for score in scores]
     columns = zip(*values)
     return [sum(w * x for w, x in zip(weights, xs)) / sum(weights) for xs in columns]
-"""
-            },
-            cause="one of the lists that were handed in is written to",
-            look="which list do you change in place? Make a new one",
-        ),
-        Mistake(
-            "prints instead of returning",
-            sources={
-                "attend_one_query": """
-def attend_one_query(query, keys, values):
-    print(query)
-"""
-            },
-            cause="nothing is returned",
-            look="what stands after `return`? One number for each place of a value",
-        ),
+""",
+         "one of the lists that were handed in is written to",
+         "which list do you change in place? Make a new one"),
     ),
-    "01.2": (
-        Mistake(
-            "queries at the first positions",
-            edits={"causal_mask": (("num_keys - num_queries, num_keys", "num_queries"),)},
-            cause="the queries are taken to stand at the first positions, but they are the last "
-            "ones",
-            look="the position of query 0 when there are more keys than queries",
-        ),
-        Mistake(
-            "does not see itself",
-            edits={"causal_mask": (("key <= query", "key < query"),)},
-            cause="a query does not see its own position",
-            look="`<` or `<=`?",
-        ),
-        Mistake(
-            "upside down comparison",
-            edits={"causal_mask": (("key <= query", "key > query"),)},
-            cause="True and False are the wrong way round: True means that the query may see the "
-            "key",
-            look="the direction of the comparison, or a `~` too many",
-        ),
-        Mistake(
-            "window one too wide",
-            edits={"causal_mask": (("key > query - window", "key >= query - window"),)},
-            cause="the window is one key too wide: it counts a query's own position, too",
-            look="with window=1 a query sees itself alone",
-        ),
-        Mistake(
-            "window one too narrow",
-            edits={"causal_mask": (("key > query - window", "key > query - window + 1"),)},
-            cause="the window is one key too narrow",
-            look="with window=1 a query sees itself",
-        ),
-        Mistake(
-            "window ignored",
-            edits={"causal_mask": (("mask & (key > query - window)", "mask"),)},
-            cause="the window is ignored",
-            look="what does a window take away?",
-        ),
-        Mistake(
-            "rows and columns exchanged",
-            edits={
-                "causal_mask": (
-                    ("num_keys)[:, None]", "num_keys)"),
-                    ("key = torch.arange(num_keys)", "key = torch.arange(num_keys)[:, None]"),
-                )
-            },
-            cause="rows are queries and columns are keys; here they have changed places",
-            look="which of the two ranges stands upright, [:, None]?",
-        ),
-        Mistake(
-            "0 and -inf, to be added",
-            sources={
-                "causal_mask": """
+    "01.2": of(
+        "causal_mask",
+        ("queries at the first positions", (("num_keys - num_queries, num_keys", "num_queries"),),
+         *FIRST_POSITIONS),
+        ("does not see itself", (("key <= query", "key < query"),),
+         "a query does not see its own position", "`<` or `<=`?"),
+        ("upside down comparison", (("key <= query", "key > query"),),
+         "True and False are the wrong way round: True means that the query may see the key",
+         "the direction of the comparison, or a `~` too many"),
+        ("nothing is masked", (("key <= query", "key < query + num_keys"),),
+         "keys that come after the query are not masked", "which keys come too late?"),
+        ("rows upside down", (("num_keys)[:, None]", "num_keys).flip(0)[:, None]"),),
+         "the rows are upside down", "row 0 is the earliest query and sees least"),
+        ("keys from the other end",
+         (("key = torch.arange(num_keys)", "key = torch.arange(num_keys).flip(0)"),),
+         "the keys are counted from the wrong end", "column 0 is the oldest key"),
+        ("window one too wide", (("key > query - window", "key >= query - window"),),
+         "the window is one key too wide: it counts a query's own key, too",
+         "with window=1 a query sees itself alone"),
+        ("window one too narrow", (("key > query - window", "key > query - window + 1"),),
+         "the window is one key too narrow",
+         "with window=1 a query sees itself"),
+        ("window ignored", (("mask & (key > query - window)", "mask"),),
+         "the window is ignored", "what does a window take away?"),
+        ("window ignored by a single query",
+         (("window is None", "window is None or num_queries == 1"),),
+         "a single query ignores the window: it sees every key, but a window takes keys away from "
+         "it, too",
+         "the case of one query: which keys are too old for it?"),
+        ("rows and columns exchanged",
+         (("num_keys)[:, None]", "num_keys)"),
+          ("key = torch.arange(num_keys)", "key = torch.arange(num_keys)[:, None]")),
+         "rows are queries and columns are keys; here they have changed places",
+         "which of the two ranges stands upright, [:, None]?"),
+        ("0 and -inf, to be added", """
 def causal_mask(num_queries, num_keys, window=None):
     mask = torch.full((num_queries, num_keys), -torch.inf)
     return mask.triu(num_keys - num_queries + 1)
-"""
-            },
-            cause="the mask holds numbers instead of True and False",
-            look="a comparison such as `a <= b` gives bool already",
-        ),
+""",
+         "the mask holds numbers instead of True and False",
+         "a comparison such as `a <= b` gives bool already"),
     ),
-    "01.3": (
-        Mistake(
-            "tiles K and V",
-            edits={
-                "naive_attention": (
-                    ("k.repeat_interleave(group, dim=1)", "k.repeat(1, group, 1)"),
-                    ("v.repeat_interleave(group, dim=1)", "v.repeat(1, group, 1)"),
-                )
-            },
-            cause="query head h reads KV head h % K, as if the KV heads were tiled 0, 1, 0, 1; a "
-            "group is made of neighbours: 0, 0, 1, 1",
-            look="`repeat` or `repeat_interleave`? Where the query heads are split in two "
-            "dimensions: which of the two, KV head or place in the group, is the outer one?",
-        ),
-        Mistake(
-            "no scale",
-            edits={"naive_attention": ((" * q.shape[-1] ** -0.5", ""),)},
-            cause="the scores are not scaled",
-            look="where is 1 / sqrt(head_dim)?",
-        ),
-        Mistake(
-            "divides by head_dim",
-            edits={"naive_attention": (("** -0.5", "** -1"),)},
-            cause="the scores are divided by head_dim, not by its square root",
-            look="the factor beside q · k",
-        ),
-        Mistake(
-            "scale from the number of heads",
-            edits={"naive_attention": (("q.shape[-1] ** -0.5", "q.shape[1] ** -0.5"),)},
-            cause="the scale is taken from the number of heads",
-            look="which dimension of q is head_dim?",
-        ),
-        Mistake(
-            "softmax over the heads",
-            edits={"naive_attention": ((".softmax(-1)", ".softmax(0)"),)},
-            cause="the softmax runs over the heads, not over the keys",
-            look="the dimension that softmax is given",
-        ),
-        Mistake(
-            "softmax over the queries",
-            edits={"naive_attention": ((".softmax(-1)", ".softmax(1)"),)},
-            cause="the softmax runs over the queries, not over the keys",
-            look="the dimension that softmax is given",
-        ),
-        Mistake(
-            "masks what may be seen",
-            edits={"naive_attention": (("masked_fill(~mask", "masked_fill(mask"),)},
-            cause="the keys that may be seen get -inf, and the others don't",
-            look="True in the mask means: may be seen",
-        ),
-        Mistake(
-            "masks after the softmax",
-            edits={
-                "naive_attention": (
-                    (
-                        "scores.masked_fill(~mask, -torch.inf).softmax(-1)",
-                        "scores.softmax(-1).masked_fill(~mask, 0)",
-                    ),
-                )
-            },
-            cause="the mask comes after the softmax, so the weights of a row don't add up to 1",
-            look="-inf into the scores before the softmax, instead of 0 into the weights after it",
-        ),
-        Mistake(
-            "hides with 0",
-            edits={"naive_attention": (("~mask, -torch.inf", "~mask, 0"),)},
-            cause="the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
-            look="which score has the exponential 0?",
-        ),
-        Mistake(
-            "hides with a finite number",
-            edits={"naive_attention": (("~mask, -torch.inf", "~mask, -1e4"),)},
-            cause="a finite number in place of -inf, and the scores in sight are lower still",
-            look="what do the hidden scores become before the softmax?",
-        ),
-        Mistake(
-            "reshapes where it should transpose",
-            edits={
-                "naive_attention": (
-                    (
-                        'torch.einsum("htl,lhd->thd", weights, v)',
-                        'torch.einsum("htl,lhd->htd", weights, v).reshape(q.shape)',
-                    ),
-                )
-            },
-            cause="the numbers are right but stand in (H, T) order; reshape does not exchange "
-            "dimensions",
-            look="`transpose` or `reshape`?",
-        ),
-        Mistake(
-            "square mask",
-            edits={
-                "naive_attention": (
-                    (
-                        "causal_mask(len(q), len(k), window)",
-                        "torch.ones(len(q), len(k), dtype=torch.bool).tril()",
-                    ),
-                )
-            },
-            cause="the queries are taken to stand at the first positions, but they are the last "
-            "ones",
-            look="the position of query 0 when there are more keys than queries",
-        ),
-        Mistake(
-            "forgets the window",
-            edits={"naive_attention": (("len(k), window)", "len(k))"),)},
-            cause="the window is ignored",
-            look="the third argument of causal_mask",
-        ),
-        Mistake(
-            "forgets the mask",
-            edits={"naive_attention": (("scores.masked_fill(~mask, -torch.inf)", "scores"),)},
-            cause="no key is masked: a query also sees those that come after it",
-            look="where does the mask meet the scores?",
-        ),
-        Mistake(
-            "half precision all the way",
-            edits={
-                "naive_attention": (
-                    ("k.repeat_interleave(group, dim=1).float()", "k.repeat_interleave(group, 1)"),
-                    ("v.repeat_interleave(group, dim=1).float()", "v.repeat_interleave(group, 1)"),
-                    ("q.float()", "q"),
-                )
-            },
-            cause="the products or the softmax are rounded to half precision on the way",
-            look="q, k and v to float32 first, the result to q's dtype at the very end",
-        ),
-        Mistake(
-            "returns float32",
-            edits={"naive_attention": ((".to(q.dtype)", ""),)},
-            cause="the result is not turned back into q's dtype",
-            look="the last line",
-        ),
-        Mistake(
-            "heads first",
-            edits={"naive_attention": (('htl,lhd->thd", weights', 'htl,lhd->htd", weights'),)},
-            cause="the heads come first in the result; the queries come first, as in q",
-            look="the letters of the last einsum, or a transpose at the end",
-        ),
-        Mistake(
-            "its own softmax, without the largest score",
-            sources={
-                "naive_attention": """
-def naive_attention(q, k, v, window=None):
-    group = q.shape[1] // k.shape[1]
-    k = k.repeat_interleave(group, dim=1).float()
-    v = v.repeat_interleave(group, dim=1).float()
-    scores = torch.einsum("thd,lhd->htl", q.float(), k) * q.shape[-1] ** -0.5
-    weights = scores.exp() * causal_mask(len(q), len(k), window)
-    weights = weights / weights.sum(-1, keepdim=True)
-    return torch.einsum("htl,lhd->thd", weights, v).to(q.dtype)
-"""
-            },
-            cause="exp of a large score overflows",
-            look="torch's softmax takes the largest score off first; do you use it?",
-        ),
-        Mistake(
-            "scales q in place",
-            sources={
-                "naive_attention": """
-def naive_attention(q, k, v, window=None):
-    group = q.shape[1] // k.shape[1]
-    dtype = q.dtype
-    k = k.repeat_interleave(group, dim=1).float()
-    v = v.repeat_interleave(group, dim=1).float()
-    q = q.float()
-    q *= q.shape[-1] ** -0.5
-    scores = torch.einsum("thd,lhd->htl", q, k)
-    mask = causal_mask(len(q), len(k), window)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("htl,lhd->thd", weights, v).to(dtype)
-"""
-            },
-            cause="an operation in place, such as `*=` or `masked_fill_`, wrote to an argument",
-            look="which line changes q?",
-        ),
+    "01.3": of(
+        "naive_attention",
+        *ATTENTION,
+        ("tiles K and V",
+         (("k.repeat_interleave(group, dim=1)", "k.repeat(1, group, 1)"),
+          ("v.repeat_interleave(group, dim=1)", "v.repeat(1, group, 1)")),
+         *TILED),
+        ("scale from the number of heads", (("q.shape[-1] ** -0.5", "q.shape[1] ** -0.5"),),
+         "the scale is taken from the number of heads", "which dimension of q is head_dim?"),
+        ("scale from the number of queries", (("q.shape[-1] ** -0.5", "q.shape[0] ** -0.5"),),
+         "the scale is taken from the number of queries", "which dimension of q is head_dim?"),
+        ("softmax over the heads", ((".softmax(-1)", ".softmax(0)"),),
+         "the softmax runs over the heads, not over the keys",
+         "the dimension that softmax is given"),
+        ("softmax over the queries", ((".softmax(-1)", ".softmax(1)"),),
+         "the softmax runs over the queries, not over the keys",
+         "the dimension that softmax is given"),
+        ("reshapes where it should transpose",
+         (('torch.einsum("htl,lhd->thd", weights, v)',
+           'torch.einsum("htl,lhd->htd", weights, v).reshape(q.shape)'),),
+         "the numbers are right but stand in (H, T) order; reshape does not exchange dimensions",
+         "`transpose` or `reshape`?"),
+        ("half precision all the way",
+         (("k.repeat_interleave(group, dim=1).float()", "k.repeat_interleave(group, 1)"),
+          ("v.repeat_interleave(group, dim=1).float()", "v.repeat_interleave(group, 1)"),
+          ("q.float()", "q")),
+         *ROUNDED),
+        ("half precision in the weights", ((".softmax(-1)", ".softmax(-1).to(q.dtype).float()"),),
+         *ROUNDED),
+        ("returns float32", ((".to(q.dtype)", ""),),
+         "the result is not turned back into q's dtype", "the last line"),
+        ("heads first", (('htl,lhd->thd", weights', 'htl,lhd->htd", weights'),),
+         "the heads come first in the result; the queries come first, as in q",
+         "the letters of the last einsum, or a transpose at the end"),
+        ("scales q in place",
+         (("    group =", "    qs = q.float()\n    qs *= q.shape[-1] ** -0.5\n    group ="),
+          ("q.float(), k) * q.shape[-1] ** -0.5", "qs, k)")),
+         WRITTEN_TO, "which line changes q? `q.float()` of a float32 tensor is q itself"),
     ),
-    "01.4": (
-        Mistake(
-            "only the split is mended",
-            sources={
-                "grouped_attention": """
-def grouped_attention(q, k, v, window=None):
-    mask = causal_mask(len(q), len(k), window)
-    q = q.unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5
-    scores = torch.einsum("tgkd,lkd->kgtl", q, k)
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
-    return torch.einsum("kgtl,lkd->tgkd", weights, v).flatten(1, 2)
-"""
-            },
-            cause="KV heads meet places in the group, two dimensions that are equally long in "
-            "tinypy alone",
-            look="every line that names the two head dimensions has to name them in the same order",
-        ),
-        Mistake(
-            "the result is joined in the old order",
-            edits={"grouped_attention": (("kgtl,lkd->tkgd", "kgtl,lkd->tgkd"),)},
-            cause="every head is computed right, but the heads are returned in another order",
-            look="the order of the two head dimensions in the result, before they are joined",
-        ),
-        Mistake(
-            "the queries are split in the old order",
-            edits={
-                "grouped_attention": (
-                    ("(k.shape[1], -1)", "(-1, k.shape[1])"),
-                    ("tkgd,lkd->kgtl", "tgkd,lkd->kgtl"),
-                )
-            },
-            cause="query head h reads KV head h % K, and the heads are returned in another order",
-            look="where the query heads are split in two dimensions: which one is the outer one?",
-        ),
-        Mistake(
-            "tiles K and V instead",
-            sources={
-                "grouped_attention": """
+    "01.4": of(
+        "grouped_attention",
+        ("only the split is mended",
+         (("tkgd,lkd->kgtl", "tgkd,lkd->kgtl"), ("kgtl,lkd->tkgd", "kgtl,lkd->tgkd")),
+         "one line names the two head dimensions as (KV head, place in the group), another the "
+         "other way round; only where both are equally long, as in tinypy, do shapes fit",
+         "every line that names the two head dimensions has to name them in the same order"),
+        ("the result is joined in the old order", (("kgtl,lkd->tkgd", "kgtl,lkd->tgkd"),),
+         "every head is computed right, but the heads are returned in another order",
+         "the order of the two head dimensions in the result, before they are joined"),
+        ("the queries are split in the old order",
+         (("(k.shape[1], -1)", "(-1, k.shape[1])"), ("tkgd,lkd->kgtl", "tgkd,lkd->kgtl")),
+         "query head h reads KV head h % K, and the heads are returned in another order",
+         "where the query heads are split in two dimensions: which one is the outer one?"),
+        ("tiles K and V instead", """
 def grouped_attention(q, k, v, window=None):
     group = q.shape[1] // k.shape[1]
     return naive_attention(q, k.repeat(1, group, 1), v.repeat(1, group, 1), window)
-"""
-            },
-            cause="query head h reads KV head h % K, as if the KV heads were tiled 0, 1, 0, 1; a "
-            "group is made of neighbours: 0, 0, 1, 1",
-            look="`repeat` or `repeat_interleave`? Where the query heads are split in two "
-            "dimensions: which of the two, KV head or place in the group, is the outer one?",
-        ),
-        Mistake(
-            "calls the oracle",
-            sources={
-                "grouped_attention": """
+""", *TILED),
+        ("calls the oracle", """
 def grouped_attention(q, k, v, window=None):
     return naive_attention(q, k, v, window)
-"""
-            },
-            cause="K and V are copied; the exercise is to do without",
-            look="the line that gives every query head its own K or V, here or in a call",
-        ),
-        Mistake(
-            "copies K and V itself",
-            sources={
-                "grouped_attention": """
+""", *COPIED),
+        ("copies K and V itself", """
 def grouped_attention(q, k, v, window=None):
     heads = torch.arange(q.shape[1]) * k.shape[1] // q.shape[1]
     scores = torch.einsum("thd,lhd->htl", q, k[:, heads]) * q.shape[-1] ** -0.5
     mask = causal_mask(len(q), len(k), window)
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
     return torch.einsum("htl,lhd->thd", weights, v[:, heads])
-"""
-            },
-            cause="K and V are copied; the exercise is to do without",
-            look="the line that gives every query head its own K or V, here or in a call",
-        ),
-        Mistake(
-            "loses the scale while mending",
-            edits={"grouped_attention": ((" * q.shape[-1] ** -0.5", ""),)},
-            cause="the scores are not scaled",
-            look="where is 1 / sqrt(head_dim)?",
-        ),
+""", *COPIED),
+        ("scales q in place, through a view",
+         (("    q = q.unflatten(1, (k.shape[1], -1)) * q",
+           "    q = q.unflatten(1, (k.shape[1], -1))\n    q *= q"),),
+         WRITTEN_TO, "what `unflatten` returns is a view: whose numbers does a `*=` change?"),
+        *ATTENTION,
     ),
-    "01.5": (
-        Mistake(
-            "turns backwards",
-            edits={
-                "rotate": (
-                    (
-                        "torch.addcmul(x * cos, swapped, sin)",
-                        "torch.addcmul(x * cos, swapped, -sin)",
-                    ),
-                )
-            },
-            cause="the pairs turn the other way round: a minus too many",
-            look="sin comes with its signs already in it",
-        ),
-        Mistake(
-            "negates the first half once more",
-            sources={
-                "rotate": """
+    "01.5": of(
+        "rotate",
+        ("turns backwards", (("swapped, sin)", "swapped, -sin)"),),
+         "the pairs turn the other way round: a minus too many",
+         "sin comes with its signs already in it"),
+        ("negates the first half once more", """
 def rotate(x, cos, sin):
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
-"""
-            },
-            cause="the first half is negated twice, in `sin` and by you, or not at all; lengths "
-            "change",
-            look="sin comes with its signs already in it",
-        ),
-        Mistake(
-            "pairs neighbours, as the paper writes it",
-            sources={
-                "rotate": """
+""",
+         "the first half is negated twice, in `sin` and by you, or not at all; lengths change",
+         "sin comes with its signs already in it"),
+        ("pairs neighbours, as the paper writes it", """
 def rotate(x, cos, sin):
     half = x.shape[-1] // 2
     cos, sin = cos[..., half:], sin[..., half:]
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
-"""
-            },
-            cause="neighbours are paired, (0, 1), (2, 3), …; the pairs are (i, i + D / 2)",
-            look="which channel changes places with channel 0?",
-        ),
-        Mistake(
-            "adds no partner",
-            edits={"rotate": (("torch.addcmul(x * cos, swapped, sin)", "x * cos + x * sin"),)},
-            cause="no swap: every channel meets itself; its partner i + D/2 is missing",
-            look="which channel changes places with channel 0?",
-        ),
-        Mistake(
-            "exchanges sin and cos",
-            edits={"rotate": (("x * cos, swapped, sin", "x * sin, swapped, cos"),)},
-            cause="sin and cos are exchanged: a channel's own value goes with cos",
-            look="which factor belongs to the channel, which to its partner?",
-        ),
-        Mistake(
-            "reverses the channels",
-            sources={
-                "rotate": """
+""",
+         "neighbours are paired, (0, 1), (2, 3), …; the pairs are (i, i + D / 2)",
+         "which channel changes places with channel 0?"),
+        ("swaps neighbours", """
 def rotate(x, cos, sin):
-    return x * cos + x.flip(-1) * sin
-"""
-            },
-            cause="the channels are reversed: 0 is paired with D - 1, 1 with D - 2, …",
-            look="which channel changes places with channel 0?",
-        ),
-        Mistake(
-            "rolls the heads",
-            edits={"rotate": (("x.shape[-1] // 2, -1", "x.shape[1] // 2, 1"),)},
-            cause="the heads change places, not the halves of each head's channels",
-            look="which dimension is the last one?",
-        ),
-        Mistake(
-            "rolls by one",
-            edits={"rotate": (("x.shape[-1] // 2, -1", "1, -1"),)},
-            cause="each channel takes its neighbour's value; whole halves have to change places",
-            look="by how many places do you roll?",
-        ),
-        Mistake(
-            "in place",
-            sources={
-                "rotate": """
+    return x * cos + x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin
+""",
+         "neighbours change places, (0, 1), (2, 3), …; the partners are i and i + D / 2",
+         "which channel changes places with channel 0?"),
+        ("adds no partner", (("torch.addcmul(x * cos, swapped, sin)", "x * cos + x * sin"),),
+         "no swap: every channel meets itself; its partner i + D / 2 is missing",
+         "which channel changes places with channel 0?"),
+        ("exchanges sin and cos", (("x * cos, swapped, sin", "x * sin, swapped, cos"),),
+         "sin and cos are exchanged: a channel's own value goes with cos",
+         "which factor belongs to the channel, which to its partner?"),
+        ("leaves sin out", (("torch.addcmul(x * cos, swapped, sin)", "x * cos"),),
+         "the part with sin is missing", "two products are added"),
+        ("reverses the channels", (("x.roll(x.shape[-1] // 2, -1)", "x.flip(-1)"),),
+         "the channels are reversed: 0 is paired with D - 1, 1 with D - 2, …",
+         "which channel changes places with channel 0?"),
+        ("rolls the heads", (("x.shape[-1] // 2, -1", "x.shape[1] // 2, 1"),),
+         "the heads change places, not the halves of each head's channels",
+         "which dimension is the last one?"),
+        ("rolls by one", (("x.shape[-1] // 2, -1", "1, -1"),),
+         "each channel takes its neighbour's value; whole halves have to change places",
+         "by how many places do you roll?"),
+        ("in place", """
 def rotate(x, cos, sin):
     swapped = x.roll(x.shape[-1] // 2, -1)
     x *= cos
     x += swapped * sin
     return x
-"""
-            },
-            cause="an operation in place wrote to x, which the caller still needs",
-            look="`x * cos` makes a new tensor; `x *= cos` and `x[...] =` don't",
-        ),
+""",
+         "an operation in place writes to an argument, which the caller still needs",
+         "`x * cos` makes a new tensor; `x *= cos` and `x[...] =` don't"),
     ),
-    "01.6": (
-        Mistake(
-            "every pass has the prompt's length",
-            edits={"work_of_generation": (("sum(passes),", "prompt_tokens * new_tokens,"),)},
-            cause="every pass is as long as the prompt here, but they grow",
-            look="how many rows does each pass have? Write them down for a prompt of 2 and 3 new "
-            "tokens",
-        ),
-        Mistake(
-            "counts a pass with its new token",
-            edits={
-                "work_of_generation": (
-                    (
-                        "range(prompt_tokens, prompt_tokens + new_tokens)",
-                        "range(prompt_tokens + 1, prompt_tokens + new_tokens + 1)",
-                    ),
-                )
-            },
-            cause="a pass is counted with the token it gives; it is fed only those before",
-            look="how many rows does each pass have? Write them down for a prompt of 2 and 3 new "
-            "tokens",
-        ),
-        Mistake(
-            "a pass too many in the scores",
-            edits={
-                "work_of_generation": (
-                    ("length in passes)", "length in range(prompt_tokens, longest + 2))"),
-                )
-            },
-            cause="one pass too many: the last new token is counted, but it is never fed",
-            look="how many rows does each pass have? Write them down for a prompt of 2 and 3 new "
-            "tokens",
-        ),
-        Mistake(
-            "the whole square of the first pass",
-            edits={
-                "work_of_generation": (
-                    ("longest * (longest + 1) // 2", "prompt_tokens**2 + sum(passes[1:])"),
-                )
-            },
-            cause="the masked ones of the first pass are counted",
-            look="how many does its first row need?",
-        ),
-        Mistake(
-            "counts the last new token as a row",
-            edits={"work_of_generation": (('"new rows": longest', '"new rows": longest + 1'),)},
-            cause="the last new token is counted, but it is never fed",
-            look="how many rows does each pass have? Write them down for a prompt of 2 and 3 new "
-            "tokens",
-        ),
-        Mistake(
-            "leaves the prompt out",
-            edits={"work_of_generation": (('"new rows": longest', '"new rows": new_tokens'),)},
-            cause="the rows of the prompt are left out; in the first pass they are new",
-            look="how many rows does each pass have? Write them down for a prompt of 2 and 3 new "
-            "tokens",
-        ),
-        Mistake(
-            "counts what the mask leaves",
-            edits={
-                "work_of_generation": (("sum(length * length", "sum(length * (length + 1) // 2"),)
-            },
-            cause="only what the mask leaves is counted; the rest is computed, too, and thrown "
-            "away",
-            look="does the mask come before or after q · k?",
-        ),
-        Mistake(
-            "needs the whole square",
-            edits={"work_of_generation": (("longest * (longest + 1) // 2", "longest * longest"),)},
-            cause="what is masked is counted; nothing needs it",
-            look="the shape of the mask",
-        ),
-        Mistake(
-            "needs the last row of each pass only",
-            edits={"work_of_generation": (("longest * (longest + 1) // 2", "sum(passes)"),)},
-            cause="the last row of each pass is counted; the prompt's other rows need scores, too",
-            look="which rows does the first pass compute?",
-        ),
+    "01.6": of(
+        "work_of_generation",
+        ("every pass has the prompt's length", (("sum(passes),", "prompt_tokens * new_tokens,"),),
+         "every pass is counted with the prompt's length, but each has a row more than the one "
+         "before", PASSES),
+        ("each row once", (('"rows": sum(passes)', '"rows": longest'),),
+         "each row is counted once, which is what a cache makes of it", PASSES),
+        ("counts a pass with its new token",
+         (("range(prompt_tokens, prompt_tokens + new_tokens)",
+           "range(prompt_tokens + 1, prompt_tokens + new_tokens + 1)"),),
+         "a pass is counted with the token it gives; it is fed only those before", PASSES),
+        ("a pass too many in the rows", (("sum(passes)", "sum(passes) + longest + 1"),),
+         "one pass too many: " + LAST_UNFED, PASSES),
+        ("a pass too many in the scores",
+         (("length in passes)", "length in range(prompt_tokens, longest + 2))"),),
+         "one pass too many: " + LAST_UNFED, PASSES),
+        ("counts the last new token as a row",
+         (('"new rows": longest', '"new rows": longest + 1'),),
+         LAST_UNFED, PASSES),
+        ("leaves the prompt out", (('"new rows": longest', '"new rows": new_tokens'),),
+         NO_PROMPT, PASSES),
+        ("leaves the first pass out", (('"new rows": longest', '"new rows": new_tokens - 1'),),
+         NO_PROMPT, PASSES),
+        ("calls every row new", (('"new rows": longest', '"new rows": sum(passes)'),),
+         "all rows are counted, also those computed before", PASSES),
+        ("counts what the mask leaves",
+         (("sum(length * length", "sum(length * (length + 1) // 2"),),
+         "only what the mask leaves is counted; naive generation computes the masked scores, too, "
+         "and throws them away",
+         "does the mask come before or after q · k?"),
+        ("a score per row", (("length * length", "length"),),
+         "a row has one score here; it meets every key of its pass", PASSES),
+        ("the last pass only",
+         (("sum(length * length for length in passes)", "longest * longest"),),
+         "only the last pass is counted", PASSES),
+        ("the whole square of the first pass",
+         (("longest * (longest + 1) // 2", "prompt_tokens**2 + sum(passes[1:])"),),
+         "the masked scores of the first pass are counted, too",
+         "how many scores does its first row need?"),
+        ("needs the whole square", (("longest * (longest + 1) // 2", "longest * longest"),),
+         "masked scores are counted; nothing needs them", "the shape of the mask"),
+        ("no score with itself",
+         (("longest * (longest + 1) // 2", "longest * (longest - 1) // 2"),),
+         "a token's score with itself is left out", "the diagonal of the mask"),
+        ("needs the last row of each pass only",
+         (("longest * (longest + 1) // 2", "sum(passes)"),),
+         "the last row of each pass is counted; the prompt's other rows need scores, too",
+         "which rows does the first pass compute?"),
+        ("needs the last new token's scores",
+         (("longest * (longest + 1) // 2", "(longest + 1) * (longest + 2) // 2"),),
+         LAST_UNFED, PASSES),
     ),
-}
+}  # fmt: skip

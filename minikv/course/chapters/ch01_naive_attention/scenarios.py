@@ -1,799 +1,412 @@
-"""Chapter 01: one query, the mask, many heads, packed groups, RoPE, and what is recomputed."""
+"""Chapter 01 as programs: one query, the mask, heads in groups, RoPE, what is recomputed."""
 
 import math
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from itertools import product
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 import minikv
-from minikv.course.chapters.ch01_naive_attention.answers import work_of_generation
-from minikv.course.harness.checking import Suspect, Wrong, check, close, equal, plain, runs_model
+from minikv.course.harness.checking import mismatch, plain, runs_model
+from minikv.course.harness.scenarios import Group, Log, same, scenario
 from minikv.model import rotate
+
+EARLIER = "the lines above: which of them fails?"
+
+
+def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
+    """What `function` returns; noted is whether it writes to its arguments, and what it returns."""
+    before = deepcopy(arguments)
+    found = log.call(text, partial(function, *arguments.values()), see=False)
+    changed = [name for name, value in arguments.items() if not same(value, before[name])]
+    told = f"{' and '.join(changed)} changed" if changed else text
+    log(told, {"the arguments are": "written to" if changed else "as they were"})
+    log(text, {"what comes back is": kind_of(found)})
+    return found
+
+
+def kind_of(found: Any) -> str:
+    if isinstance(found, torch.Tensor):
+        return f"a tensor of shape {tuple(found.shape)}"
+    if isinstance(found, list) and all(isinstance(x, int | float) for x in found):
+        return some(len(found), "number")
+    return "nothing" if found is None else f"a {type(found).__name__}"
+
+
+def some(count: int, noun: str, nouns: str = "") -> str:
+    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
+
 
 # ── 01.1 One query ────────────────────────────────────────────────────────────
 
+# A program is (what it is, query, keys, values).
 
-def vectors(seed: int, num_keys: int, dim: int, width: int) -> tuple[list, list, list]:
-    """A query, keys and values, as lists."""
+
+def one_query(mine, program, log: Log) -> None:
+    what, query, keys, values = deepcopy(program)
+
+    def attend(*vectors):
+        return plain(mine.attend_one_query(*vectors))
+
+    found = call(log, what, attend, query=query, keys=keys, values=values)
+    if kind_of(found).partition(" ")[2].startswith("number"):
+        log(what, {"result": [round(x, 3) for x in found]})
+
+
+def vectors(num_keys: int, dim: int, width: int, seed: int = 0, key: list | None = None) -> tuple:
+    """Drawn vectors; with `key`, that is every key."""
     generator = torch.Generator().manual_seed(seed)
     query = torch.randn(dim, generator=generator)
     keys = torch.randn(num_keys, dim, generator=generator)
-    values = torch.randn(num_keys, width, generator=generator) + torch.arange(width)
-    return query.tolist(), keys.tolist(), values.tolist()
+    values = 4 * torch.randn(num_keys, width, generator=generator) + torch.arange(width)
+    what = f"{some(num_keys, 'equal key' if key else 'key')} of {dim}, values of {width}"
+    return what, query.tolist(), [key] * num_keys if key else keys.tolist(), values.tolist()
 
 
-def compare_one_query(mine, query: list, keys: list, values: list, what: str) -> None:
-    # Copies: a solution that writes to its arguments fails one check, not all.
-    found = plain(mine.attend_one_query(*plain([query, keys, values])))
-    if not isinstance(found, list) or not all(isinstance(x, int | float) for x in found):
-        raise Wrong(
-            f"{what}: {found!r:.60}, expected a list of {len(values[0])} numbers",
-            "nothing is returned" if found is None else "the result is not one vector of numbers",
-            "what stands after `return`? One number for each place of a value",
-        )
-    if len(found) == len(query) and len(found) not in (len(keys), len(values[0])):
-        raise Wrong(
-            f"{what}: {len(found)} numbers, expected {len(values[0])}",
-            "the result is as wide as the query; values need not be as wide as keys",
-            "one number for each place of a value",
-        )
-    q, k, v = (torch.tensor(x, dtype=torch.float64) for x in (query, keys, values))
-    products = k @ q
-    scores = products / len(query) ** 0.5
-    divided = "where is the sum of all exponentials used?"
-    suspects = [
-        Suspect(
-            products.softmax(0) @ v,
-            "the scores are not scaled",
-            "what is the sum of the products divided by?",
-        ),
-        Suspect(
-            (products / len(query)).softmax(0) @ v,
-            "the scores are divided by D, not by its square root",
-            "the divisor of the scores",
-        ),
-        Suspect(scores.exp() @ v, "the weights don't add up to 1", divided),
-        Suspect((scores - scores.max()).exp() @ v, "the weights don't add up to 1", divided),
-        Suspect(
-            (scores - scores.max()).exp() @ v / scores.exp().sum(),
-            "the largest score is taken off above, but not in the sum below",
-            divided,
-        ),
-        Suspect(
-            scores.softmax(0),
-            "these are the weights; the weighted mean of the values is asked for",
-            "what is done with `values`?",
-        ),
-        Suspect(
-            v[int(scores.argmax())],
-            "only the best key's value is returned, which is a hard choice",
-            "every key has a weight, the small ones too",
-        ),
-        Suspect(
-            scores @ v / scores.sum(),
-            "the scores themselves are the weights, without exp",
-            "how does a score become a weight?",
-        ),
-    ]
-    suspects = [suspect for suspect in suspects if suspect.value.isfinite().all()]
-    close(torch.tensor(found, dtype=torch.float64), scores.softmax(0) @ v, what, *suspects)
+def scored(scores: list[float], dim: int) -> tuple:
+    """Keys that have these scores, in vectors of `dim` numbers."""
+    keys = [[score * dim**0.5, *[0.0] * (dim - 1)] for score in scores]
+    values = [[float(2**i), float(-i)] for i in range(len(scores))]
+    listed = ", ".join(f"{score:,.0f}" for score in scores)
+    return f"the scores {listed}, with D = {dim}", [1.0, *[2.0] * (dim - 1)], keys, values
 
 
-@check("01.1", "equal keys: the plain mean of the values", look="what are the weights?")
-def _(mine):
-    for width in (3, 1):
-        query, _, values = vectors(1, 4, 2, width)
-        compare_one_query(mine, query, [[0.5, -1.0]] * 4, values, f"4 equal keys, width {width}")
+LN_3 = [[0.0] * 4, [math.log(3), 5.0, -1.0, 2.0]]
 
-
-@check("01.1", "one key: its value, whatever its score", look="what is the only weight?")
-def _(mine):
-    for seed in (2, 3):
-        compare_one_query(mine, *vectors(seed, 1, 3, 2), "a single key")
-
-
-@check("01.1", "a score larger by ln 3 gets three times the weight", look="from product to weight")
-def _(mine):
-    query, keys = [2.0, 0.0, 0.0, 0.0], [[0.0] * 4, [math.log(3), 5.0, -1.0, 2.0]]
-    compare_one_query(mine, query, keys, [[8.0], [16.0]], "weights 1/4 and 3/4 on 8 and 16")
-
-
-@check("01.1", "many keys, several dimensions", look="the formula, line by line")
-def _(mine):
-    for seed, (num_keys, dim, width) in enumerate([(2, 1, 1), (5, 3, 2), (9, 16, 4), (40, 7, 7)]):
-        what = f"{num_keys} keys of {dim} numbers, values of {width}"
-        compare_one_query(mine, *vectors(10 + seed, num_keys, dim, width), what)
-
-
-@check(
+scenario(
     "01.1",
-    "scores up to 10,000 and down to -10,000",
-    cause="exp of a large score overflows, and exp of small ones is 0 for all of them",
-    look="what may be taken off every score without changing a weight?",
-)
-def _(mine):
-    for sign in (1.0, -1.0):
-        keys = [[sign * score] for score in (9_990.0, 10_000.0, 9_999.0)]
-        what = f"scores near {sign * 10_000:,.0f}"
-        compare_one_query(mine, [1.0], keys, [[1.0], [2.0], [4.0]], what)
-
-
-@check(
-    "01.1",
-    "scores far apart, from -10,000 to 10,000",
-    cause="what is taken off is not the largest score, so an exponent can still be large",
-    look="which score has to be taken off so that no exponent is above 0?",
-)
-def _(mine):
-    for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4]):
-        keys = [[score] for score in scores]
-        compare_one_query(mine, [1.0], keys, [[1.0], [2.0], [4.0]], f"the scores {scores}")
-
-
-@check(
-    "01.1",
-    "leaves its arguments as they were",
-    cause="one of the lists that were handed in is written to",
-    look="which list do you change in place? Make a new one",
-)
-def _(mine):
-    query, keys, values = vectors(20, 3, 2, 2)
-    before = plain([query, keys, values])
-    mine.attend_one_query(query, keys, values)
-    equal([query, keys, values], before, "the arguments after the call")
+    one_query,
+    Group("equal keys: the plain mean of the values",
+          [*(vectors(*shape, key=[0.5, -1.0]) for shape in ((4, 2, 3), (4, 2, 1), (7, 2, 2))),
+           ("the docstring's example", [1.0, 2.0], [[3.0, 0.0]] * 2, [[10.0], [20.0]])],
+          "the weights: what are they, if all keys are equal?"),
+    Group("one key: its value, whatever its score",
+          [vectors(1, 3, 2, 2), vectors(1, 3, 4, 3), vectors(1, 1, 1, 4)],
+          "the weight of the only key"),
+    Group("a score larger by ln 3 gets three times the weight",
+          [("weights 1/4 and 3/4 on 8 and 16", [2.0, 0.0, 0.0, 0.0], LN_3, [[8.0], [16.0]])],
+          "the steps from product to weight"),
+    Group("many keys, several dimensions",
+          [vectors(*shape, seed) for seed, shape in enumerate([(2, 1, 1), (5, 3, 2), *product(
+              (2, 3, 9, 40), (1, 2, 5, 16, 64), (1, 3, 7, 16))])],
+          "the formula, line by line"),
+    Group("scores up to 10,000 and down to -10,000",
+          [scored([sign * score for score in scores], dim)
+           for dim in (1, 16, 3) for sign in (1.0, -1.0)
+           for scores in ([9_990.0, 10_000.0, 9_999.0], [10_000.0], [800.0, 799.0])],
+          "what may be subtracted from every score without changing a weight?"),
+    Group("scores far apart, from -10,000 to 10,000",
+          [*(scored(scores, dim) for dim in (1, 16)
+             for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4], [0.0, 1e4, 9_998.0, -1e4])),
+           ("a weight of 1/3,000 on a million", [1.0], [[8.0], [0.0]], [[0.0], [1e6]])],
+          "which score has to be subtracted so that no exponent is above 0?"),
+)  # fmt: skip
 
 
 # ── 01.2 The causal mask ──────────────────────────────────────────────────────
 
-
-def mask_with(
-    num_queries: int,
-    num_keys: int,
-    window: int | None = None,
-    *,
-    first: int | None = None,
-    strict: bool = False,
-    wider: int = 0,
-) -> torch.Tensor:
-    """The mask, or the mask with one mistake in it. `first` is where query 0 is taken to stand."""
-    first = num_keys - num_queries if first is None else first
-    query = first + torch.arange(num_queries)[:, None]
-    key = torch.arange(num_keys)
-    mask = key < query if strict else key <= query
-    return mask if window is None else mask & (key > query - window - wider)
+# A program is (queries, keys) or (queries, keys, window).
 
 
-def pattern(mask: torch.Tensor) -> list[str]:
-    return ["".join("01"[int(sees)] for sees in row) for row in mask]
+def masks(mine, program, log: Log) -> None:
+    num_queries, num_keys, *window = program
+    text = f"causal_mask({num_queries}, {num_keys}" + "".join(f", window={w}" for w in window) + ")"
+    ask = partial(mine.causal_mask, window=window[0]) if window else mine.causal_mask
+    found = call(log, text, ask, num_queries=num_queries, num_keys=num_keys)
+    if isinstance(found, torch.Tensor) and found.dim() == 2:
+        holds = "True and False" if found.dtype == torch.bool else "numbers"
+        log(text, {"the mask holds": holds})
+        rows = ["".join("01"[bool(sees)] for sees in row) for row in found.tolist()]
+        log("a row for each query", {"result": rows})
 
 
-def compare_mask(mine, num_queries: int, num_keys: int, window: int | None = None) -> None:
-    found = mine.causal_mask(num_queries, num_keys, window)
-    what = f"causal_mask({num_queries}, {num_keys}" + (f", window={window})" if window else ")")
-    shape = (num_queries, num_keys)
-    exchanged = "rows are queries and columns are keys; here they have changed places"
-    upright = "which of the two ranges stands upright, [:, None]?"
-    if not isinstance(found, torch.Tensor):
-        raise Wrong(
-            f"{what}: a {type(found).__name__}, expected a bool tensor of shape {shape}",
-            "nothing is returned" if found is None else "the mask is not a tensor",
-            "what stands after `return`?",
-        )
-    if tuple(found.shape) != shape:
-        turned = tuple(found.shape) == shape[::-1]
-        raise Wrong(
-            f"{what}: shape {tuple(found.shape)}, expected {shape}",
-            exchanged if turned else "the mask is made for another number of queries or keys",
-            upright,
-        )
-    if found.dtype != torch.bool:
-        raise Wrong(
-            f"{what}: a tensor of {found.dtype}, expected torch.bool",
-            "the mask holds numbers instead of True and False",
-            "a comparison such as `a <= b` gives bool already",
-        )
-    args = (num_queries, num_keys, window)
-    upside = "True and False are the wrong way round: True means that the query may see the key"
-    mistakes = [
-        (
-            mask_with(*args, first=0),
-            "the queries are taken to stand at the first positions, but they are the last ones",
-            "the position of query 0 when there are more keys than queries",
-        ),
-        (mask_with(*args, strict=True), "a query does not see its own position", "`<` or `<=`?"),
-        (~mask_with(*args), upside, "the direction of the comparison, or a `~` too many"),
-        (~mask_with(*args[:2]), upside, "the direction of the comparison, or a `~` too many"),
-        (mask_with(*args).T, exchanged, upright),
-        (
-            mask_with(*args).flip(0),
-            "the rows are upside down",
-            "row 0 is the earliest query and sees least",
-        ),
-        (
-            mask_with(*args).flip(1),
-            "the keys are counted from the wrong end",
-            "column 0 is the oldest key",
-        ),
-        (torch.ones(shape, dtype=torch.bool), "nothing is masked", "which keys come too late?"),
-    ]
-    if window is not None:
-        too_wide = "the window is one key too wide: it counts a query's own position, too"
-        mistakes[:0] = [
-            (mask_with(*args[:2]), "the window is ignored", "what does a window take away?"),
-            (mask_with(*args, wider=1), too_wide, "with window=1 a query sees itself alone"),
-            (
-                mask_with(*args, wider=-1),
-                "the window is one key too narrow",
-                "with window=1 a query sees itself",
-            ),
-        ]
-    suspects = [Suspect(pattern(wrong), cause, look) for wrong, cause, look in mistakes]
-    equal(pattern(found), pattern(mask_with(*args)), f"{what}, a row for each query", *suspects)
+OLDEST = "which is the oldest key that a query still sees?"
 
-
-@check("01.2", "a square: as many queries as keys", look="which keys may query 0 see?")
-def _(mine):
-    for size in (4, 1, 3, 7):
-        compare_mask(mine, size, size)
-
-
-@check("01.2", "one query, the last: it sees every key", look="the position of query 0")
-def _(mine):
-    compare_mask(mine, 1, 5)
-    compare_mask(mine, 1, 2)
-
-
-@check("01.2", "a rectangle: a chunk after a prefix", look="the position of query 0")
-def _(mine):
-    for num_queries, num_keys in ((2, 5), (3, 4), (5, 13)):
-        compare_mask(mine, num_queries, num_keys)
-
-
-@check("01.2", "a window on a square", look="which is the oldest key that a query still sees?")
-def _(mine):
-    for window in (2, 1, 3):
-        compare_mask(mine, 5, 5, window)
-
-
-@check("01.2", "a window on a rectangle", look="which is the oldest key that a query still sees?")
-def _(mine):
-    for num_queries, num_keys, window in ((2, 6, 3), (3, 9, 1), (4, 7, 5)):
-        compare_mask(mine, num_queries, num_keys, window)
-
-
-@check("01.2", "a window as wide as the keys, or wider", look="such a window takes nothing away")
-def _(mine):
-    compare_mask(mine, 4, 4, 4)
-    compare_mask(mine, 2, 6, 50)
+scenario(
+    "01.2",
+    masks,
+    Group("a square: as many queries as keys", [(4, 4), (1, 1), (3, 3), (7, 7)],
+          "which keys may query 0 see?"),
+    Group("one query, the last: it sees every key", [(1, 5), (1, 2), (1, 30)],
+          "the position of query 0"),
+    Group("a rectangle: a chunk after a prefix", [(2, 5), (3, 4), (5, 13), (4, 3000)],
+          "the position of query 0"),
+    Group("a window on a square", [(5, 5, 2), (5, 5, 1), (5, 5, 3)], OLDEST),
+    Group("a window on a rectangle", [(2, 6, 3), (3, 9, 1), (4, 7, 5)], OLDEST),
+    Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)], OLDEST),
+    Group("a window as wide as the keys, or wider", [(4, 4, 4), (2, 6, 50), (2, 6, 6), (1, 3, 3)],
+          "such a window takes nothing away"),
+    Group("every small mask",
+          [(num_queries, num_keys, *window)
+           for num_keys in range(1, 8) for num_queries in range(1, num_keys + 1)
+           for window in ((), (None,), *((w,) for w in range(1, num_keys + 2)))],
+          EARLIER),
+)  # fmt: skip
 
 
 # ── 01.3 and 01.4 Attention with many heads ───────────────────────────────────
 
-
-def draw(seed: int, num_queries: int, num_keys: int, heads: int, kv_heads: int, dim: int):
-    """q (T, H, D), k and v (L, K, D). No head, token or channel is like another."""
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.randn(num_queries, heads, dim, generator=generator)
-    k, v = torch.randn(2, num_keys, kv_heads, dim, generator=generator)
-    return 2 * q, k, v + torch.arange(kv_heads)[:, None]
-
-
-def attention_with(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor,
-    *,
-    scale: float | None = None,
-    tiled: bool = False,
-    mask_after: bool = False,
-    hidden: float = -torch.inf,
-    over: int = -1,
-) -> torch.Tensor:
-    """Naive attention, or naive attention with one mistake in it."""
-    group = q.shape[1] // k.shape[1]
-    if tiled:
-        k, v = k.repeat(1, group, 1), v.repeat(1, group, 1)
-    else:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("thd,lhd->htl", q, k) * (scale or q.shape[-1] ** -0.5)
-    if mask_after:
-        weights = scores.softmax(-1).masked_fill(~mask, 0)
-    else:
-        weights = scores.masked_fill(~mask, hidden).softmax(over)
-    return torch.einsum("htl,lhd->thd", weights, v)
+LARGE, HIDDEN = "scores of 10,000", "visible scores near -20,000, hidden ones of 0"
+HEADS_FIRST, PARTS = "heads first in memory", "q, k and v are parts of larger tensors"
+TWICE, COPIES = "called twice", "K and V are not repeated"
+HALF = {
+    "bfloat16": (torch.bfloat16,) * 3,
+    "float16": (torch.float16,) * 3,
+    "q in bfloat16, k and v in float32": (torch.bfloat16, torch.float32, torch.float32),
+    "q in float32, k and v in float16": (torch.float32, torch.float16, torch.float16),
+    "float64": (torch.float64,) * 3,
+}
 
 
-def suspects_of_attention(q, k, v, window: int | None) -> list[Suspect]:
-    num_queries, num_keys, kv_heads = len(q), len(k), k.shape[1]
-    mask = minikv.causal_mask(num_queries, num_keys, window)
+class Case(NamedTuple):
+    """A call of attention: T queries at the end of L positions, H query heads on K KV heads."""
 
-    def displaced(out: torch.Tensor) -> torch.Tensor:
-        """The heads of each group apart from each other, as a tiling would have them."""
-        return out.unflatten(1, (kv_heads, -1)).transpose(1, 2).flatten(1, 2)
+    T: int
+    L: int
+    H: int
+    K: int
+    D: int
+    window: int | None = None
+    how: str = ""  # what is special about its tensors
 
-    def wrong(mask: torch.Tensor = mask, **mistake) -> torch.Tensor:
-        return attention_with(q, k, v, mask, **mistake)
+    def __str__(self) -> str:
+        T, L, H, K, D, window, how = self
+        tokens = f"{some(T, 'query', 'queries')} at the end of {L} positions"
+        heads = some(H, "head") if H == K else f"{H} query heads on {some(K, 'KV head')}"
+        told = f"{some(T, 'token') if T == L else tokens}, {heads} of {D}"
+        return f"{how}: " * bool(how) + told + f", window {window}" * bool(window)
 
-    mistakes = [
-        (
-            lambda: wrong(tiled=True),
-            "query head h reads KV head h % K, as if the KV heads were tiled 0, 1, 0, 1; "
-            "a group is made of neighbours: 0, 0, 1, 1",
-            "`repeat` or `repeat_interleave`? Where the query heads are split in two dimensions: "
-            "which of the two, KV head or place in the group, is the outer one?",
-        ),
-        (
-            lambda: displaced(wrong()),
-            "every head is computed right, but the heads are returned in another order",
-            "the order of the two head dimensions in the result, before they are joined",
-        ),
-        (
-            lambda: displaced(wrong(tiled=True)),
-            "query head h reads KV head h % K, and the heads are returned in another order",
-            "where the query heads are split in two dimensions: which one is the outer one?",
-        ),
-        (lambda: wrong(scale=1.0), "the scores are not scaled", "where is 1 / sqrt(head_dim)?"),
-        (
-            lambda: wrong(scale=1 / q.shape[-1]),
-            "the scores are divided by head_dim, not by its square root",
-            "the factor beside q · k",
-        ),
-        (
-            lambda: wrong(scale=q.shape[1] ** -0.5),
-            "the scale is taken from the number of heads",
-            "which dimension of q is head_dim?",
-        ),
-        (
-            lambda: wrong(minikv.causal_mask(num_queries, num_keys)),
-            "the window is ignored",
-            "the third argument of causal_mask",
-        ),
-        (
-            lambda: wrong(torch.ones_like(mask)),
-            "no key is masked: a query also sees those that come after it",
-            "where does the mask meet the scores?",
-        ),
-        (
-            lambda: wrong(mask_with(num_queries, num_keys, window, first=0)),
-            "the queries are taken to stand at the first positions, but they are the last ones",
-            "the position of query 0 when there are more keys than queries",
-        ),
-        (
-            lambda: wrong(mask_after=True),
-            "the mask comes after the softmax, so the weights of a row don't add up to 1",
-            "-inf into the scores before the softmax, instead of 0 into the weights after it",
-        ),
-        (
-            lambda: wrong(hidden=0.0),
-            "the hidden scores become 0, and exp(0) is 1: these keys keep a weight",
-            "which score has the exponential 0?",
-        ),
-        (
-            lambda: wrong(over=0),
-            "the softmax runs over the heads, not over the keys",
-            "the dimension that softmax is given",
-        ),
-        (
-            lambda: wrong(over=1),
-            "the softmax runs over the queries, not over the keys",
-            "the dimension that softmax is given",
-        ),
-        (
-            lambda: wrong(~mask),
-            "the keys that may be seen get -inf, and the others don't",
-            "True in the mask means: may be seen",
-        ),
-        (
-            lambda: wrong().transpose(0, 1).reshape(q.shape),
-            "the numbers are right but stand in (H, T) order; reshape does not exchange dimensions",
-            "`transpose` or `reshape`?",
-        ),
-    ]
-    return [Suspect(*mistake) for mistake in mistakes]
+    def draw(self) -> list[torch.Tensor]:
+        """q (T, H, D), k and v (L, K, D). No head, token or channel is like another."""
+        T, L, H, K, D, window, how = self
+        generator = torch.Generator().manual_seed(T + L + H + K + D + (window or 0))
+        q = 2 * torch.randn(T, H, D, generator=generator)
+        k, v = torch.randn(2, L, K, D, generator=generator)
+        v = v + torch.arange(K)[:, None]
+        if how == LARGE:
+            q, k = 100 * q, 100 * k
+        if how == HIDDEN:  # scores of -20,000 to -20,003, exactly, and a last one of 0
+            q, k = torch.zeros_like(q), torch.zeros_like(k)
+            q[..., 0] = 64 * D**0.5
+            k[:-1, :, 0] = -312.5 - torch.arange(L - 1)[:, None] / 64
+        if how == HEADS_FIRST:
+            return [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+        if how == PARTS:  # NaN around them
+            larger = [torch.full([size + 3 for size in x.shape], torch.nan) for x in (q, k, v)]
+            parts = [x[1:-2, 2:-1, :-3] for x in larger]
+            return [part.copy_(x) for part, x in zip(parts, (q, k, v), strict=True)]
+        dtypes = HALF.get(how, (torch.float32,) * 3)
+        return [x.to(dtype) for x, dtype in zip((q, k, v), dtypes, strict=True)]
 
 
-def compare_attention(
-    attend, q, k, v, window: int | None, what: str, tolerance: float = 1e-4
-) -> torch.Tensor:
-    """`attend` against the oracle; returns what it found."""
-    num_queries, heads, _ = q.shape
-    found = attend(q.clone(), k.clone(), v.clone(), window)
-    if getattr(found, "shape", None) == (heads, num_queries, v.shape[-1]) and heads != num_queries:
-        raise Wrong(
-            f"{what}: shape {tuple(found.shape)}, expected {(num_queries, heads, v.shape[-1])}",
-            "the heads come first in the result; the queries come first, as in q",
-            "the letters of the last einsum, or a transpose at the end",
-        )
-    what += ", [query, head, channel]"
-    suspects = suspects_of_attention(q.float(), k.float(), v.float(), window)
-    if isinstance(found, torch.Tensor) and found.isnan().any():
-        for suspect in suspects:  # `close` takes no NaN for equal
-            if torch.allclose(found.float(), suspect.value(), atol=tolerance, equal_nan=True):
-                count = f"{int(found.isnan().sum())} of {found.numel()} values are NaN"
-                raise Wrong(f"{what}: {count}", suspect.cause, suspect.look)
-    expected = minikv.naive_attention(q, k, v, window)
-    close(found, expected, what, *suspects, tolerance=tolerance)
-    return found
-
-
-@check("01.3", "one head, as many queries as keys", look="the formula, and every shape")
-def _(mine):
-    for seed, (length, dim) in enumerate([(4, 2), (1, 3), (7, 16)]):
-        qkv = draw(seed, length, length, 1, 1, dim)
-        compare_attention(mine.naive_attention, *qkv, None, f"{length} tokens, one head")
-
-
-@check("01.3", "many heads, each with its own keys and values", look="which dimension is which?")
-def _(mine):
-    for seed, (length, heads, dim) in enumerate([(5, 4, 8), (3, 5, 2), (8, 3, 3)]):
-        qkv = draw(seed, length, length, heads, heads, dim)
-        compare_attention(mine.naive_attention, *qkv, None, f"{length} tokens, {heads} heads")
-
-
-@check("01.3", "query heads share KV heads in groups", look="which query heads use KV head 0?")
-def _(mine):
-    for seed, (heads, kv_heads) in enumerate([(4, 2), (6, 3), (6, 2), (5, 1)]):
-        qkv = draw(seed, 6, 6, heads, kv_heads, 8)
-        what = f"6 tokens, {heads} query heads on {kv_heads} KV heads"
-        compare_attention(mine.naive_attention, *qkv, None, what)
-
-
-@check("01.3", "a chunk after a prefix", look="what causal_mask is called with")
-def _(mine):
-    for seed, (num_queries, num_keys) in enumerate([(3, 8), (1, 6), (5, 6)]):
-        qkv = draw(seed, num_queries, num_keys, 4, 2, 8)
-        what = f"{num_queries} queries at the end of {num_keys} positions"
-        compare_attention(mine.naive_attention, *qkv, None, what)
-
-
-@check("01.3", "a sliding window", look="where `window` goes")
-def _(mine):
-    for seed, (num_queries, num_keys, window) in enumerate([(7, 7, 3), (2, 9, 4), (4, 4, 1)]):
-        qkv = draw(seed, num_queries, num_keys, 4, 2, 8)
-        what = f"{num_queries} queries at the end of {num_keys} positions, window {window}"
-        compare_attention(mine.naive_attention, *qkv, window, what)
-
-
-@check(
-    "01.3",
-    "half precision: computed in float32, returned in q's dtype",
-    look="which line is the first to make the difference? Print the dtypes",
-)
-def _(mine):
-    exactly = draw(5, 6, 40, 4, 2, 16)
-    compare_attention(mine.naive_attention, *exactly, None, "float32")
-    for dtype in (torch.bfloat16, torch.float16):
-        q, k, v = (x.to(dtype) for x in exactly)
-        found = compare_attention(mine.naive_attention, q, k, v, None, str(dtype), tolerance=0.05)
-        if found.dtype != dtype:
-            raise Wrong(
-                f"q is {dtype}, the result {found.dtype}",
-                "the result is not turned back into q's dtype",
-                "the last line",
-            )
-        once = minikv.naive_attention(q, k, v)
-        exact = attention_with(q.float(), k.float(), v.float(), minikv.causal_mask(6, 40))
-        error, rounding = (float((x.float() - exact).abs().mean()) for x in (found, once))
-        if error > 1.5 * rounding:
-            raise Wrong(
-                f"{dtype}: off by {error:.5f} on average; one rounding at the end: {rounding:.5f}",
-                "the products or the softmax are rounded to half precision on the way",
-                "q, k and v to float32 first, the result to q's dtype at the very end",
-            )
-
-
-@check(
-    "01.3", "scores of 10,000; q, k and v are not written to", look="large scores, or the writing"
-)
-def _(mine):
-    q, k, v = draw(6, 5, 5, 2, 2, 4)
-    arguments = (100 * q, 100 * k, v)
-    before = [x.clone() for x in arguments]
-    found = mine.naive_attention(*arguments)
-    for name, now, then in zip("qkv", arguments, before, strict=True):
-        if not torch.equal(now, then):
-            raise Wrong(
-                f"{name} is not what it was before the call",
-                "an operation in place, such as `*=` or `masked_fill_`, wrote to an argument",
-                f"which line changes {name}?",
-            )
-    finite = isinstance(found, torch.Tensor) and found.isfinite().all()
-    if not finite and mine.naive_attention(q, k, v).isfinite().all():
-        raise Wrong(
-            "scores of 10,000 give NaN or inf, small ones don't",
-            "exp of a large score overflows",
-            "torch's softmax takes the largest score off first; do you use it?",
-        )
-    compare_attention(mine.naive_attention, *arguments, None, "scores of 10,000")
-
-
-@check("01.3", "a hidden key that fits far better than those in sight", look="the hidden scores")
-def _(mine):
-    q, k = torch.zeros(2, 2, 4), torch.zeros(5, 2, 4)
-    q[..., 0] = 128
-    k[:4, :, 0] = -312.5 - torch.arange(4)[:, None] / 64  # scores of -20,000 to -20,003, exactly
-    _, _, v = draw(7, 2, 5, 2, 2, 4)
-    found = mine.naive_attention(q.clone(), k.clone(), v.clone())
-    finite = Suspect(
-        lambda: attention_with(q, k, v, mask_with(2, 5), hidden=-1e4),
-        "a finite number in place of -inf, and the scores in sight are lower still",
-        "what do the hidden scores become before the softmax?",
-    )
-    what = "query 0 sees scores near -20,000, [query, head, channel]"
-    others = suspects_of_attention(q, k, v, None)
-    close(found, minikv.naive_attention(q, k, v), what, finite, *others)
-
-
-MIXED = dict(
-    cause="KV heads meet places in the group, two dimensions that are equally long in tinypy alone",
-    look="every line that names the two head dimensions has to name them in the same order",
-)
-
-
-@check("01.4", "as many KV heads as query heads", **MIXED)
-def _(mine):
-    qkv = draw(1, 5, 5, 4, 4, 8)
-    compare_attention(mine.grouped_attention, *qkv, None, "4 query heads on 4 KV heads")
-
-
-@check("01.4", "a single KV head", **MIXED)
-def _(mine):
-    qkv = draw(2, 5, 5, 4, 1, 8)
-    compare_attention(mine.grouped_attention, *qkv, None, "4 query heads on 1 KV head")
-
-
-@check("01.4", "4 query heads on 2 KV heads, as in tinypy", **MIXED)
-def _(mine):
-    qkv = draw(3, 6, 6, 4, 2, 8)
-    compare_attention(mine.grouped_attention, *qkv, None, "4 query heads on 2 KV heads")
-
-
-@check("01.4", "groups of other sizes", **MIXED)
-def _(mine):
-    for seed, (heads, kv_heads) in enumerate([(6, 3), (6, 2), (8, 2), (12, 3)]):
-        qkv = draw(seed, 5, 5, heads, kv_heads, 4)
-        what = f"{heads} query heads on {kv_heads} KV heads"
-        compare_attention(mine.grouped_attention, *qkv, None, what)
-
-
-@check("01.4", "a chunk after a prefix, and a window", **MIXED)
-def _(mine):
-    for seed, window in enumerate((None, 3)):
-        what = f"3 queries at the end of 9 positions, window {window}"
-        compare_attention(mine.grouped_attention, *draw(seed, 3, 9, 6, 2, 8), window, what)
-
-
-class NoCopies(TorchFunctionMode):
-    """Raises Wrong when a tensor of this many numbers is written: K or V, repeated."""
+class Copies(TorchFunctionMode):
+    """Notes who writes a tensor of this many numbers: K or V, repeated."""
 
     def __init__(self, size: int):
         super().__init__()
-        self.size = size
+        self.size, self.writers = size, []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         repeated = isinstance(out, torch.Tensor) and out.numel() == self.size
         if repeated and out.untyped_storage().nbytes() >= out.nbytes:  # an expanded view is none
-            raise Wrong(
-                f"`{function.__name__}` writes a tensor of shape {tuple(out.shape)}",
-                "K and V are copied; the exercise is to do without",
-                "the line that gives every query head its own K or V, here or in a call",
+            self.writers.append(
+                f"`{function.__name__}` writes a tensor of shape {tuple(out.shape)}"
             )
         return out
 
 
-@check("01.4", "K and V are not repeated", look="the shapes of all tensors, line by line")
-def _(mine):
-    q, k, v = draw(5, 3, 11, 6, 2, 8)
-    with NoCopies(11 * 6 * 8):
-        mine.grouped_attention(q, k, v)
+def attention(name: str, mine, case: Case, log: Log) -> None:
+    """A play, of the function of this name."""
+    attend = getattr(mine, name)
+    if case.window is not None:
+        attend = partial(attend, window=case.window)
+    (q, k, v), text = case.draw(), str(case)
+    if case.how == COPIES:
+        with Copies(case.L * case.H * case.D) as copies:
+            log.call(text, attend, q, k, v, see=False)
+        log("".join(copies.writers[:1]), {"K or V is repeated:": bool(copies.writers)})
+        return
+    for turn in range(2 if case.how == TWICE else 1):
+        if turn:
+            text = "the same tensors, with other numbers in them"
+            for x in (q, k, v):
+                x.copy_(x.flip(0) - 0.5)
+        found = call(log, text, attend, q=q, k=k, v=v)
+        if not isinstance(found, torch.Tensor) or found.shape != q.shape:
+            return
+        if q.dtype not in (torch.bfloat16, torch.float16):
+            log("the result, [query, head, channel]", {"result": found})
+            log(text, {"dtype": str(found.dtype)})
+            continue
+        exact = minikv.naive_attention(q.float(), k.float(), v.float(), case.window)
+        error, least = ((x.float() - exact).abs() for x in (found, exact.to(q.dtype)))
+        verdict = "rounded at the end only" if (error <= least + 1e-5).all() else "rounded before"
+        if mismatch(found, exact, 0.05) is not None:
+            verdict = "another"
+        log(text, {"dtype": str(found.dtype), "the result is": verdict})
+
+
+def cases(*shapes: tuple, how: tuple[str, ...] = ("",)) -> list[Case]:
+    return [Case(*shape)._replace(how=one) for one in how for shape in shapes]
+
+
+SPECIAL = (5, 5, 2, 2, 4), (3, 9, 6, 3, 8), (4, 4, 3, 1, 6, 2), (1, 7, 4, 4, 9)
+HIDING = (2, 5, 2, 2, 4), (4, 4, 6, 3, 16)
+EVERY = [
+    Case(*lengths, *heads, dim, window)
+    for lengths in ((1, 1), (3, 3), (1, 4), (2, 5), (4, 9))
+    for heads in ((4, 4), (4, 2), (4, 1), (6, 3), (6, 2), (8, 2), (12, 3), (5, 1), (1, 1))
+    for dim in (9, 12)
+    for window in (None, 1, 2, lengths[1] + 1)
+]
+EVERY += cases((130, 130, 4, 2, 64), (1, 300, 4, 2, 128), (5, 300, 4, 4, 80, 40),
+               (70, 1100, 2, 1, 16), (1, 700, 4, 2, 24, 129))  # fmt: skip
+
+scenario(
+    "01.3",
+    partial(attention, "naive_attention"),
+    Group("one head, as many queries as keys",
+          cases((5, 5, 1, 1, 2), (1, 1, 1, 1, 9), (7, 7, 1, 1, 16), (3, 3, 1, 1, 5)),
+          "the formula, and every shape"),
+    Group("many heads, each with its own keys and values",
+          cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 2), (8, 8, 3, 3, 3), (4, 4, 4, 4, 4)),
+          "which dimension is which?"),
+    Group("query heads share KV heads in groups",
+          cases(*((6, 6, *heads, 8) for heads in ((4, 2), (6, 3), (6, 2), (5, 1), (8, 2)))),
+          "which query heads use KV head 0?"),
+    Group("a chunk after a prefix", cases((3, 8, 4, 2, 8), (1, 6, 4, 2, 8), (5, 6, 4, 2, 8)),
+          "what causal_mask is called with"),
+    Group("a sliding window",
+          cases((7, 7, 4, 2, 8, 3), (2, 9, 4, 2, 8, 4), (4, 4, 4, 2, 8, 1), (1, 8, 4, 2, 8, 3)),
+          "where `window` goes"),
+    Group("half precision: computed in float32, returned in q's dtype",
+          cases((6, 40, 4, 2, 12), (5, 5, 2, 2, 8), (1, 17, 6, 3, 10, 5), how=tuple(HALF)),
+          "which line is the first to make the difference? Print the dtypes"),
+    Group("scores of 10,000", cases(*SPECIAL, how=(LARGE,)), "the softmax of large scores"),
+    Group("a hidden key that fits far better than those in sight", cases(*HIDING, how=(HIDDEN,)),
+          "what do the hidden scores become before the softmax?"),
+    Group("tensors that lie otherwise in memory, and two calls",
+          cases(*SPECIAL, how=(PARTS, HEADS_FIRST, TWICE)),
+          "what is kept from call to call, and what depends on the strides?"),
+    Group("every other shape", EVERY, EARLIER),
+)  # fmt: skip
+
+ORDER = "every line that names KV head and place in the group: which comes first?"
+
+scenario(
+    "01.4",
+    partial(attention, "grouped_attention"),
+    Group("as many KV heads as query heads", cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 6)), ORDER),
+    Group("a single KV head", cases((5, 5, 4, 1, 8), (3, 3, 5, 1, 6)), ORDER),
+    Group("4 query heads on 2 KV heads, as in tinypy", cases((6, 6, 4, 2, 8)), ORDER),
+    Group("groups of other sizes",
+          cases(*((5, 5, *heads, 4) for heads in ((6, 3), (6, 2), (8, 2), (12, 3)))), ORDER),
+    Group("a chunk after a prefix, and a window",
+          cases((3, 9, 6, 2, 8), (3, 9, 6, 2, 8, 3), (5, 5, 6, 2, 8, 2), (1, 9, 6, 2, 8, 3)),
+          "the mask, and where it meets the scores"),
+    Group("large scores, other places in memory, two calls",
+          cases(*HIDING, how=(HIDDEN,))
+          + cases(*SPECIAL, how=(LARGE, PARTS, HEADS_FIRST, TWICE)),
+          "the softmax, and what is kept from call to call"),
+    Group("every other shape", EVERY, EARLIER),
+    Group("K and V are not repeated", cases((3, 11, 6, 2, 8), (2, 7, 4, 1, 6), how=(COPIES,)),
+          "the shapes of all tensors, line by line"),
+)  # fmt: skip
 
 
 # ── 01.5 RoPE ─────────────────────────────────────────────────────────────────
 
-
-def turns(positions: list[int], dim: int, base: float = 100.0) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin (T, 1, D) as the model hands them to `rotate`."""
-    frequencies = base ** (-torch.arange(0, dim, 2) / dim)
-    angles = torch.tensor(positions)[:, None] * frequencies  # (T, D / 2)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]
+# A program is (what it is, x, positions), or cos and sin in the place of positions.
 
 
-def compare_rotation(mine, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, what: str):
-    dim = x.shape[-1]
-    half = dim // 2
-    swapped = x.roll(half, -1)
-    neighbours = x.unflatten(-1, (half, 2)).flip(-1).flatten(-2)
-    split = torch.arange(dim).view(half, 2).T.flatten()  # even channels, then odd ones
-    signs = "sin comes with its signs already in it"
-    partner = "which channel changes places with channel 0?"
-    paired = "neighbours are paired, (0, 1), (2, 3), …; the pairs are (i, i + D / 2)"
-    mistakes = [
-        (
-            x * cos + x * sin,
-            "no swap: every channel meets itself; its partner i + D/2 is missing",
-            partner,
-        ),
-        (
-            x * sin + swapped * cos,
-            "sin and cos are exchanged: a channel's own value goes with cos",
-            "which factor belongs to the channel, which to its partner?",
-        ),
-        (x * cos - swapped * sin, "the pairs turn the other way round: a minus too many", signs),
-        (
-            x * cos + swapped * sin[..., half:].repeat(1, 1, 2),
-            "the first half is negated twice, in `sin` and by you, or not at all; lengths change",
-            signs,
-        ),
-        (x * cos + neighbours * sin, paired, partner),
-        (rotate(x[..., split], cos, sin)[..., split.argsort()], paired, partner),
-        (
-            x * cos + x.flip(-1) * sin,
-            "the channels are reversed: 0 is paired with D - 1, 1 with D - 2, …",
-            partner,
-        ),
-        (
-            x * cos + x.roll(1, -1) * sin,
-            "each channel takes its neighbour's value; whole halves have to change places",
-            "by how many places do you roll?",
-        ),
-        (
-            x * cos + x.roll(x.shape[1] // 2, 1) * sin,
-            "the heads change places, not the halves of each head's channels",
-            "which dimension is the last one?",
-        ),
-        (x * cos, "the part with sin is missing", "two products are added"),
-        (x, "nothing is turned", "what do you return?"),
-    ]
-    suspects = [Suspect(*mistake) for mistake in mistakes]
-    close(mine.rotate(x.clone(), cos, sin), rotate(x, cos, sin), what, *suspects)
+def turns(positions: list[int], dim: int, base: float = 100.0) -> tuple[torch.Tensor, ...]:
+    """cos and sin (T, 1, D) as the model hands them to `rotate`: parts of one table."""
+    angles = torch.tensor(positions)[:, None] * base ** (-torch.arange(0, dim, 2) / dim)
+    cos, sin = angles.cos(), angles.sin()  # (T, D / 2)
+    table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], 1)
+    return table.split(1, dim=1)
 
 
-@check("01.5", "position 0: nothing turns", look="cos is 1 there, sin is 0; x (T, heads, D) stays")
-def _(mine):
-    x, _, _ = draw(1, 1, 1, 3, 1, 8)
-    compare_rotation(mine, x, *turns([0], 8), "one token at position 0, [token, head, channel]")
+def rotation(mine, program, log: Log) -> None:
+    what, x, angles = deepcopy(program)
+    cos, sin = turns(angles, x.shape[-1]) if isinstance(angles, list) else angles
+    found = call(log, what, mine.rotate, x=x, cos=cos, sin=sin)
+    if isinstance(found, torch.Tensor):
+        log("[token, head, channel]", {"result": found})
 
 
+def many(positions: list[int], heads: int, dim: int, heads_first: bool = False) -> tuple:
+    generator = torch.Generator().manual_seed(dim)
+    x = torch.randn(len(positions), heads, dim, generator=generator)
+    if heads_first:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+    what = f"positions {positions}, {some(heads, 'head')} of {dim}"
+    return what + f", {HEADS_FIRST}" * heads_first, x, positions
+
+
+PAIRS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0], [0.0, -3.0]])[:, None]
+TURNED = "(1, 0), (0, 1) and three more, turned with cos 0.6 and sin 0.8"
 # Not a quarter turn: with cos = 0 too many mistakes look alike.
-@check("01.5", "one pair", look="(1, 0) becomes (0.6, 0.8), and (0, 1) becomes (-0.8, 0.6)")
-def _(mine):
-    x = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])
-    cos, sin = torch.full((2, 1, 2), 0.6), torch.tensor([[[-0.8, 0.8]]] * 2)
-    what = "(1, 0) and (0, 1), turned with cos 0.6 and sin 0.8, [token, 0, place]"
-    compare_rotation(mine, x, cos, sin, what)
+ANGLE = torch.full((5, 1, 2), 0.6), torch.tensor([[[-0.8, 0.8]]] * 5)
 
-
-@check("01.5", "each channel has its partner", look="which channel changes places with channel 0?")
-def _(mine):
-    x = torch.eye(8)[:, None]
-    what = "8 tokens, token i is 1 in channel i and 0 elsewhere, [token, head, channel]"
-    compare_rotation(mine, x, *turns([3] * 8, 8), what)
-
-
-@check("01.5", "many tokens, heads and positions", look="shapes: x (T, heads, D), cos (T, 1, D)")
-def _(mine):
-    for seed, (positions, heads, dim) in enumerate(
-        [([0, 1, 2, 3, 4], 4, 8), ([7, 1000], 6, 64), ([5], 1, 6), ([3, 3, 9], 2, 2)]
-    ):
-        x, _, _ = draw(seed, len(positions), 1, heads, 1, dim)
-        what = f"positions {positions}, {heads} heads of {dim}, [token, head, channel]"
-        compare_rotation(mine, x, *turns(positions, dim), what)
-
-
-@check(
+scenario(
     "01.5",
-    "q · k depends on distance alone, and no length changes",
-    cause="a pair is not turned as a whole: both its channels need the same angle",
-    look="write down both channels of one pair, and the angle that each of them gets",
-)
-def _(mine):
-    pair = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(2))
-    products = []
-    for positions in ([12, 5], [107, 100]):
-        q, k = mine.rotate(pair.clone(), *turns(positions, 16))[:, 0]
-        products.append(torch.stack([q @ k, q.norm(), k.norm()]))
-    what = "[q · k, length of q, length of k] at 107 and 100, against 12 and 5"
-    close(products[1], products[0], what)
-
-
-@check(
-    "01.5",
-    "x is not written to",
-    cause="an operation in place wrote to x, which the caller still needs",
-    look="`x * cos` makes a new tensor; `x *= cos` and `x[...] =` don't",
-)
-def _(mine):
-    x, _, _ = draw(3, 3, 1, 2, 1, 4)
-    before = x.clone()
-    mine.rotate(x, *turns([1, 2, 3], 4))
-    close(x, before, "x after the call, [token, head, channel]")
+    rotation,
+    Group("position 0: nothing turns", [many([0], 3, 8), many([0, 0], 1, 16)],
+          "cos is 1 there, sin is 0; x (T, heads, D) stays"),
+    Group("one pair", [(TURNED, PAIRS, ANGLE)],
+          "(1, 0) becomes (0.6, 0.8), and (0, 1) becomes (-0.8, 0.6)"),
+    Group("each channel has its partner",
+          [(f"{dim} tokens, token i is 1 in channel i and 0 elsewhere", torch.eye(dim)[:, None],
+            [3] * dim) for dim in (8, 4, 6, 16)],
+          "which channel changes places with channel 0?"),
+    Group("many tokens, heads and positions",
+          [many([0, 1, 2, 3, 4], 4, 8), many([7, 1000], 6, 64), many([5], 2, 6),
+           many([3, 3, 9], 2, 2)]
+          + [many([dim + 3 * i for i in range(tokens)], heads, dim, heads_first)
+             for tokens, heads, dim, heads_first in product(
+                 (1, 2, 4, 9), (1, 2, 4, 8), (8, 10, 32, 128), (False, True))],
+          "shapes: x (T, heads, D), cos and sin (T, 1, D)"),
+    Group("the same distance at other positions",
+          [many(positions, 1, 16) for positions in ([12, 5], [107, 100], [0, 7], [993, 1000])],
+          "write down both channels of one pair, and the angle that each of them gets"),
+)  # fmt: skip
 
 
 # ── 01.6 What is recomputed ───────────────────────────────────────────────────
 
-LATE = "a pass is counted with the token it gives; it is fed only those before"
-UNFED = "the last new token is counted, but it is never fed"
-PASSES = "how many rows does each pass have? Write them down for a prompt of 2 and 3 new tokens"
+
+def work(mine, program, log: Log) -> None:
+    name, prompt, new = program
+    text = f"a prompt of {prompt} and {some(new, 'new token')}"
+    found = call(log, text, mine.work_of_generation, prompt=prompt, new=new)
+    if isinstance(found, dict):
+        log(text, {f"{name!r} is a key:": name in found})
+        log(text, {name: found.get(name)})
 
 
-def mistakes_of_work(prompt: int, new: int) -> dict[str, list[tuple[int, str, str]]]:
-    """For each count: what plausible mistakes give, and their names."""
-    passes = range(prompt, prompt + new)
-    last = passes[-1]
-    with_the_last = range(prompt, prompt + new + 1)
-    return {
-        "rows": [
-            (sum(with_the_last[1:]), LATE, PASSES),
-            (sum(with_the_last), "one pass too many: " + UNFED, PASSES),
-            (prompt * new, "every pass is as long as the prompt here, but they grow", PASSES),
-            (last, "each row is counted once, which is what a cache makes of it", PASSES),
-        ],
-        "new rows": [
-            (last + 1, UNFED, PASSES),
-            (new, "the rows of the prompt are left out; in the first pass they are new", PASSES),
-            (
-                new - 1,
-                "the rows of the prompt are left out; in the first pass they are new",
-                PASSES,
-            ),
-            (sum(passes), "all rows are counted, also those computed before", PASSES),
-        ],
-        "scores": [
-            (
-                sum(length * (length + 1) // 2 for length in passes),
-                "only what the mask leaves is counted; the rest is computed, too, and thrown away",
-                "does the mask come before or after q · k?",
-            ),
-            (sum(passes), "a row has one score here; it meets every key of its pass", PASSES),
-            (last * last, "only the last pass is counted", PASSES),
-            (sum(length * length for length in with_the_last[1:]), LATE, PASSES),
-            (sum(n * n for n in with_the_last), "one pass too many: " + UNFED, PASSES),
-        ],
-        "new scores": [
-            (last * last, "what is masked is counted; nothing needs it", "the shape of the mask"),
-            (
-                prompt * prompt + sum(passes[1:]),
-                "the masked ones of the first pass are counted",
-                "how many does its first row need?",
-            ),
-            ((last + 1) * (last + 2) // 2, UNFED, PASSES),
-            (
-                last * (last - 1) // 2,
-                "a token's score with itself is left out",
-                "the diagonal of the mask",
-            ),
-            (
-                sum(passes),
-                "the last row of each pass is counted; the prompt's other rows need scores, too",
-                "which rows does the first pass compute?",
-            ),
-        ],
-    }
+SIZES = [(2, 3), (12, 8), (1, 1), (5, 1), (1, 6), (170, 32), *product(range(1, 9), range(1, 9)),
+         (4000, 1), (1, 900), (1000, 1000)]  # fmt: skip
 
-
-def compare_work(mine, name: str) -> None:
-    for prompt, new in ((2, 3), (12, 8), (1, 1), (5, 1), (1, 6), (170, 32)):
-        found, expected = mine.work_of_generation(prompt, new), work_of_generation(prompt, new)
-        what = f"a prompt of {prompt} and {new} new"
-        if not isinstance(found, dict) or name not in found:
-            raise Wrong(
-                f"{what}: {found!r:.70}",
-                "nothing is returned" if found is None else f"there is no {name!r} in the result",
-                f"return a dict with the keys {', '.join(map(repr, expected))}",
-            )
-        suspects = [Suspect(*mistake) for mistake in mistakes_of_work(prompt, new)[name]]
-        equal(found[name], expected[name], f"{name}, {what}", *suspects)
-
-
-for name in work_of_generation(1, 1):
-
-    @check("01.6", f"{name}, for six prompts", look="the worked example, then one case by hand")
-    def _(mine, name=name):
-        compare_work(mine, name)
+scenario(
+    "01.6",
+    work,
+    *(
+        Group(f"{name}, for {len(SIZES)} pairs of lengths", [(name, *size) for size in SIZES], look)
+        for name, look in {
+            "rows": "how many rows has each pass? Write them down, and add them",
+            "new rows": "which rows of the second pass were in the first?",
+            "scores": "a pass of n rows: how many products q · k, before the mask?",
+            "new scores": "the worked example, then one case by hand",
+        }.items()
+    ),
+)
 
 
 # ── tinypy on the reader's parts ──────────────────────────────────────────────

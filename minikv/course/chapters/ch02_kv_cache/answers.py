@@ -7,7 +7,7 @@ from torch.overrides import TorchFunctionMode
 
 from minikv.attention import causal_mask
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ import torch
 
 from minikv.course.measure.workload import Length
 from minikv.kv_cache import PreallocatedCache
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 
 # ── Bytes a token ─────────────────────────────────────────────────────────────
 
@@ -54,10 +54,10 @@ def shape_of(config: dict) -> Shape:
 
     - A model of text and images has its language model under "text_config".
     - Without "num_key_value_heads" (or with null), every query head has a KV head of its own.
-    - "head_dim", or "v_head_dim" in DeepSeek's configs, need not be there. Then the query heads
-      share "hidden_size" evenly. It is a whole number, as all five are.
+    - "head_dim", or "v_head_dim" in DeepSeek's configs, may be missing or null, too. Then the
+      query heads share "hidden_size" evenly. It is a whole number, as all five are.
     - Multi-head latent attention keeps "kv_lora_rank" numbers and, beside them, a key of
-      "qk_rope_head_dim" numbers that carries the position.
+      "qk_rope_head_dim" numbers that carries the position. Elsewhere these are missing or null.
     """
     text = config.get("text_config", config)
     heads = text["num_attention_heads"]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.course.chapters.ch04_paged_blocks.answers import batched_attention, slot_mapping
@@ -17,7 +18,7 @@ from minikv.model import Attend
 from minikv.paged import KVStore, blockwise_attention
 
 
-class BlockByBlock:
+class BlockByBlock(AttentionBackend):
     """Every query on its own, over the blocks of its sequence."""
 
     def __init__(
@@ -36,7 +37,8 @@ class BlockByBlock:
         slots, owners = [], []  # of every token in the batch
         for row, num_queries in enumerate(batch.query_start.diff().tolist()):
             start, end = lens[row] - num_queries, lens[row]
-            slots += self.slot_mapping(tables[row], self.store.block_size, start, end)
+            found = self.slot_mapping(tables[row], self.store.block_size, start, end)
+            slots += torch.as_tensor(found).tolist()  # a list, an array or a tensor
             owners += [row] * num_queries
         slots = torch.tensor(slots)
 

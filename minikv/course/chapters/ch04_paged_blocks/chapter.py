@@ -21,6 +21,7 @@ CHAPTER = Chapter(
         ),
         Function("minikv.course.chapters.ch04_paged_blocks.answers:before_the_sweep", "04.6"),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="04.1",

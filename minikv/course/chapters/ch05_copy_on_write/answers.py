@@ -4,7 +4,7 @@ import torch
 
 from minikv.blocks import BlockTable
 from minikv.engine import Engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.sampling import Sampler, SamplingParams
 from minikv.sequence import Request, Sequence
 
@@ -71,7 +71,7 @@ def go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> list[int]:
         slot, copy = sequence.table.writable_slot(sequence.num_computed)
         sequence.table_version += 1
         engine.store.copy_to(engine.store, [] if copy is None else [copy])
-        logits = engine.forward([sequence], [left], [slot])
+        logits = engine.runner.forward([sequence], [left], [slot])
         sequence.num_computed += left
         sequence.token_ids.append(int(logits[0].argmax()))
     return sequence.token_ids[-num_tokens:]

@@ -9,7 +9,7 @@ or, from beams of one's own,
     history = BeamHistory(engine.pool, lm.decode)
     history.snap(beams, "4 beams, forked")                # copies what is there now
 
-Each block of the pool stands there once, however many beams hold it. A `Snapshot` says in
+Each block of the pool stands there once, however many beams hold it. A `BeamSnapshot` says in
 plain data what is drawn. Of the beams it reads `token_ids`, `num_computed` and `table`, of
 their tables `block_ids` and `block_size`.
 """
@@ -25,7 +25,8 @@ import torch
 from minikv import beam, sequence
 from minikv.config import require_int
 from minikv.course.pictures import style
-from minikv.course.pictures.block_viewer import check_surface, plural
+from minikv.course.pictures.block_viewer import check_surface
+from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
 from minikv.sampling import SamplingParams
@@ -54,7 +55,7 @@ class Beam:
 
 
 @dataclass(frozen=True)
-class Block:
+class BeamBlock:
     """One block that beams hold."""
 
     id: int
@@ -64,7 +65,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class BeamSnapshot:
     """The beams at one moment."""
 
     words: str
@@ -74,7 +75,7 @@ class Snapshot:
     ref_counts: dict[int, int]  # by block id: of what they hold
 
     @cached_property
-    def blocks(self) -> dict[Place, Block]:
+    def blocks(self) -> dict[Place, BeamBlock]:
         """Every block that a beam holds, by the block ids that lead to it."""
         names: dict[Place, list[str]] = {}
         tokens: dict[Place, tuple[int, ...]] = {}
@@ -87,7 +88,7 @@ class Snapshot:
                     start : min(start + self.block_size, one.num_computed)
                 ]
         return {
-            place: Block(place[-1], self.ref_counts[place[-1]], tuple(who), tokens[place])
+            place: BeamBlock(place[-1], self.ref_counts[place[-1]], tuple(who), tokens[place])
             for place, who in names.items()
         }
 
@@ -112,14 +113,14 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Changes:
+class BeamChanges:
     """What happened to the blocks between two snapshots, by what leads to them."""
 
     new: frozenset[Place]
     freed: frozenset[Place]
 
     @classmethod
-    def between(cls, before: Snapshot, now: Snapshot) -> "Changes":
+    def between(cls, before: BeamSnapshot, now: BeamSnapshot) -> "BeamChanges":
         old, new = before.blocks, now.blocks
 
         def goes_on(place: Place) -> bool:  # the same block, not one that was given out again
@@ -134,7 +135,7 @@ class BeamHistory(TreeRecording):
     """Snapshots of the beams of one search, in the order they were taken."""
 
     title, meanings = "Beams", MEANINGS
-    steps: list[Snapshot]
+    steps: list[BeamSnapshot]
 
     def __init__(self, pool, decode: Callable[[list[int]], str]):
         super().__init__()
@@ -145,7 +146,7 @@ class BeamHistory(TreeRecording):
             )
         self.pool, self.decode = pool, decode
 
-    def snap(self, beams: Sequence[sequence.Sequence], words: str) -> Snapshot:
+    def snap(self, beams: Sequence[sequence.Sequence], words: str) -> BeamSnapshot:
         """Copy what is there now. The beams are A, B, C … in the order in which they are given."""
         taken, sizes = {}, {step.block_size for step in self.steps}
         for index, one in enumerate(beams):
@@ -162,7 +163,7 @@ class BeamHistory(TreeRecording):
             raise ValueError(f"beams: at least one, of one block size, but found {sorted(sizes)}")
         held = sorted({block_id for one in taken.values() for block_id in one.block_ids})
         counts = {block_id: as_int(self.pool.ref_count(block_id)) for block_id in held}
-        step = Snapshot(words, sizes.pop(), as_int(self.pool.num_free), taken, counts)
+        step = BeamSnapshot(words, sizes.pop(), as_int(self.pool.num_free), taken, counts)
         self.steps.append(step)
         return step
 
@@ -182,7 +183,7 @@ class BeamHistory(TreeRecording):
         if shared:
             parts.append(f"Shared: {', '.join(shared)}.")
         if before is not None:
-            changes = Changes.between(self.steps[before], step)
+            changes = BeamChanges.between(self.steps[before], step)
             for told, places in (("New", changes.new), ("Freed", changes.freed)):
                 if places:
                     ids = ", ".join(str(id_) for id_ in sorted(place[-1] for place in places))
@@ -196,8 +197,8 @@ class BeamHistory(TreeRecording):
             for before, i in self.pairs(chosen)
         ]
 
-    def _scene(self, step: Snapshot, before: Snapshot | None) -> Scene:
-        changes = Changes.between(before, step) if before else None
+    def _scene(self, step: BeamSnapshot, before: BeamSnapshot | None) -> Scene:
+        changes = BeamChanges.between(before, step) if before else None
         cells = []
         for place, block in step.blocks.items():
             new = bool(changes) and place in changes.new
@@ -281,7 +282,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
     scores: torch.Tensor | float = 0.0  # (beams, 1)
     ends = list(engine.lm.config.eos_ids)
     try:
-        log_probs = beam.log_probs_of(engine, beams).double().cpu()  # (beams, V)
+        log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()  # (beams, V)
         history.snap(beams, f"the prompt: {plural(len(prompt_ids), 'token')}")
         for number in range(1, steps + 1):
             totals = log_probs + scores
@@ -293,7 +294,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
             history.snap(beams, f"token {number} chosen: {_families(chosen, log_probs.shape[0])}")
             opens = beams[0].num_computed % beams[0].table.block_size == 0
             before = engine.pool.num_free
-            log_probs = beam.log_probs_of(engine, beams).double().cpu()
+            log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()
             taken = before - engine.pool.num_free
             if opens:
                 how = "a new block each"

@@ -49,6 +49,7 @@ CHAPTER = Chapter(
             ),
         ),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="05.1",

@@ -457,7 +457,7 @@ def next_beams(beams, chosen):
             "releases a parent with its first child",
             edits={"next_beams": (
                 ("        children.append(child)\n",
-                 "        children.append(child)\n        beams[parent].table.release()\n"),
+                 "        children.append(child)\n        beams[row].table.release()\n"),
             )},
             cause="its parent's table was released before the fork, so there was nothing left",
             look="when is the last child of a parent forked, and when is the parent released?",
@@ -565,7 +565,7 @@ def next_beams(beams, chosen):
         Mistake(
             "forks beam i for child i",
             edits={"next_beams": (
-                ("beams[parent].fork(index)", "beams[min(index, len(beams) - 1)].fork(index)"),
+                ("beams[row].fork(index)", "beams[min(index, len(beams) - 1)].fork(index)"),
             )},
             cause="child i is a fork of beam i, whoever its parent is",
             look="the first number of each pair says which beam",

@@ -702,8 +702,8 @@ class Watch:
     """Keeps the most blocks that an engine holds while the model runs."""
 
     def __init__(self, engine: minikv.Engine):
-        self.engine, self.most, self._forward = engine, 0, engine.forward
-        engine.forward = self.forward
+        self.engine, self.most, self._forward = engine, 0, engine.runner.forward
+        engine.runner.forward = self.forward
 
     def forward(self, *arguments):
         self.most = max(self.most, self.engine.stats().blocks_used)

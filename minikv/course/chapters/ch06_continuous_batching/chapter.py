@@ -17,6 +17,9 @@ CHAPTER = Chapter(
             },
             leave_out=(
                 "add_running",
+                "fork",
+                "schedule_without",
+                "commit",
                 "remove",
                 "recompute_all",
                 "look_up",
@@ -38,6 +41,7 @@ CHAPTER = Chapter(
         ),
         Function("minikv.course.chapters.ch06_continuous_batching.answers:before_the_race", "06.6"),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="06.1",
@@ -212,7 +216,7 @@ vLLM's version 1 only recomputes. With a prefix cache the second way is often ch
 victim had computed stays cached until somebody needs the blocks.
 
 The moves are only planned here. The engine makes them before anything is written: out first,
-then in (`Engine._move_blocks`). That is why blocks may be released, and given to somebody else,
+then in (`Runner.move_blocks`). That is why blocks may be released, and given to somebody else,
 while their content still waits to be copied.
 
 Its old place in the queue is what keeps this fair. By the order of arrival the victim, who was

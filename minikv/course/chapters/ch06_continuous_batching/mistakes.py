@@ -295,7 +295,7 @@ MISTAKES = {
              cause="a prefill gets tokens when it is admitted and then never again",
              look="which part of the loop continues a prompt that is half computed?"),
         loop("a decode is what has written",
-             ("one_left = len(sequence.token_ids) - sequence.num_computed == 1",
+             ("one_left = sequence.num_tokens - sequence.num_computed == 1",
               "one_left = sequence.num_output > 0"),
              cause="a decode is taken to be a sequence that has written something; what counts "
                    "is how many tokens are left to compute",

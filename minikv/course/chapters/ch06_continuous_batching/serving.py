@@ -30,7 +30,7 @@ from minikv.course.measure.timing import no_gc
 from minikv.course.measure.workload import Job, write_code
 from minikv.course.pictures.table import Table
 from minikv.engine import Engine
-from minikv.loader import LanguageModel
+from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
 from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams

@@ -64,7 +64,8 @@ FREED_COPIES = (
     ),
 )
 OTHER_METHODS = (
-    "__init__", "add", "add_running", "schedule", "preempt", "remove", "recompute_all",
+    "__init__", "add", "add_running", "fork", "schedule", "schedule_without", "commit", "preempt",
+    "remove", "recompute_all",
     "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
     "_drop_host_blocks", "__iter__",
 )  # fmt: skip
@@ -104,6 +105,7 @@ CHAPTER = Chapter(
             leave_out=OTHER_METHODS,
         ),
     ),
+    in_engine=True,
     exercises=(
         Exercise(
             id="07.1",

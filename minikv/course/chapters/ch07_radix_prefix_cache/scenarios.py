@@ -120,7 +120,7 @@ def check_hits(prefix_cache) -> None:
             found = engine.stats().hit_tokens - before
             what = f"tinypy, blocks of 4, a prompt of {len(prompt)} tokens"
             equal(found, hits, f"{what}: of these, found in the cache")
-            logits, expected = engine.sampler.logits[0], lm.logits(prompt)[-1]
+            logits, expected = engine.runner.sampler.logits[0], lm.logits(prompt)[-1]
             if not logits.allclose(expected, rtol=1e-3, atol=1e-3):
                 raise Wrong(
                     f"{what}, {hits} of them found: logits differ by "

@@ -7,7 +7,7 @@
     history.picture()                                     # all steps
     history.widget()                                      # a player
 
-A `Snapshot` says in plain data what is drawn, so a test can ask it. It reads the public
+A `TreeSnapshot` says in plain data what is drawn, so a test can ask it. It reads the public
 surface alone, of the engine's own classes or of anyone's: `nodes()`, `unlocked`, `pool`
 and `block_size` of the cache; `parent`, `children`, `keys`, `block_ids` and `lock_count`
 of a node; `salt` of a root; `num_blocks`, `num_free` and `ref_count(block_id)` of the pool.
@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_int
 
-from minikv.course.pictures.block_viewer import check_letter, check_surface, plural
+from minikv.course.pictures.block_viewer import check_letter, check_surface
+from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
     Cell,
@@ -46,7 +47,7 @@ MEANINGS = dict(
 
 
 @dataclass(frozen=True)
-class Node:
+class SeenNode:
     """What one node of the tree said."""
 
     salt: Hashable  # of its root
@@ -64,32 +65,32 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Block:
+class CachedBlock:
     """One block of the tree."""
 
     id: int
     ref_count: int  # what the pool says
-    node: Node
+    node: SeenNode
     text: str
     holders: tuple[str, ...]  # the sequences that were named
     state: str  # "cached": the tree alone holds it; or "shared"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class TreeSnapshot:
     """A prefix cache at one moment."""
 
     words: str
     block_size: int
     num_blocks: int  # of the pool
     num_free: int
-    nodes: tuple[Node, ...]  # parents before children
+    nodes: tuple[SeenNode, ...]  # parents before children
     ref_counts: Mapping[int, int]  # by block id: blocks of the tree and of the holders
     holders: Mapping[str, tuple[int, ...]]  # block ids of sequences, by letter
     warnings: tuple[str, ...]  # what contradicts itself: in a sound cache, nothing
 
     @cached_property
-    def blocks(self) -> dict[Place, Block]:
+    def blocks(self) -> dict[Place, CachedBlock]:
         """Every block of the tree, by what leads to it."""
         return {
             place: self._block(node, block_id, text)
@@ -97,11 +98,11 @@ class Snapshot:
             for place, block_id, text in zip(node.places, node.block_ids, node.texts, strict=True)
         }
 
-    def _block(self, node: Node, block_id: int, text: str) -> Block:
+    def _block(self, node: SeenNode, block_id: int, text: str) -> CachedBlock:
         count = self.ref_counts[block_id]
         names = tuple(name for name, ids in self.holders.items() if block_id in ids)
         state = "shared" if names or count > 1 else "cached"
-        return Block(block_id, count, node, text, names, state)
+        return CachedBlock(block_id, count, node, text, names, state)
 
     @property
     def num_evictable(self) -> int:
@@ -141,13 +142,13 @@ class Snapshot:
         parts += [f"Warning: {warning}." for warning in self.warnings]
         return " ".join(parts)
 
-    def parent(self, node: Node) -> Block | None:
+    def parent(self, node: SeenNode) -> CachedBlock | None:
         """The block that stands before a node's first; None at a root."""
         return self.blocks.get(node.places[0][:-1])
 
 
 @dataclass(frozen=True)
-class Changes:
+class TreeChanges:
     """What happened to the blocks between two snapshots, by what leads to them."""
 
     inserted: frozenset[Place]
@@ -156,7 +157,7 @@ class Changes:
     locks: Mapping[Place, int]  # how many more hold a lock on a node; by its last block
 
     @classmethod
-    def between(cls, before: Snapshot, now: Snapshot) -> "Changes":
+    def between(cls, before: TreeSnapshot, now: TreeSnapshot) -> "TreeChanges":
         old, new = before.blocks, now.blocks
         gone = {place for place in old if place not in new}
         # The same tokens in another block: evicted and inserted again.
@@ -177,10 +178,10 @@ class Changes:
             frozenset(split), locks,
         )  # fmt: skip
 
-    def describe(self, before: Snapshot, now: Snapshot) -> str:
+    def describe(self, before: TreeSnapshot, now: TreeSnapshot) -> str:
         """In words."""
 
-        def ids(snapshot: Snapshot, places: Iterable[Place]) -> str:
+        def ids(snapshot: TreeSnapshot, places: Iterable[Place]) -> str:
             found = [str(block.id) for place, block in snapshot.blocks.items() if place in places]
             return ("block " if len(found) == 1 else "blocks ") + ", ".join(found)
 
@@ -204,7 +205,7 @@ class TreeHistory(TreeRecording):
     """Snapshots of a prefix cache, in the order they were taken."""
 
     title, meanings = "Radix tree", MEANINGS
-    steps: list[Snapshot]
+    steps: list[TreeSnapshot]
 
     def __init__(self, cache):
         super().__init__()
@@ -217,7 +218,7 @@ class TreeHistory(TreeRecording):
         words: str,
         texts: Callable[[list[int]], str] | None = None,
         holders: Mapping[str, object] | None = None,
-    ) -> Snapshot:
+    ) -> TreeSnapshot:
         """Copy what is there now; later changes of the live objects don't reach the copy.
 
         `texts` makes a block's token ids a text, as `lm.decode` does; without it the ids
@@ -233,14 +234,14 @@ class TreeHistory(TreeRecording):
         ids = {block_id for node in nodes for block_id in node.block_ids}.union(*held.values())
         counts = {block_id: as_int(pool.ref_count(block_id)) for block_id in sorted(ids)}
         warnings += _contradictions(nodes, counts, held)
-        step = Snapshot(
+        step = TreeSnapshot(
             words, self.cache.block_size, pool.num_blocks, as_int(pool.num_free),
             tuple(nodes), counts, held, tuple(warnings),
         )  # fmt: skip
         self.steps.append(step)
         return step
 
-    def _nodes(self, texts: Callable[[list[int]], str]) -> tuple[list[Node], list[str]]:
+    def _nodes(self, texts: Callable[[list[int]], str]) -> tuple[list[SeenNode], list[str]]:
         """The nodes, each after its parent and beside its siblings, and what is wrong with them."""
         live = list(self.cache.nodes())
         turns = {id(node): turn for turn, node in enumerate(self.cache.unlocked, 1)}
@@ -268,7 +269,7 @@ class TreeHistory(TreeRecording):
                 warnings.append("a node of {} and {}".format(*what))
                 continue
             nodes.append(
-                Node(
+                SeenNode(
                     salt, path, tuple(map(as_int, node.block_ids)),
                     tuple(texts(list(key)) for key in node.keys),
                     node.lock_count, turns.get(id(node)),
@@ -283,7 +284,7 @@ class TreeHistory(TreeRecording):
         step = self.steps[i]
         if before is None:
             return step.describe()
-        changes = Changes.between(self.steps[before], step)
+        changes = TreeChanges.between(self.steps[before], step)
         return f"{step.describe()} {changes.describe(self.steps[before], step)}"
 
     def scenes(self, chosen: Sequence[int]) -> list[Scene]:
@@ -317,7 +318,7 @@ def _strange_links(node) -> list[str]:
 
 
 def _contradictions(
-    nodes: Sequence[Node], counts: Mapping[int, int], holders: Mapping[str, Sequence[int]]
+    nodes: Sequence[SeenNode], counts: Mapping[int, int], holders: Mapping[str, Sequence[int]]
 ) -> list[str]:
     """Where the tree, the pool and the sequences contradict each other."""
     found = []
@@ -334,8 +335,8 @@ def _contradictions(
     return found
 
 
-def _scene(step: Snapshot, before: Snapshot | None, with_salts: bool) -> Scene:
-    changes = Changes.between(before, step) if before else None
+def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) -> Scene:
+    changes = TreeChanges.between(before, step) if before else None
     runs = []
     for node in step.nodes:
         more = changes.locks.get(node.places[-1], 0) if changes else 0
@@ -379,7 +380,7 @@ def _root_label(salt: Hashable, with_salts: bool) -> list[str]:
     return ["root", "no salt" if salt is None else visible(str(salt), 10)]
 
 
-def _cell(place: Place, block: Block, new: bool) -> Cell:
+def _cell(place: Place, block: CachedBlock, new: bool) -> Cell:
     wrong = block.ref_count < 1 + len(block.holders)
     return Cell(
         place, block.id, shown(block.text), block.ref_count, block.state, new, wrong,

@@ -50,6 +50,8 @@ without a GPU that turns the interpreter on.
             f"{ANSWERS}:CapturedDecode", write={"replay": Bug("08.6", TABLES_OF_A_NEW_BATCH_ONLY)}
         ),
     ),
+    in_engine=True,
+    decodes=(("08.5", "decode_split"), ("08.4", "decode_packed"), ("08.3", "decode")),
     exercises=(
         Exercise(
             id="08.1",

@@ -48,11 +48,11 @@ def expect(lm: minikv.LanguageModel) -> Expected:
     return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams])
 
 
-def run(lm: minikv.LanguageModel, expected: Expected, kernel: str | None = None) -> str:
+def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = None) -> str:
     """Serve the workload twice, by recompute and by swap; returns what was done, with figures.
 
-    `kernel`: a function of chapter 08 that decodes, "decode_split" say. Two requests are served
-    once more by it: in Triton's interpreter, so only a few tokens.
+    `decode`: a function of a later chapter that attends for all decodes of a step. Two requests
+    are served once more by it, a few tokens each: an interpreted kernel is slow.
 
     Raises AssertionError for other tokens than expected, a broken invariant, or a lost block.
     """
@@ -87,9 +87,9 @@ def run(lm: minikv.LanguageModel, expected: Expected, kernel: str | None = None)
         if preemption == "swap":
             how = f"{stats.preemptions} preemptions, {stats.swaps_out} by {preemption}"
         done.append(f"{how} and {stats.hit_rate:.0%} of the prompt tokens found in the cache")
-    if kernel is not None:
-        decode_by(kernel, lm, expected)
-        done[-1] += f"; then decodes by your `{kernel}`"
+    if decode is not None:
+        decode_by(decode, lm, expected)
+        done[-1] += f"; then decodes by your `{decode.__name__}`"
     return (
         f"{len(expected.jobs)} requests in a pool of {engine.config.num_blocks} blocks of "
         f"{engine.config.block_size}, twice, and a beam search: the oracle's tokens; "
@@ -115,17 +115,13 @@ def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) ->
     )
 
 
-def decode_by(kernel: str, lm: minikv.LanguageModel, expected: Expected) -> None:
+def decode_by(decode: Callable, lm: minikv.LanguageModel, expected: Expected) -> None:
     """Two of the requests, a few tokens each. Raises AssertionError for other tokens."""
-    from minikv.course.chapters.ch08_triton_paged_attention import (
-        answers as ch08,  # needs Triton, which not every machine has
-    )
-
-    engine, new = engine_of_parts(lm, getattr(ch08, kernel), num_blocks=16, block_size=16), 4
+    engine, new = engine_of_parts(lm, decode, num_blocks=16, block_size=16), 4
     params = minikv.SamplingParams(max_tokens=new, ignore_eos=True)
     outputs = engine.generate([job.prompt_ids for job in expected.jobs[:2]], params)
     for output, token_ids in zip(outputs, expected.token_ids, strict=False):
         if list(output.token_ids) != token_ids[:new]:
             raise AssertionError(
-                f"by {kernel}: {list(output.token_ids)}, the oracle: {token_ids[:new]}"
+                f"by {decode.__name__}: {list(output.token_ids)}, the oracle: {token_ids[:new]}"
             )

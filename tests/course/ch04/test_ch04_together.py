@@ -6,7 +6,7 @@ import pytest
 from helpers import LocksOnlyAncestors
 
 import minikv
-from minikv.course.harness import integration
+from minikv.course.chapters.ch04_paged_blocks import together
 
 
 @pytest.fixture(scope="module")
@@ -16,11 +16,11 @@ def lm():
 
 @pytest.fixture(scope="module")
 def expected(lm):
-    return integration.expect(lm)
+    return together.expect(lm)
 
 
 def test_the_reference_gets_through_and_every_part_was_needed(lm, expected):
-    said = integration.run(lm, expected)
+    said = together.run(lm, expected)
     preemptions = [int(count) for count in re.findall(r"(\d+) preemptions", said)]
     hits = [int(share) for share in re.findall(r"(\d+)% of the prompt tokens", said)]
     [swaps] = re.findall(r"(\d+) by swap", said)
@@ -92,7 +92,7 @@ class RemembersHits(minikv.Scheduler):  # of before an eviction
 def test_a_broken_part_is_noticed(lm, expected, monkeypatch, part):
     monkeypatch.setattr(minikv, part.__base__.__name__, part)
     with pytest.raises((AssertionError, ValueError, IndexError, RuntimeError, StopIteration)):
-        integration.run(lm, expected)
+        together.run(lm, expected)
 
 
 def test_beams_go_the_way_of_next_beams(lm, expected, monkeypatch):
@@ -106,4 +106,4 @@ def test_beams_go_the_way_of_next_beams(lm, expected, monkeypatch):
 
     monkeypatch.setattr(minikv.beam, "next_beams", next_beams)
     with pytest.raises(AssertionError, match="beam search"):
-        integration.run(lm, expected)
+        together.run(lm, expected)

@@ -1,7 +1,4 @@
-"""The engine's attention backend made of these kernels.
-
-minikv.Engine(lm, config, attention=TritonAttention)
-"""
+"""The attention backend made of the Triton kernels: `EngineConfig(attention="triton")`."""
 
 import torch
 
@@ -10,13 +7,14 @@ from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_cache
 from kernels.paged_decode import make_scratch, paged_decode
 from kernels.paged_prefill import paged_prefill
+from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
 
 
-class TritonAttention:
+class TritonAttention(AttentionBackend):
     """Paged attention in Triton: an `attend` for the model, bound to a batch.
 
     Three launches a layer: write K and V, decodes, prefill chunks; four where contexts are
@@ -45,7 +43,9 @@ class TritonAttention:
 
         A block that was read may be written by a later pair: then it takes another launch.
         """
-        blocks, together, touched = self.store.blocks, [], set()
+        blocks = self.store.blocks
+        together: list[tuple[int, int]] = []
+        touched: set[int] = set()
         for source, target in pairs:
             if target in touched:
                 copy_blocks(blocks, blocks, torch.tensor(together))

@@ -1,0 +1,23 @@
+"""`python -m minikv.course COMMAND`: for those who write the course."""
+
+import argparse
+import sys
+
+from minikv.course import new_chapter
+from minikv.course.harness import skeletons
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m minikv.course", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    new_chapter.add_arguments(commands.add_parser("new", help="lay out an empty chapter"))
+    commands.add_parser("skeletons", help="write the exercise files from the reference")
+    args = parser.parse_args(arguments)
+    if args.command == "new":
+        return new_chapter.run(args)
+    skeletons.write_all()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,35 @@
+"""`python -m minikv COMMAND`: the course and the engine from a terminal."""
+
+import argparse
+from pkgutil import resolve_name
+
+COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course; what it does)
+    "check": ("terminal:check", "try your solution of an exercise"),
+    "hint": ("terminal:hint", "the next hint for an exercise"),
+    "why": ("terminal:why", "why it works, once an exercise is passed"),
+    "diff": ("terminal:diff", "your solution beside the reference, once it is passed"),
+    "solution": ("terminal:solution", "the reference's solution"),
+    "progress": ("terminal:progress", "what is passed, what is open, what comes next"),
+    "reset": ("terminal:reset", "put an exercise back as it was, keeping a copy of yours"),
+    "watch": ("terminal:watch", "check again whenever the file is saved"),
+    "parts": ("terminal:parts", "run tinypy on your own parts"),
+    "update": ("harness.update", "a newer version of the course, keeping what you have written"),
+    "grade": ("harness.grade", "check the exercises of a whole class"),
+    "generate": ("generate", "continue a prompt, printing it as it comes"),
+    "doctor": ("doctor", "check this environment by computing with it"),
+    "bench": ("bench", "measure the engine, against transformers where that makes sense"),
+    "train": ("train", "train the bundled model again"),
+}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m minikv", description=__doc__)
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (place, text) in COMMANDS.items():
+        # Only the command that runs is imported: the others may be slow to load.
+        command = parsers.add_parser(name, help=text, description=text)
+        if arguments[:1] == [name]:
+            chosen = resolve_name(f"minikv.course.{place}")
+            chosen.add_arguments(command)
+    args = parser.parse_args(arguments)  # ends here for --help and for a wrong command
+    return chosen.run(args)

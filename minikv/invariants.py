@@ -1,0 +1,61 @@
+"""What must hold between two steps, and what to say when no step can be made."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from minikv.blocks import blocks_for
+from minikv.scheduler import Scheduler
+from minikv.sequence import Request
+
+
+def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
+    """Raise AssertionError, naming what is broken, unless every invariant holds.
+
+    A block's reference count is the number of its holders: block tables, and the prefix cache
+    as one. Blocks without a holder are free. A sequence has a block for every token that it has
+    computed. The scheduler has exactly the unfinished sequences of `requests`.
+    """
+    pool, cache = scheduler.pool, scheduler.cache
+    holders: Counter[int] = Counter()
+    host_holders: Counter[int] = Counter()
+    for sequence in scheduler:
+        host_holders.update(sequence.host_block_ids or ())
+        if sequence.table is not None:
+            holders.update(sequence.table.block_ids)
+            room = len(sequence.table.block_ids) * scheduler.config.block_size
+            if room < sequence.num_computed:
+                raise AssertionError(f"request {sequence.order}: computed tokens without a block")
+    if cache is not None:
+        cache.check()
+        holders.update(cache.block_ids())
+        if cache.num_evictable_blocks + pool.num_free > pool.num_blocks:
+            raise AssertionError("evictable and free blocks are more than the pool")
+    pools = [(pool, holders)]
+    if scheduler.host_pool is not None:
+        pools.append((scheduler.host_pool, host_holders))
+    for one, expected in pools:
+        counts = [one.ref_count(block_id) for block_id in range(one.num_blocks)]
+        for block_id, count in enumerate(counts):
+            if count != expected[block_id]:
+                raise AssertionError(
+                    f"block {block_id}: reference count {count}, {expected[block_id]} holders"
+                )
+        if one.num_free != counts.count(0):
+            raise AssertionError(f"{one.num_free} free blocks, {counts.count(0)} without a holder")
+    live = {s for request in requests for s in request.sequences if not s.finish_reason}
+    if set(scheduler) != live:
+        raise AssertionError("the scheduler has other sequences than the unfinished requests")
+
+
+def why_stuck(scheduler: Scheduler) -> str:
+    """Why the scheduler's plan was empty though requests are unfinished, and what to do."""
+    if not scheduler.waiting:
+        return "no request can run: the scheduler gave none of the running sequences a token"
+    first, pool, cache = scheduler.waiting[0], scheduler.pool, scheduler.cache
+    needed = blocks_for(len(first.token_ids), scheduler.config.block_size)
+    evictable = cache.num_evictable_blocks if cache is not None else 0
+    return (
+        f"no request can run: the first in the queue, {first.request.request_id}, needs "
+        f"{needed} blocks; {pool.num_free} are free and {evictable} can be evicted of "
+        f"{pool.num_blocks}. Release what is held outside the engine, or abort the request"
+    )

@@ -1,0 +1,67 @@
+"""A transformer with its tokenizer: what `minikv.load` gives, and what an engine serves."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from tokenizers import Tokenizer
+
+from minikv.config import CheckpointError
+from minikv.model import Transformer
+from minikv.oracle import generate_naively
+
+
+class Cache(Protocol):
+    """What keeps K and V between calls: `ConcatCache`, `PreallocatedCache`."""
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor: ...
+
+
+class LanguageModel:
+    """A transformer with its tokenizer: text in, logits or text out."""
+
+    def __init__(self, name: str, transformer: Transformer, tokenizer: Tokenizer | None):
+        self.name = name
+        self.transformer = transformer
+        self.tokenizer = tokenizer
+        self.config = transformer.config
+        self.device, self.dtype = transformer.device, transformer.dtype
+
+    def encode(self, text: str) -> list[int]:
+        """Text to token ids, with the start token if the checkpoint's tokenizer adds one."""
+        return self._tokenizer_or_raise().encode(text).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids to text; special tokens are left out."""
+        return self._tokenizer_or_raise().decode(list(token_ids))
+
+    def _tokenizer_or_raise(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise CheckpointError(
+                f"{self.name} has no tokenizer.json: pass token ids instead of text"
+            )
+        return self.tokenizer
+
+    @torch.inference_mode()
+    def logits(self, token_ids: Sequence[int], cache: Cache | None = None) -> torch.Tensor:
+        """Logits after every token: (T, vocab_size) float32.
+
+        Without a cache, naive attention over these tokens: the oracle. With one
+        (`ConcatCache`, `PreallocatedCache`), they are the tokens that follow those
+        already in it.
+        """
+        start = 0 if cache is None else cache.num_tokens
+        attend = self.transformer.attend_naively if cache is None else cache.attend
+        ids = torch.tensor(list(token_ids), device=self.device)
+        positions = torch.arange(start, start + len(ids), device=self.device)
+        hidden = self.transformer.forward(ids, positions, attend)
+        return self.transformer.logits(hidden).float()
+
+    def generate_naively(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """Exactly `max_tokens` greedy tokens by the oracle, `minikv.oracle`; only the new ones."""
+        return generate_naively(self.logits, token_ids, max_tokens)

@@ -1,0 +1,125 @@
+"""A plan in, tokens out: where blocks are moved, the model runs and tokens are sampled.
+
+plan ── swaps and copies of blocks ── Batch ── Transformer.forward ── sampler ── token ids
+                                                 │  writes K and V to slots,
+                                                 └─ attends through block tables
+"""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from time import perf_counter
+
+import torch
+
+from minikv.backend import AttentionBackend
+from minikv.batch import Batch, BatchBuilder
+from minikv.blocks import blocks_for
+from minikv.config import EngineConfig, ModelConfig
+from minikv.language_model import LanguageModel
+from minikv.model import Transformer
+from minikv.paged import KVStore
+from minikv.sampling import SamplingParams
+from minikv.scheduler import Plan
+from minikv.sequence import Sequence
+
+# (logits (S, vocab_size), S params, S draws) -> S token ids: see `Sampler`.
+ChooseTokens = Callable[
+    [torch.Tensor, Seq[SamplingParams], Seq[float | None]], torch.Tensor | list[int]
+]
+MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
+
+
+class Runner:
+    """Runs plans: holds the weights and all K and V, and knows nothing of requests that wait."""
+
+    @torch.inference_mode(False)  # what is allocated here is written in any mode
+    def __init__(
+        self, lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, backend: MakeBackend
+    ):
+        """Raises ValueError if what `backend` makes is not an AttentionBackend."""
+        self.transformer = lm.transformer
+        self.sampler = sampler
+        self.max_batch_tokens = config.max_batch_tokens
+        self.store = KVStore(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
+        host = torch.device("cpu")
+        self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
+        self.attention = backend(lm.config, self.store)
+        if not isinstance(self.attention, AttentionBackend):
+            raise ValueError(
+                f"attention: must make an AttentionBackend, with bind and copy_blocks, made "
+                f"{self.attention!r}; inherit from minikv.AttentionBackend"
+            )
+        longest = min(lm.config.max_context, config.num_blocks * config.block_size)  # tokens
+        max_blocks = blocks_for(longest, config.block_size)
+        self.builder = BatchBuilder(config.max_num_seqs, max_blocks, config.block_size)
+        self.num_tokens = 0  # that went through the model
+        self.seconds = 0.0  # of the forward pass and sampling
+
+    def run(self, plan: Plan) -> list[int]:
+        """Compute a plan. Returns a token id for each sequence that gets one, in the order of
+        `Scheduler.commit`."""
+        self.move_blocks(plan)
+        started = perf_counter()
+        logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
+        token_ids = self.sample(logits, plan)
+        if isinstance(token_ids, torch.Tensor):
+            token_ids = token_ids.tolist()
+        self.seconds += perf_counter() - started
+        self.num_tokens += sum(plan.num_tokens)
+        return token_ids
+
+    def move_blocks(self, plan: Plan) -> None:
+        """Bring blocks where the batch expects them, each read before it is overwritten."""
+        self.store.copy_to(self.host_store, plan.swap_out)
+        self.attention.copy_blocks(plan.copies)
+        self.host_store.copy_to(self.store, plan.swap_in)
+
+    @torch.inference_mode()
+    def forward(
+        self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]
+    ) -> torch.Tensor:
+        """Compute the next `num_tokens[i]` tokens of each sequence, writing K and V from
+        `slots[i]` on; logits after the last of each: (S, vocab_size)."""
+        return self.compute(self.builder.build(sequences, num_tokens, slots))
+
+    def compute(self, batch: Batch) -> torch.Tensor:
+        """Logits after the last token of each sequence in the batch: (S, vocab_size)."""
+        return self.transformer.logits(self.hidden(batch))
+
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """What the logits are computed from: (S, hidden_size)."""
+        attend = self.attention.bind(batch)
+        hidden = self.transformer.forward(batch.token_ids, batch.positions, attend)  # (T, hidden)
+        if len(hidden) > len(batch.context_lens):
+            hidden = hidden[batch.query_start[1:] - 1]  # (S, hidden)
+        return hidden
+
+    def sample(self, logits: torch.Tensor, plan: Plan) -> torch.Tensor | list[int]:
+        """Choose from the logits (S, vocab_size) of a plan the token of each sequence that gets
+        one: the decodes, and each chunk that reaches the end of its sequence (one token for each
+        sample that forks there)."""
+        rows = list(range(plan.num_decodes))
+        decodes = plan.sequences[: plan.num_decodes]
+        params = [sequence.request.params for sequence in decodes]
+        draws = [
+            sequence.draw() if param.temperature > 0 else None
+            for sequence, param in zip(decodes, params, strict=True)
+        ]
+        for row in range(plan.num_decodes, len(plan.sequences)):
+            sequence = plan.sequences[row]
+            if sequence.num_computed + plan.num_tokens[row] == len(sequence.token_ids):
+                for index in sequence.samples:
+                    rows.append(row)
+                    params.append(sequence.request.params)
+                    draws.append(sequence.draw(index))
+        if not rows:
+            return []
+        if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
+            logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
+        return self.sampler(logits, params, draws)
+
+    def update_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Go on with other weights, of the same shapes and names. Raises CheckpointError,
+        changing nothing, for a bad state_dict."""
+        old = self.transformer
+        self.transformer = Transformer(old.config, state_dict, old.device, old.dtype)

@@ -1,0 +1,109 @@
+"""A new chapter is laid out whole, and touches nothing that is there."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from minikv.course import new_chapter
+
+ROOT = Path(__file__).parents[2]
+NUMBER, NAME = "97", "tried_out"
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A copy of the project to which a chapter was added, and what each file held before."""
+    root = tmp_path_factory.mktemp("copy")
+    for folder in ("minikv", "kernels", "exercises", "tests", "notebooks"):
+        leave = shutil.ignore_patterns("__pycache__", ".progress", ".ipynb_checkpoints")
+        shutil.copytree(ROOT / folder, root / folder, ignore=leave)
+    shutil.copy(ROOT / "pyproject.toml", root)
+    before = contents(root)
+    done = python(root, "-m", "minikv.course", "new", NUMBER, NAME)
+    assert done.returncode == 0, done.stderr
+    assert f"make test CHAPTER={NUMBER}" in done.stdout
+    assert python(root, "-m", "minikv.course", "skeletons").returncode == 0
+    return root, before
+
+
+def python(root, *arguments):
+    environment = os.environ | {
+        "PYTHONPATH": str(root),
+        "MINIKV_EXERCISES": str(root / "exercises"),
+    }
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=root, env=environment, capture_output=True, text=True
+    )
+
+
+def contents(root):
+    return {
+        str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_only_files_of_its_own_are_added(copy):
+    root, before = copy
+    after = contents(root)
+    assert {name: after.get(name) for name in before} == before
+    folder = f"minikv/course/chapters/ch{NUMBER}_{NAME}"
+    assert set(after) - set(before) == {
+        *(f"{folder}/{name}" for name in new_chapter.FILES),
+        f"exercises/ch{NUMBER}_{NAME}.py",
+        f"notebooks/{NUMBER}_{NAME}.ipynb",
+        f"tests/course/ch{NUMBER}/different.py",
+    }
+
+
+def test_it_passes_lint(copy):
+    root, before = copy
+    added = sorted(set(contents(root)) - set(before))
+    for arguments in (["check"], ["format", "--check"]):
+        done = python(root, "-m", "ruff", *arguments, *added)
+        assert done.returncode == 0, done.stdout
+
+
+def test_its_exercise_is_checked_four_ways(copy):
+    root, _ = copy
+    done = python(
+        root,
+        "-m",
+        "pytest",
+        "-q",
+        "tests/course/test_four_ways.py",
+        "-k",
+        f"{NUMBER}.1 and not enough",
+    )
+    assert done.returncode == 0, done.stdout
+    assert "not started" in python(root, "-m", "minikv", "check", f"{NUMBER}.1").stdout
+
+
+def test_no_other_notebook_shows_anything_else(copy):
+    root, _ = copy
+    code = (
+        "from minikv.course.pictures.ladder import ladder; "
+        "print([ladder(number).alt for number in range(9)])"
+    )
+    here, there = python(ROOT, "-c", code), python(root, "-c", code)
+    assert here.returncode == 0 and here.stdout == there.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "says"),
+    [
+        ("9", "cpu_kernels", "two digits"),
+        ("98", "CPU kernels", "small letters"),
+        ("05", "again", "chapter 05 is there already"),
+    ],
+)
+def test_what_cannot_be_a_chapter_is_refused(tmp_path, number, name, says):
+    with pytest.raises(ValueError, match=says):
+        new_chapter.lay_out(number, name, tmp_path)
+    assert list(tmp_path.iterdir()) == []
