@@ -170,7 +170,8 @@ class Scheduler(scheduler.Scheduler):
 class FreesTheMost(Scheduler):
     """Preempts whoever holds the most blocks, be it the first to come: one victim frees as
     much as several small ones. The largest of all that run, or of those whose turn has not come
-    yet in this step: both are right."""
+    yet in this step: both are right. With both, also with several samples and with swap, every
+    request gets the tokens that it would get alone."""
 
     # ── 06.5 The largest gives way: broken, mend it ───────────────────────────────
     def _add_decodes(

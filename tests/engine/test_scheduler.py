@@ -15,34 +15,19 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minikv import BlockPool, BlockTable, Engine, RadixCache, Request, SamplingParams, Scheduler
+from minikv import BlockPool, BlockTable, Engine, Request, SamplingParams, first_come_first_served
 from minikv.batch import BatchBuilder
+from minikv.testing import SchedulerBench
 
 
-class Bench:
-    """A scheduler and what the engine would do between its plans: compute, append, finish."""
+class Bench(SchedulerBench):
+    """With small numbers, and a look at every plan."""
 
-    def __init__(self, *, cache=False, policy=None, **config):
-        self.config = small(**config)
-        self.pool = BlockPool(self.config.num_blocks)
-        self.cache = RadixCache(self.pool, self.config.block_size) if cache else None
-        parts = {} if policy is None else {"policy": policy}
-        self.scheduler = Scheduler(self.config, self.pool, self.cache, **parts)
-        self.admitted = []  # request ids, in order of their first step
-        self.finished = []
-        self.clock = 0
-
-    def add(self, num_prompt, max_tokens=4, request_id=None):
-        if request_id is None:
-            request_id = len(list(self.scheduler)) + len(self.finished)
-        prompt = [request_id * 1000 + i for i in range(num_prompt)]  # no two prompts are alike
-        request = Request(request_id, prompt, SamplingParams(max_tokens=max_tokens))
-        self.scheduler.add(request.sequences[0])
-        return request.sequences[0]
+    def __init__(self, *, cache=False, policy=first_come_first_served, **config):
+        super().__init__(small(**config), cache=cache, policy=policy)
 
     def plan(self):
-        """The next step's plan, checked; names are (request id, number of tokens)."""
-        plan = self.scheduler.schedule()
+        plan = super().plan()
         names = [sequence.request.request_id for sequence in plan.sequences]
         assert len(set(names)) == len(names) <= self.config.max_num_seqs
         assert sum(plan.num_tokens) <= self.config.max_batch_tokens
@@ -56,33 +41,7 @@ class Bench:
             offset = sequence.num_computed % self.config.block_size
             assert plan.slots[i] == block * self.config.block_size + offset
             assert len(sequence.token_ids) <= sequence.table.num_tokens
-        self.admitted += [name for name in names if name not in self.admitted]
         return plan
-
-    def run(self, plan):
-        for sequence, count in zip(plan.sequences, plan.num_tokens, strict=True):
-            sequence.num_computed += count
-            if sequence.num_computed == len(sequence.token_ids):
-                sequence.token_ids.append(7)
-                if len(sequence.token_ids) == sequence.request.max_length:
-                    self.scheduler.remove(sequence)
-                    self.finished.append(sequence.request.request_id)
-        self.clock += 1
-
-    def step(self):
-        plan = self.plan()
-        names = [
-            (sequence.request.request_id, count)
-            for sequence, count in zip(plan.sequences, plan.num_tokens, strict=True)
-        ]
-        self.run(plan)
-        return names
-
-    def drain(self, limit=2000):
-        while list(self.scheduler):
-            assert self.clock < limit, "no end in sight"
-            assert self.step(), "a step without a sequence"
-        assert self.pool.num_free == self.pool.num_blocks
 
 
 # ── The budget ────────────────────────────────────────────────────────────────
@@ -146,8 +105,8 @@ requests = st.lists(
 def test_any_load_is_served_in_order(
     requests, budget, seats, block_size, spare, swap_blocks, cache
 ):
-    """The budget holds, decodes come first, every step does something, all finish, and
-    nobody is admitted before somebody who came earlier."""
+    """The budget holds, decodes come first, every step does something, all finish with their
+    own tokens, and nobody is admitted before somebody who came earlier."""
     largest = max(-(-(prompt + new) // block_size) for prompt, new, _ in requests)
     bench = Bench(
         max_batch_tokens=max(budget, seats),
@@ -156,14 +115,18 @@ def test_any_load_is_served_in_order(
         num_blocks=largest + spare,
         preemption="swap" if swap_blocks else "recompute",
         swap_blocks=swap_blocks,
+        cache=cache,
     )
+    sequences = []
     for request_id, (prompt, new, pause) in enumerate(requests):
-        bench.add(prompt, new, request_id)
+        sequences.append(bench.add(prompt, new, request_id))
         for _ in range(pause):
             assert bench.step() or not list(bench.scheduler)
     bench.drain()
     assert bench.admitted == sorted(bench.admitted) == list(range(len(requests)))
     assert sorted(bench.finished) == bench.admitted
+    for sequence in sequences:
+        assert sequence.output_ids == bench.alone(sequence)
     if swap_blocks:
         assert bench.scheduler.host_pool.num_free == swap_blocks
 
@@ -237,7 +200,7 @@ def test_admission_evicts_what_nobody_uses():
     for block in blocks:
         bench.pool.release(block)
     bench.add(9, max_tokens=3, request_id=5)
-    assert bench.step() == [(5, 9)]
+    assert bench.plan().num_tokens == [9]
     assert bench.cache.num_cached_blocks == 1  # two of three went, one was enough to keep
 
 
@@ -276,7 +239,7 @@ def test_a_short_hit_is_not_used(threshold, computed):
     blocks = [bench.pool.allocate() for _ in range(2)]
     bench.cache.insert([5000 + i for i in range(8)], blocks)
     bench.add(14, request_id=5)
-    assert bench.step() == [(5, computed)]
+    assert bench.plan().num_tokens == [computed]
     assert bench.cache.num_evictable_blocks == (2 if computed == 14 else 0)
 
 

@@ -103,7 +103,7 @@ def preempt(self, sequence, plan=None):
     self.num_swaps_out += 1
 """,
     },
-    "06.5": {  # anybody may go, and whoever had a slot gives it back
+    "06.5": {  # anybody may go, and whatever the plan had for it is taken back: slot and copy
         "FreesTheMost._add_decodes": """
 def _add_decodes(self, decoding, prefilling, plan):
     slots, preempted = {}, False
@@ -118,7 +118,11 @@ def _add_decodes(self, decoding, prefilling, plan):
         for group in (decoding, prefilling):
             if victim in group:
                 group.remove(victim)
+        held, moved = list(victim.table.block_ids), len(plan.swap_out)
         self.preempt(victim, plan)
+        source = {to: block for block, to in plan.copies if to in held}
+        plan.copies = [pair for pair in plan.copies if pair[1] not in source]
+        plan.swap_out[moved:] = [(source.get(one, one), to) for one, to in plan.swap_out[moved:]]
         preempted = True
     plan.sequences += decoding
     plan.slots += [slots[one] for one in decoding]

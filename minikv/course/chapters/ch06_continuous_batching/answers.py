@@ -7,7 +7,8 @@ from minikv.sequence import Sequence
 class FreesTheMost(Scheduler):
     """Preempts whoever holds the most blocks, be it the first to come: one victim frees as
     much as several small ones. The largest of all that run, or of those whose turn has not come
-    yet in this step: both are right."""
+    yet in this step: both are right. With both, also with several samples and with swap, every
+    request gets the tokens that it would get alone."""
 
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
