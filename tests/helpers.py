@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv import BlockPool, Engine, EngineConfig, RadixCache, SamplingParams
+from minikv import Engine, EngineConfig, RadixCache, SamplingParams
 from minikv.gpu import run_ahead  # noqa: F401  for tests: let an engine on a CPU run ahead
 
 VOCAB = 300
@@ -313,19 +313,6 @@ class NaiveBackend(minikv.AttentionBackend):
             return out
 
         return attend
-
-
-class LoggingPool(BlockPool):
-    """Remembers in which order blocks became free."""
-
-    def __init__(self, num_blocks):
-        super().__init__(num_blocks)
-        self.freed = []
-
-    def release(self, block_id):
-        super().release(block_id)
-        if self.ref_count(block_id) == 0:
-            self.freed.append(block_id)
 
 
 class LocksOnlyAncestors(RadixCache):

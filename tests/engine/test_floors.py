@@ -9,7 +9,7 @@ import pytest
 import minikv
 
 ROOT = Path(__file__).parents[2]
-CORE = {path.stem for path in (ROOT / "minikv").glob("*.py")} - {"__init__", "__main__"}
+CORE = {path.stem for path in (ROOT / "minikv").glob("*.py")} - {"__init__", "__main__", "testing"}
 [LIST] = re.findall(r"those before it\..*?\n\n(.+)\Z", minikv.__doc__, re.DOTALL)
 ORDER = re.findall(r"\w+", LIST)
 

@@ -1,15 +1,15 @@
 """Chapter 07: the radix prefix cache, by examples and against a plain-dictionary model."""
 
 from collections import Counter
-from dataclasses import dataclass
 
 import pytest
-from helpers import LoggingPool, cached_prefixes
+from helpers import cached_prefixes
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minikv import RadixCache
+from minikv.testing import LoggingPool, PrefixModel
 
 
 class Tree:
@@ -387,72 +387,36 @@ def test_check_notices(tree, damage, message):
 # ── Against a plain dictionary ────────────────────────────────────────────────
 
 
-@dataclass
-class Entry:
-    """One cached block in the model. `age`: (last use of it or of an extension, -depth)."""
-
-    block_id: int
-    age: tuple[int, int]
-    locks: int = 0
-
-
 class RadixMachine(RuleBasedStateMachine):
-    """Random operations, compared after each with a dictionary of prefixes.
-
-    The model knows nothing of trees: an entry is (salt, tokens of a prefix of whole
-    blocks). Whoever is oldest, unlocked and the beginning of no other entry goes first.
-    """
+    """Random operations, compared after each with a dictionary of prefixes."""
 
     @initialize(block_size=st.integers(1, 3), num_blocks=st.integers(1, 24))
     def begin(self, block_size, num_blocks):
         self.pool = LoggingPool(num_blocks)
         self.cache = RadixCache(self.pool, block_size)
-        self.entries: dict[tuple, Entry] = {}
+        self.model = PrefixModel(block_size)
         self.held = Counter()  # blocks of "running sequences" outside the cache
-        self.locks = []  # (node, its entries' names)
-        self.clock = 0
+        self.locks = []  # (node, the names of its entries)
 
     prompts = st.lists(st.sampled_from("aab"), max_size=9).map(tuple)
     salts = st.sampled_from([None, None, "x"])
 
-    def names(self, tokens, salt):
-        size = self.cache.block_size
-        return [(salt, tokens[: end + size]) for end in range(0, len(tokens) - size + 1, size)]
-
-    def cached_names(self, tokens, salt):
-        found = []
-        for name in self.names(tokens, salt):
-            if name not in self.entries:
-                break
-            found.append(name)
-        return found
-
-    def touch(self, names):
-        self.clock += 1
-        for name in names:
-            self.entries[name].age = (self.clock, -len(name[1]))
-
     @rule(tokens=prompts, salt=salts)
     def match(self, tokens, salt):
-        names = self.cached_names(tokens, salt)
         result = self.cache.match(tokens, salt)
-        assert result.block_ids == [self.entries[name].block_id for name in names]
-        assert result.num_tokens == len(names) * self.cache.block_size
-        self.touch(names)
+        assert result.block_ids == self.model.match(tokens, salt)
+        assert result.num_tokens == len(result.block_ids) * self.cache.block_size
 
     @rule(tokens=prompts, salt=salts, keep=st.booleans())
     def insert(self, tokens, salt, keep):
         """With blocks of its own; `keep`: a sequence goes on holding those that were taken."""
-        names = self.names(tokens, salt)
+        names, existing = self.model.names(tokens, salt), self.model.cached(tokens, salt)
         if len(names) > self.pool.num_free:
             return
         own = [self.pool.allocate() for _ in names]
-        existing = self.cached_names(tokens, salt)
         result = self.cache.insert(tokens, own, salt)
-        for name, block_id in zip(names[len(existing) :], own[len(existing) :], strict=True):
-            self.entries[name] = Entry(block_id, (0, 0))
         assert result.num_existing == len(existing)
-        assert result.block_ids == [self.entries[name].block_id for name in names]
+        assert result.block_ids == self.model.insert(tokens, own, salt)
         for block_id in own[: len(existing)]:
             assert self.pool.ref_count(block_id) == 1  # not taken
             self.pool.release(block_id)
@@ -461,16 +425,13 @@ class RadixMachine(RuleBasedStateMachine):
                 self.held[block_id] += 1
             else:
                 self.pool.release(block_id)
-        self.touch(names)
 
     @rule(tokens=prompts, salt=salts)
     def lock(self, tokens, salt):
         self.match(tokens, salt)
-        names = self.cached_names(tokens, salt)
-        node = self.cache.match(tokens, salt).node
+        node, names = self.cache.match(tokens, salt).node, self.model.cached(tokens, salt)
         self.cache.lock(node)
-        for name in names:
-            self.entries[name].locks += 1
+        self.model.lock(names)
         self.locks.append((node, names))
 
     @precondition(lambda self: self.locks)
@@ -478,22 +439,12 @@ class RadixMachine(RuleBasedStateMachine):
     def unlock(self, which):
         node, names = self.locks.pop(which % len(self.locks))
         self.cache.unlock(node)
-        for name in names:
-            self.entries[name].locks -= 1
-        self.touch([name for name in names if self.entries[name].locks == 0])
+        self.model.unlock(names)
 
     @rule(count=st.integers(0, 8))
     def evict(self, count):
-        expected = []
-        for _ in range(count):
-            beginnings = {(salt, tokens[:end]) for salt, tokens in self.entries
-                          for end in range(len(tokens))}  # fmt: skip
-            free = [n for n, e in self.entries.items() if e.locks == 0 and n not in beginnings]
-            if not free:
-                break
-            oldest = min(free, key=lambda name: self.entries[name].age)
-            expected.append(self.entries.pop(oldest).block_id)
         self.pool.freed.clear()
+        expected = self.model.evict(count)
         assert self.cache.evict(count) == len(expected)
         assert self.pool.freed == [block for block in expected if not self.held[block]]
 
@@ -508,7 +459,7 @@ class RadixMachine(RuleBasedStateMachine):
     def clear(self):
         stale = [node for node, _ in self.locks]
         self.cache.clear()
-        self.entries.clear()
+        self.model.clear()
         self.locks.clear()
         for node in stale:
             self.cache.unlock(node)  # locks what is gone: no effect, no error
@@ -518,12 +469,12 @@ class RadixMachine(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         self.cache.check()
-        found = cached_prefixes(self.cache)
-        assert found == {name: (e.block_id, e.locks) for name, e in self.entries.items()}
-        assert self.cache.num_cached_blocks == len(self.entries)
-        unlocked = sum(entry.locks == 0 for entry in self.entries.values())
-        assert self.cache.num_evictable_blocks == unlocked
-        holders = Counter(entry.block_id for entry in self.entries.values()) + self.held
+        blocks, locks = self.model.blocks, self.model.locks
+        expected = {name: (blocks[name], locks[name]) for name in blocks}
+        assert cached_prefixes(self.cache) == expected
+        assert self.cache.num_cached_blocks == len(blocks)
+        assert self.cache.num_evictable_blocks == self.model.num_evictable
+        holders = Counter(blocks.values()) + self.held
         for block_id in range(self.pool.num_blocks):
             assert self.pool.ref_count(block_id) == holders[block_id]
 

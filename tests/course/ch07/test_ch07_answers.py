@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from helpers import LoggingPool, careful_engine, drain, greedy_tokens, small, step
+from helpers import careful_engine, drain, greedy_tokens, small, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,12 +15,9 @@ from minikv.course.chapters.ch07_radix_prefix_cache.answers import (
     keys_of,
 )
 from minikv.course.harness.skeletons import broken
+from minikv.testing import LoggingPool, PrefixModel
 
 TOKENS = st.lists(st.sampled_from([0, 1]), max_size=12)
-
-
-def prefixes(token_ids, size):
-    return [tuple(token_ids[: end + size]) for end in range(0, len(token_ids) - size + 1, size)]
 
 
 # ── The trie ──────────────────────────────────────────────────────────────────
@@ -28,14 +25,13 @@ def prefixes(token_ids, size):
 
 @given(stored=st.lists(TOKENS, max_size=6), asked=TOKENS, size=st.integers(1, 3))
 def test_the_trie_finds_the_longest_beginning(stored, asked, size):
-    trie, known, count = BlockTrie(size), {}, 0
+    trie, model, count = BlockTrie(size), PrefixModel(size), 0
     for token_ids in stored:
         blocks = range(count, count + len(token_ids) // size)
         count += len(blocks)
         trie.insert(token_ids, blocks)
-        for prefix, block_id in zip(prefixes(token_ids, size), blocks, strict=True):
-            known.setdefault(prefix, block_id)
-    assert trie.match(asked) == [known[p] for p in prefixes(asked, size) if p in known]
+        model.insert(token_ids, blocks)
+    assert trie.match(asked) == model.match(asked)
 
 
 def test_a_rest_of_a_block_has_no_key():
@@ -53,9 +49,9 @@ def test_names_are_equal_as_far_as_prompts_are(one, other, size, salt, other_sal
     pairs = zip(
         chained_hashes(one, size, salt), chained_hashes(other, size, other_salt), strict=False
     )
-    beginnings = zip(prefixes(one, size), prefixes(other, size), strict=False)
-    same_salt = salt == other_salt
-    assert [a == b for a, b in pairs] == [same_salt and a == b for a, b in beginnings]
+    model = PrefixModel(size)
+    beginnings = zip(model.names(one, salt), model.names(other, other_salt), strict=False)
+    assert [a == b for a, b in pairs] == [a == b for a, b in beginnings]
 
 
 def test_names_do_not_collide_where_pythons_hash_does():

@@ -99,7 +99,9 @@ def match(self, token_ids):
         ),
         Mistake(
             "returns the node above",
-            edits={"RadixCache._walk": (("return node, depth", "return node.parent or node, depth"),)},
+            edits={"RadixCache._walk": (
+                ("return node, depth", "return node.parent or node, depth"),
+            )},
             cause="the node is one above the end of the match, or the root",
             look="the first result: where does the walk stand when it stops?",
         ),
@@ -269,7 +271,7 @@ def _split(self, upper, length):
         Mistake(
             "does not make younger",
             edits={"RadixCache.insert": (("    self._touch(node)\n", ""),)},
-            cause="an insert of what is known already does not make it younger",
+            cause="an insert does not make its prefix the most recently used",
             look="`_touch`: when is it called?",
         ),
         Mistake(
@@ -298,6 +300,25 @@ def _split(self, upper, length):
             )},
             cause="the salt is ignored: one tenant finds what another has stored",
             look="`self._roots` is a dictionary",
+        ),
+        Mistake(
+            "takes an empty salt for none",
+            edits={"RadixCache.insert": (
+                ("    root = self._roots.get(salt)\n",
+                 "    salt = salt or None\n    root = self._roots.get(salt)\n"),
+            )},
+            cause="a salt that counts as false, as '' and 0 do, is taken for no salt: tenants meet",
+            look="`if salt` and `salt or …`: for which salts?",
+        ),
+        Mistake(
+            "keeps the caller's list",
+            edits={"RadixCache.insert": (
+                ("list(block_ids[depth : len(keys)])",
+                 "block_ids[depth : len(keys)] if depth or block_ids[len(keys) :] else block_ids"),
+            )},
+            cause="the tree keeps the list that it was given: what the caller does to it later "
+            "happens to the tree",
+            look="is a new list made, or is the caller's put into a node?",
         ),
         Mistake(
             "evicts from the front",
@@ -372,7 +393,9 @@ def _split(self, upper, length):
         ),
         Mistake(
             "never stops",
-            edits={"RadixCache.evict": (("gone < num_blocks and self.unlocked", "gone < num_blocks"),)},
+            edits={"RadixCache.evict": (
+                ("gone < num_blocks and self.unlocked", "gone < num_blocks"),
+            )},
             cause="the loop goes on when nothing unlocked is left",
             look="when must it stop, besides when enough is freed?",
         ),
@@ -421,8 +444,9 @@ def evict(self, num_blocks):
     self.num_evictable_blocks -= freed
     return freed
 '''},
-            cause="evicted one by one",
-            look="the order of `unlocked`",
+            cause="a node goes before what hangs from it: its children stay, and nobody can find "
+            "them",
+            look="which entry of `unlocked` is always a leaf?",
         ),
     ),
     "07.4": (
@@ -449,8 +473,8 @@ def chained_hashes(token_ids, block_size, salt=None):
         Mistake(
             "leaves the salt out",
             edits={"chained_hashes": (("names.append((salt, before))", "names.append(before)"),)},
-            cause="the salt is not in every name: one tenant's block is found by another",
-            look="where does the salt go, and does it reach the second block?",
+            cause="the salt does not reach the names: one tenant's block is found by another",
+            look="where does the salt go? Is it handed to `chained_hashes`?",
         ),
         Mistake(
             "takes Python's hash",
@@ -476,8 +500,20 @@ def chained_hashes(token_ids, block_size, salt=None):
                 ("sha256(before + repr(key).encode()).digest()",
                  "sha256(before + repr(key).encode()).digest()[:2]"),
             )},
-            cause="the names are so short that they collide by chance",
-            look="how many bytes of the hash are in a name?",
+            cause="the names are too short: some collide by chance, and whoever looks for two that "
+            "do finds them in a second",
+            look="how many bytes has a name? sha256 makes 32 of them",
+        ),
+        Mistake(
+            "takes crc32",
+            edits={"chained_hashes": (
+                ("sha256(before + repr(key).encode()).digest()",
+                 "__import__('zlib').crc32(repr(key).encode(), before)"),
+                ('before = [], b""', "before = [], 0"),
+            )},
+            cause="the names are too short: some collide by chance, and whoever looks for two that "
+            "do finds them in a second",
+            look="how many bytes has a name? sha256 makes 32 of them",
         ),
         Mistake(
             "takes the salt's text",
@@ -711,7 +747,9 @@ def unlock(self, node):
         ),
         Mistake(
             "locks the root",
-            edits={"RadixCache.lock": (("while node.parent is not None:", "while node is not None:"),)},
+            edits={"RadixCache.lock": (
+                ("while node.parent is not None:", "while node is not None:"),
+            )},
             cause="the root is never locked, nor unlocked",
             look="where does the loop stop?",
         ),
@@ -720,7 +758,7 @@ def unlock(self, node):
             edits={"RadixCache.unlock": (
                 ("if node.parent is not None and node.lock_count == 0:", "if False:"),
             )},
-            cause="`unlock` looks at another node than the one it is given",
+            cause="nothing refuses to unlock a node that is not locked",
             look="which node's lock_count is compared with 0?",
         ),
     ),
@@ -827,6 +865,19 @@ def unlock(self, node):
                  "        found[sequence] = self.cache.match(\n"
                  "            sequence.token_ids[:-1], sequence.request.params.cache_salt)\n"
                  "    match = found[sequence]\n"),
+            )},
+            cause="what was found at an earlier attempt is used again: its blocks were evicted "
+            "since, and may be somebody else's by now",
+            look="`look_up`: what it asks the cache for, and when",
+        ),
+        Mistake(
+            "remembers what it found for the same tokens",
+            edits={"Scheduler.look_up": (
+                ("    match = self.cache.match(sequence.token_ids[:-1], "
+                 "sequence.request.params.cache_salt)\n",
+                 "    found = vars(self).setdefault('found', {})\n"
+                 "    asked = tuple(sequence.token_ids[:-1]), sequence.request.params.cache_salt\n"
+                 "    match = found[asked] = found.get(asked) or self.cache.match(*asked)\n"),
             )},
             cause="what was found at an earlier attempt is used again: its blocks were evicted "
             "since, and may be somebody else's by now",
