@@ -19,8 +19,8 @@ import triton.language as tl
 def add_kernel(x, y, out, size, TILE: tl.constexpr):
     """out[i] = x[i] + y[i] for i < size; each program does TILE of them.
 
-    x, y, out: pointers to arrays of `size` elements. Program p does TILE elements from
-    p * TILE on. Three programs of 4 for arrays of 10:
+    x, y, out: pointers to arrays of `size` elements of one type, whichever. Program p does TILE
+    elements from p * TILE on. Three programs of 4 for arrays of 10:
 
         element     0 1 2 3 | 4 5 6 7 | 8 9 . .
         program     0         1         2
@@ -49,6 +49,7 @@ def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
 def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
     """out = softmax(scale * q k^T) v, by one program, with TILE keys in hand at a time.
 
+    Each key and value is read once, and nothing is written but `out`.
     q, out: (HEAD_DIM,). k, v: (context, HEAD_DIM), contiguous, so key j begins at j * HEAD_DIM.
     From tile to tile three things are carried: the largest score so far, the sum of
     exp(score - top), and the sum of exp(score - top) v. Powers of 2 do as well, if the scores
@@ -99,8 +100,9 @@ def decode_kernel(
 
     q, out: (S, HEADS, HEAD_DIM). kv: (num_blocks, BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM), K of a slot
     before its V. block_tables: (S, width); only the blocks that a context needs are looked up.
-    context_lens: (S,), the tokens each query sees. All contiguous; a tile is one block. Heads
-    of a group lie side by side: with 4 query and 2 KV heads, heads 0 and 1 read KV head 0.
+    context_lens: (S,), the tokens each query sees. All contiguous. A tile is one block (or some,
+    of 32 tokens at most), and each program reads K and V of a token once. Heads of a group lie
+    side by side: with 4 query and 2 KV heads, heads 0 and 1 read KV head 0.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
     kv_head = head // (HEADS // KV_HEADS)

@@ -21,9 +21,8 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
     Mistake(
         "turns the factor round",
         edits={"K": (("tl.exp(top - new_top)", "tl.exp(new_top - top)"),)},
-        cause="inf * 0 or -inf - -inf: is the factor e^(old - new)? Does a tile count in which "
-        "nothing is seen?",
-        look="the factor at the first tile, when the largest score so far is -inf",
+        cause="the factor is upside down: e^(new - old) where e^(old - new) is meant",
+        look="the factor when the maximum rises: is it below 1?",
     ),
     Mistake(
         "forgets the scale",
@@ -47,8 +46,9 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
     Mistake(
         "begins with a maximum of 0",
         edits={"K": (("    top = -float(\"inf\")\n", "    top = 0.0\n"),)},
-        cause="the largest score is taken to be 0 at least, so that every weight is 0, and 0 / 0",
-        look="what is subtracted from a score, and the largest argument that `exp` gets",
+        cause="`top` begins with 0: where all scores are far below that, every weight is 0, and "
+        "the result 0 / 0",
+        look="what must `top` begin with, so that any score is larger?",
     ),
     Mistake(
         "subtracts nothing",
@@ -56,15 +56,15 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
             ("    top = -float(\"inf\")\n", "    top = 0.0\n"),
             ("tl.maximum(top, tl.max(scores, 0))", "0.0"),
         )},
-        cause="exp of a large number overflows: it is taken before the largest score is "
-        "subtracted, or the factor is e^(new - old)",
+        cause="nothing is subtracted from the scores, and exp of a large one is infinite",
         look="what is subtracted from a score, and the largest argument that `exp` gets",
     ),
     Mistake(
         "takes the maximum of the new tile alone",
         edits={"K": (("tl.maximum(top, tl.max(scores, 0))", "tl.max(scores, 0)"),)},
-        cause="the maximum is that of the new tile alone, so that e^(old - new) overflows",
-        look="what is subtracted from a score, and the largest argument that `exp` gets",
+        cause="the maximum is that of the new tile alone, so e^(old - new) overflows when scores "
+        "fall",
+        look="`top` is the largest score of all tiles so far",
     ),
     Mistake(
         "exchanges K and V",
@@ -122,21 +122,20 @@ MISTAKES = {
         Mistake(
             "masks nothing",
             edits={"add_kernel": (("mask = element < size", "mask = element >= 0"),)},
-            cause="nothing of this tile is masked when it is read, though some of it does not "
-            "exist; or an offset is wrong",
+            cause="x and y are read without a mask, and the last tile reaches beyond their end",
             look="which elements of this tile exist? Is every `tl.load` masked by that?",
         ),
         Mistake(
             "masks only the loads",
             edits={"add_kernel": (("total, mask=mask)", "total)"),)},
-            cause="nothing of this tile is masked when it is written, though some of it is memory"
-            " of somebody else; or an offset is wrong",
+            cause="the store has no mask, and the last tile writes beyond the end of `out`, where "
+            "somebody else's memory is",
             look="which elements of this tile exist? Is every `tl.store` masked by that?",
         ),
         Mistake(
             "lets one too many through",
             edits={"add_kernel": (("element < size", "element <= size"),)},
-            cause="the mask lets through what does not exist (< or <=?), or an offset is wrong",
+            cause="the mask lets one element too many through: <= where < is meant",
             look="the last element that the mask lets through, worked out by hand",
         ),
         Mistake(
@@ -166,24 +165,8 @@ MISTAKES = {
         Mistake(
             "stores nothing",
             edits={"add_kernel": (("    tl.store(out + element, total, mask=mask)\n", ""),)},
-            cause="no program stores there",
-            look="which programs are there, and what does each of them store?",
-        ),
-        Mistake(
-            "is Python, and no kernel",
-            sources={"add_kernel": '''
-@triton.jit
-def add_kernel(x, y, out, size, TILE: tl.constexpr):
-    start = tl.program_id(0) * TILE
-    for i in range(TILE):
-        if start + i >= size:
-            break
-        tl.store(out + start + i, tl.load(x + start + i) + tl.load(y + start + i))
-'''},
-            cause="the interpreter is Python, and runs what no GPU can: Python's own functions, "
-            "`break`, a number that is taken out of a tile, a variable whose shape or type "
-            "changes from round to round",
-            look="the line that is named here",
+            cause="nothing is ever stored",
+            look="`tl.store` writes to `out`: nothing else does",
         ),
         Mistake(
             "leaves all to program 0",
@@ -213,6 +196,22 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
             look="`tl.arange` makes one line do the whole tile",
         ),
         Mistake(
+            "is Python, and no kernel",
+            sources={"add_kernel": '''
+@triton.jit
+def add_kernel(x, y, out, size, TILE: tl.constexpr):
+    start = tl.program_id(0) * TILE
+    for i in range(TILE):
+        if start + i >= size:
+            break
+        tl.store(out + start + i, tl.load(x + start + i) + tl.load(y + start + i))
+'''},
+            cause="the interpreter is Python, and runs what no GPU can: Python's own functions, "
+            "`break`, a number that is taken out of a tile, a variable whose shape or type "
+            "changes from round to round",
+            look="the line that is named here",
+        ),
+        Mistake(
             "leaves a print in",
             edits={"add_kernel": (
                 ("    total = tl.load", "    print(element)\n    total = tl.load"),
@@ -229,16 +228,15 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
                 ("values = tl.load(v + place, mask=held[:, None], other=0.0)",
                  "values = tl.load(v + place, mask=held[:, None])"),
             )},
-            cause="a masked load without `other`: what it has in the masked places is undefined "
+            cause="a masked load without `other`: what it gives in the masked places is undefined "
             "on a GPU (in this check it is NaN), and 0 * NaN is NaN",
             look="tl.load(…, mask=…, other=0.0)",
         ),
         Mistake(
             "reads a whole last tile",
             edits={"attend_kernel": (("held = key < context", "held = key >= 0"),)},
-            cause="nothing of this tile is masked when it is read, though some of it does not "
-            "exist; or an offset is wrong",
-            look="which elements of this tile exist? Is every `tl.load` masked by that?",
+            cause="the last tile is read without a mask, beyond the last key",
+            look="which keys of this tile exist? Is every `tl.load` of K and V masked by that?",
         ),
         Mistake(
             "leaves the last tile out",
@@ -292,8 +290,8 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         Mistake(
             "lets one too many through",
             edits={"attend_kernel": (("held = key < context", "held = key <= context"),)},
-            cause="the mask lets through what does not exist (< or <=?), or an offset is wrong",
-            look="the last element that the mask lets through, worked out by hand",
+            cause="the mask lets one key too many through: <= where < is meant",
+            look="the last key that the mask lets through, worked out by hand",
         ),
         Mistake(
             "takes powers of two, of scores as they are",
@@ -301,7 +299,7 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),
                 ("tl.exp(scores - new_top)", "tl.exp2(scores - new_top)"),
             )},
-            cause="counts in powers of two, but the scores were not multiplied by log2(e)",
+            cause="weights are powers of two, but the scores were not multiplied by log2(e)",
             look="2^(x log2(e)) is e^x",
         ),
         Mistake(
@@ -329,9 +327,38 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             "or `top` is never updated",
             look="what has to be carried from one tile to the next?",
         ),
+        Mistake(
+            "takes all keys as one tile",
+            edits={"attend_kernel": (
+                ("range(0, context, TILE)", "range(0, context, 64)"),
+                ("start + tl.arange(0, TILE)", "start + tl.arange(0, 64)"),
+            )},
+            cause="the tile has a size of its own: scores of so many keys are held at once, and "
+            "with a short context that is all of them",
+            look="TILE keys in hand at a time: who says how large TILE is?",
+        ),
+        Mistake(
+            "scales the query in memory",
+            edits={"attend_kernel": (
+                ("    top = -float(\"inf\")\n",
+                 "    tl.store(q + column, query * scale)\n    top = -float(\"inf\")\n"),
+            )},
+            cause="the query is scaled in memory, and whoever reads it next scales it again",
+            look="`out` is the only array that is written to; `query` is a tile of your own",
+        ),
     ),
     "08.3": (
         *of("decode_kernel"),
+        Mistake(
+            "clears what lies behind the context",
+            edits={"decode_kernel": (
+                ("        scores = tl.sum(",
+                 "        tl.store(kv + place, keys)\n        scores = tl.sum("),
+            )},
+            cause="the kernel writes to the pool: other programs read it at the same time, and it "
+            "is not this one's",
+            look="`out` is the only array that is written to: what does each `tl.store` get?",
+        ),
         Mistake(
             "ignores the table",
             edits={"decode_kernel": (("tl.load(block_tables + sequence * width + i)", "i"),)},
@@ -346,8 +373,10 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         ),
         Mistake(
             "takes the first length",
-            edits={"decode_kernel": (("tl.load(context_lens + sequence)", "tl.load(context_lens)"),)},
-            cause="all sequences see as far as the first",
+            edits={"decode_kernel": (
+                ("tl.load(context_lens + sequence)", "tl.load(context_lens)"),
+            )},
+            cause="all sequences see as many tokens as the first one has",
             look="which element of `context_lens` is this program's?",
         ),
         Mistake(
@@ -365,7 +394,9 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         ),
         Mistake(
             "takes V right behind K",
-            edits={"decode_kernel": (("kv + place + KV_HEADS * HEAD_DIM", "kv + place + HEAD_DIM"),)},
+            edits={"decode_kernel": (
+                ("kv + place + KV_HEADS * HEAD_DIM", "kv + place + HEAD_DIM"),
+            )},
             cause="V is sought right behind its K, and that is the K of the next KV head",
             look="(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between a K and its V?",
         ),
@@ -417,8 +448,8 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         Mistake(
             "every program writes the first head",
             edits={"decode_kernel": (("tl.store(out + row, ", "tl.store(out + column, "),)},
-            cause="no program stores there",
-            look="which programs are there, and what does each of them store?",
+            cause="every program writes to the same place in `out`, that of head 0 of sequence 0",
+            look="where does row (sequence, head) of `out` begin?",
         ),
         Mistake(
             "writes the whole row of the sequence",
@@ -434,17 +465,19 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         ),
         Mistake(
             "runs one block too far",
-            edits={"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),)},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            edits={"decode_kernel": (
+                ("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),
+            )},
+            cause="the loop runs one block too far where the last block is full: // + 1 instead "
+            "of cdiv",
+            look="how many blocks have 8 tokens, in blocks of 4?",
         ),
         Mistake(
             "runs through the whole table",
             edits={"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            cause="the loop runs to `width`, and a shorter sequence has fewer blocks: what the "
+            "table has behind them is somebody's block, or none",
+            look="how many blocks has this program's context?",
         ),
         Mistake(
             "forgets that a slot has K and V",
@@ -468,15 +501,17 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             sources={"decode_kernel": SEVERAL_BLOCKS.replace(
                 "BLOCK_SIZE, mask=key < length, other=0)", "BLOCK_SIZE)"
             )},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            cause="block ids are loaded for a whole tile, also for tokens behind the context: "
+            "that load needs a mask, too",
+            look="which entries of the table may this tile look up?",
         ),
     ),
     "08.4": (
         Mistake(
             "leaves float32 to tf32",
-            edits={"packed_kernel": (('tl.trans(keys), input_precision="ieee")', "tl.trans(keys))"),)},
+            edits={"packed_kernel": (
+                ('tl.trans(keys), input_precision="ieee")', "tl.trans(keys))"),
+            )},
             cause="by default `tl.dot` keeps 10 of the 23 bits behind the point; the interpreter "
             "does not show it",
             look="input_precision=\"ieee\", in both products; \"tf32x3\" rounds, too",
@@ -495,17 +530,19 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         ),
         Mistake(
             "does not mask the padded rows when it reads",
-            edits={"packed_kernel": (("tl.load(q + row, mask=is_head, other=0.0)", "tl.load(q + row)"),)},
-            cause="nothing of this tile is masked when it is read, though some of it does not "
-            "exist; or an offset is wrong",
-            look="which elements of this tile exist? Is every `tl.load` masked by that?",
+            edits={"packed_kernel": (
+                ("tl.load(q + row, mask=is_head, other=0.0)", "tl.load(q + row)"),
+            )},
+            cause="q is read for the padded rows, too: those are other heads, or lie beyond its "
+            "end",
+            look="which rows are heads of this group? Is the load of q masked by that?",
         ),
         Mistake(
             "does not mask the padded rows when it writes",
             edits={"packed_kernel": (("total[:, None], mask=is_head)", "total[:, None])"),)},
-            cause="nothing of this tile is masked when it is written, though some of it is memory"
-            " of somebody else; or an offset is wrong",
-            look="which elements of this tile exist? Is every `tl.store` masked by that?",
+            cause="the padded rows are stored, too: over other heads' results, or beyond the end "
+            "of `out`",
+            look="which rows are heads of this group? Is the store masked by that?",
         ),
         Mistake(
             "counts the heads of a group by ROWS",
@@ -513,15 +550,15 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("(sequence * KV_HEADS + kv_head) * GROUP + member",
                  "sequence * KV_HEADS * GROUP + kv_head * ROWS + member"),
             )},
-            cause="the mask lets through what does not exist (< or <=?), or an offset is wrong",
-            look="the last element that the mask lets through, worked out by hand",
+            cause="groups are sought ROWS heads apart, and lie GROUP heads apart in q and out",
+            look="with groups of 3: which head is the first of group 1?",
         ),
         Mistake(
             "one maximum for all rows",
             edits={"packed_kernel": (("tl.max(scores, 1)", "tl.max(scores)"),)},
-            cause="one maximum serves all rows, or it is 0 at least: where scores are far below "
-            "it every weight is 0, and 0 / 0",
-            look="the axis of `tl.max`, and what `top` begins with",
+            cause="one maximum serves all rows: a head whose scores are far below it has weights "
+            "of 0, and 0 / 0",
+            look="the axis of `tl.max`: one number for each row",
         ),
         Mistake(
             "forgets to rescale acc",
@@ -538,15 +575,17 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         Mistake(
             "sums the weights over the rows",
             edits={"packed_kernel": (("tl.sum(weights, 1)", "tl.sum(weights, 0)"),)},
-            cause="shapes that do not fit",
-            look="the shapes of what stands on that line: print them",
+            cause="the weights are summed over the rows, and each row needs the sum over its "
+            "tokens",
+            look="the axis of `tl.sum`: which one are the tokens?",
         ),
         Mistake(
             "masks the scores along the wrong axis",
-            edits={"packed_kernel": (("tl.where(held[None, :], scores", "tl.where(is_head, scores"),)},
-            cause="what is masked out is read as 0, so it has a score of 0, and a weight of e^(0 "
-            "- top)",
-            look="which score gives a weight of 0? `tl.where` puts it there",
+            edits={"packed_kernel": (
+                ("tl.where(held[None, :], scores", "tl.where(is_head, scores"),
+            )},
+            cause="the scores are masked by rows: it is tokens, the columns, that may not exist",
+            look="`held[None, :]` or `is_head`: which of the two belongs to the scores?",
         ),
         Mistake(
             "does not transpose the keys",
@@ -556,7 +595,9 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         ),
         Mistake(
             "forgets the scale",
-            edits={"packed_kernel": (('input_precision="ieee") * scale', 'input_precision="ieee")'),)},
+            edits={"packed_kernel": (
+                ('input_precision="ieee") * scale', 'input_precision="ieee")'),
+            )},
             cause="the scores are not multiplied by `scale`",
             look="the formula of attention: softmax(q k / sqrt(D)) v",
         ),
@@ -592,22 +633,24 @@ def packed_kernel(
             top = new_top
         tl.store(out + row, acc / total)
 '''},
-            cause="K and V are read again for each query head of a group, or beyond the context",
-            look="what the loop loads, how often",
+            cause="K and V are read again for each query head of a group",
+            look="what the loop over the blocks loads, how often",
         ),
         Mistake(
             "runs one block too far",
-            edits={"packed_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),)},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            edits={"packed_kernel": (
+                ("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),
+            )},
+            cause="the loop runs one block too far where the last block is full: // + 1 instead "
+            "of cdiv",
+            look="how many blocks have 32 tokens, in blocks of 16?",
         ),
         Mistake(
             "runs through the whole table",
             edits={"packed_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            cause="the loop runs to `width`, and a shorter sequence has fewer blocks: what the "
+            "table has behind them is somebody's block, or none",
+            look="how many blocks has this program's context?",
         ),
         Mistake(
             "takes a KV head for a group of them",
@@ -619,9 +662,19 @@ def packed_kernel(
     ),
     "08.5": (
         Mistake(
+            "leaves everything to split 0",
+            edits={"split_kernel": (
+                ("range(split * share, tl.minimum(split * share + share, blocks))",
+                 "range(0, tl.where(split == 0, blocks, 0))"),
+            )},
+            cause="split 0 reads the whole context, and the others nothing",
+            look="the first block of each split, and its last",
+        ),
+        Mistake(
             "divides by a total of 0",
             edits={"split_kernel": (("tl.where(total > 0, total, 1.0)", "total"),)},
-            cause="an empty split: 0 / 0 is NaN, and stays NaN times a weight of 0; or -inf - -inf",
+            cause="an empty split has a total of 0: 0 / 0 is NaN, and stays NaN when the join "
+            "weighs it with 0",
             look="`top`, `total` and `acc` after a loop that never ran, and what is made of them",
         ),
         Mistake(
@@ -630,8 +683,8 @@ def packed_kernel(
                 ("    top = tl.full(", "    if split * share >= blocks:\n        return\n"
                  "    top = tl.full("),
             )},
-            cause="a program with nothing to do left its place in memory as it was, and another "
-            "program reads it",
+            cause="an empty split returns without storing, and the join reads what was in memory "
+            "before",
             look="every program has to store, also one without any tokens",
         ),
         Mistake(
@@ -651,8 +704,8 @@ def packed_kernel(
             "does not stop at the context's end",
             edits={"split_kernel": (("tl.minimum(split * share + share, blocks)",
                                "split * share + share"),)},
-            cause="a loop runs too far, as past a sequence's last block, or nothing masks what "
-            "does not exist; or an offset is wrong",
+            cause="the last splits do not stop at the context's last block, but go on to the end "
+            "of their share",
             look="how often does the loop run, and does the last round exist?",
         ),
         Mistake(
@@ -680,10 +733,9 @@ def packed_kernel(
         Mistake(
             "joins without the largest",
             edits={"join_kernel": (("tl.exp(found - tl.max(found, 0))", "tl.exp(found)"),)},
-            cause="exp of a large number overflows: it is taken before the largest score is "
-            "subtracted, or the factor is e^(new - old). Or the same in the join: what is "
-            "subtracted from lse there?",
-            look="the largest argument that `exp` gets",
+            cause="exp is taken of lse as it is: with large scores that is infinite, or 0 for all "
+            "splits",
+            look="what has to be subtracted from lse before `exp`?",
         ),
         Mistake(
             "forgets to divide in the join",
@@ -694,15 +746,16 @@ def packed_kernel(
         Mistake(
             "divides only in the join",
             edits={"split_kernel": (("acc / some[:, None]", "acc"),)},
-            cause="the weighted sum of V is never divided by the sum of the weights",
-            look="what is stored: do the weights add up to 1?",
+            cause="`acc` is stored without being divided by `total`, and the join multiplies by "
+            "that sum once more",
+            look="partial is the output over a split's tokens: weights that add up to 1",
         ),
         Mistake(
             "stores padded rows of lse",
             edits={"split_kernel": (("top + tl.log(some), mask=is_head)", "top + tl.log(some))"),)},
-            cause="nothing of this tile is masked when it is written, though some of it is memory"
-            " of somebody else; or an offset is wrong",
-            look="which elements of this tile exist? Is every `tl.store` masked by that?",
+            cause="lse is stored for the padded rows, too: over other heads' places, or beyond "
+            "its end",
+            look="which rows are heads of this group? Are both stores masked by that?",
         ),
         Mistake(
             "reads only the first split",
@@ -718,9 +771,9 @@ def packed_kernel(
             "runs one block too far",
             edits={"split_kernel": (("tl.minimum(split * share + share, blocks)",
                                "tl.minimum(split * share + share, context // BLOCK_SIZE + 1)"),)},
-            cause="the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-            "`width`): what the table has there is somebody's block, or none",
-            look="how many blocks has this context? A tile of several block ids needs a mask",
+            cause="the last split runs one block too far where the last block is full: // + 1 "
+            "instead of cdiv",
+            look="how many blocks have 32 tokens, in blocks of 16?",
         ),
         Mistake(
             "splits in powers of two",
@@ -830,8 +883,9 @@ def packed_kernel(
         Mistake(
             "leaves old lengths behind",
             edits={"CapturedDecode.replay": (("    self.context_lens[num_seqs:] = 1\n", ""),)},
-            cause="context lengths of the rows that no sequence uses",
-            look="what other rows hold",
+            cause="rows that no sequence uses keep the length of an earlier step: the kernel "
+            "reads that many tokens for nobody",
+            look="what does a row hold that no sequence uses?",
         ),
         Mistake(
             "decodes anew, without the recording",

@@ -1,125 +1,144 @@
-"""Checks of chapter 08: kernels, from adding two vectors to split contexts.
+"""Chapter 08 as programs: kernels in Triton's interpreter, from adding two vectors to splits.
 
-All run in Triton's interpreter, under a `Watch` that looks at every address.
+Each runs under a `Watch`, and what that sees is compared like the result: who reads how much, who
+writes where. What a GPU's compiler says of a kernel is a check of its own, the last of each.
 """
 
-import math
 import random
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from io import StringIO
 from pathlib import Path
+from time import process_time
 
 import torch
 
 import minikv
-from minikv import naive_attention
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesTogether
-from minikv.course.chapters.ch04_paged_blocks.scenarios import attention_with_a_mistake
-from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
-from minikv.course.harness.checking import Suspect, Wrong, check, close, equal, runs_model
+from minikv.course.chapters.ch08_triton_paged_attention.mistakes import MISTAKES
+from minikv.course.chapters.ch08_triton_paged_attention.watch import (
+    Watch,
+    compiled,
+    shown_elements,
+)
+from minikv.course.harness.checking import Wrong, check, runs_model
 from minikv.course.harness.examine import COMPILES
+from minikv.course.harness.scenarios import (
+    Group,
+    Log,
+    Scenario,
+    difference,
+    reference_module,
+    scenario,
+)
 
 # ── Under the watch ───────────────────────────────────────────────────────────
 
 
-def same(
-    call: Callable[[], torch.Tensor],
-    expected: torch.Tensor,
-    what: str,
-    *suspects: Suspect,
-    backwards: bool = False,
-    nan: tuple[str, str] | None = None,
-    case: "Case | None" = None,
-) -> Watch:
-    """Raise Wrong unless the call's result is `expected`, and nothing else was touched.
+PATIENCE = 2.0  # seconds of computing on known mistakes, for one report
+spent = 0.0
 
-    `case`: whose block tables are read.
-    `nan`: the cause if there is NaN in what was written, and where to look.
-    """
+
+def until_wrong(exercise: str, play: Callable) -> Callable:
+    """Plays a program of several cases up to the first that goes wrong. Interpreting is slow, and
+    each of the known mistakes is played, too: as many as there is PATIENCE for."""
+
+    @cache
+    def expected(case) -> list:
+        return events_of(reference_module(exercise), case)
+
+    def events_of(mine, case) -> list:
+        global spent
+        log = Log()
+        if sys.modules.get(mine.__name__) is mine:  # the reader's
+            if spent > PATIENCE:  # some were cut short, and must not be remembered so
+                Scenario.symptoms_of.cache_clear()
+            spent = 0.0
+            play(mine, case, log)
+        elif mine is reference_module(exercise):
+            play(mine, case, log)
+        else:
+            if spent > PATIENCE:
+                raise TimeoutError("enough known mistakes were played")
+            began = process_time()
+            with redirect_stdout(StringIO()):
+                play(mine, case, log)
+            spent += process_time() - began
+        return log.events
+
+    def in_turn(mine, cases, log: Log) -> None:
+        for case in cases:
+            right = expected(case)
+            events = right if mine is reference_module(exercise) else events_of(mine, case)
+            is_wrong = difference(events, right) is not None
+            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
+            if is_wrong:
+                return
+
+    return in_turn
+
+
+def line(name: str, look: str, *cases) -> Group:
+    return Group(name, [cases], look)
+
+
+def run(
+    log: Log, what: str, call: Callable, inputs: tuple, more: Callable, backwards: bool = False
+) -> None:
+    """Note what a launch gives and touches, and what `more(seen)` says and sees besides."""
     with Watch(backwards) as seen:
-        found = call()
-    known = {suspect.cause for suspect in suspects}
-    try:
-        close(found, expected, what, *suspects)
-    except Wrong as wrong:
-        if wrong.cause in known:
-            raise
-        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
-            raise
-        missing = seen.never_written(found)
-        if missing:
-            raise Wrong(
-                f"{what}: {len(missing)} of {found.numel()} elements of the result were never "
-                f"written, the first is element {missing[0]}",
-                "no program stores there",
-                "which programs are there, and what does each of them store?",
-            ) from None
-        complain(seen, what, case)
-        if seen.undefined and found.isnan().any():
-            raise Wrong(
-                f"{what}: NaN",
-                "a masked load without `other`: what it has in the masked places is undefined on a "
-                "GPU (in this check it is NaN), and 0 * NaN is NaN",
-                "tl.load(…, mask=…, other=0.0)",
-            ) from None
-        if nan and not found.isfinite().all():
-            raise Wrong(f"{what}: NaN or infinite values", *nan) from None
-        raise
-    complain(seen, what, case)
-    return seen
+        found = log.call(what, call, see=False)
+    if log.events[-1].error is not None:
+        return
+    is_nan = isinstance(found, torch.Tensor) and bool(found.isnan().any())
+    missing = seen.never_written(found)
+    said, sights = more(seen)
+    said = seen.unwritten[:1] + seen.races[:1] + said
+    if is_nan and seen.undefined:
+        said.insert(0, f"{seen.undefined[0]} has a masked load without `other`")
+    if missing:
+        said.insert(0, f"no program writes {shown_elements(missing)} of the result")
+    written = [
+        name for name, value in seen.launches[0].arguments.items()
+        if any(value is one for one in inputs) and value.data_ptr() in seen.written
+    ]  # fmt: skip
+    log(
+        said[0] if said else "",
+        {
+            "result": exact(found),
+            "largest number of the result:": largest(found),
+            "elements that no program writes:": len(missing),
+            "masked loads without `other`, which give NaN:": len(seen.undefined) * is_nan,
+            "reads of what no program has written:": len(seen.unwritten),
+            "elements with two writers, or more:": len(seen.races),
+            "inputs that are written to:": written,
+            **sights,
+        },
+    )
 
 
-def complain(seen: Watch, what: str, case: "Case | None" = None) -> None:
-    """Raise Wrong for what may still come out right here, and not on a GPU."""
-    for element in sorted(seen.looked_up["block_tables"]) if case else []:
-        row, i = divmod(element, case.tables.shape[1])
-        if i >= -(-case.lens[row] // case.block_size):
-            raise Wrong(
-                f"{what}: entry {i} of block table {row} is read, and {case.lens[row]} tokens have "
-                f"{number(-(-case.lens[row] // case.block_size), 'block')}",
-                "the loop runs one block too far (cdiv, not // + 1; the sequence's blocks, not "
-                "`width`): what the table has there is somebody's block, or none",
-                "how many blocks has this context? A tile of several block ids needs a mask",
-            )
-    if seen.unwritten:
-        raise Wrong(
-            f"{what}: {seen.unwritten[0]}",
-            "a program with nothing to do left its place in memory as it was, and another program "
-            "reads it",
-            "every program has to store, also one without any tokens",
-        )
-    if seen.races:
-        raise Wrong(
-            f"{what}: {seen.races[0]}",
-            "two programs write one element: on a GPU either may come last",
-            "which elements are this program's own?",
-        )
+def exact(found):
+    """Whole numbers are compared as such, other results to rounding."""
+    is_whole = isinstance(found, torch.Tensor) and not found.is_floating_point()
+    return found.tolist() if is_whole else found
 
 
-def compiles(mine, call: Callable) -> list[dict]:
-    """Raise Wrong if a GPU's compiler refuses one of the reader's kernels that `call` starts."""
-    with Watch() as seen:
-        call()
-    results = compiled(mine.__file__, seen.launches)
-    for result in results:
-        if "is not string" in result.get("error", ""):
-            raise Wrong(
-                f"{Path(mine.__file__).name}, line {result['line']}, in {result['kernel']}: "
-                f"{result['error']}",
-                "a print is left in: take it out",
-                "the line that is named here",
-            )
-        if "error" in result:
-            raise Wrong(
-                f"{Path(mine.__file__).name}, line {result['line']}, in {result['kernel']}: "
-                f"{result['error']}",
-                "the interpreter is Python, and runs what no GPU can: Python's own functions, "
-                "`break`, a number that is taken out of a tile, a variable whose shape or type "
-                "changes from round to round",
-                "the line that is named here",
-            )
-    return results
+def largest(found) -> float | None:
+    """Results that differ by a factor are not alike: a sum that is never divided, say."""
+    is_some = isinstance(found, torch.Tensor) and found.numel()
+    return round(float(found.double().nan_to_num().abs().max()), 3) if is_some else None
+
+
+def argument(seen: Watch, place: int) -> str:
+    """What the reader calls an argument of the first kernel that was started."""
+    return list(seen.launches[0].arguments)[place]
+
+
+def at_most(limit: int, found: int) -> int | str:
+    return f"at most {limit}" if found <= limit else found
 
 
 def number(count: int, thing: str) -> str:
@@ -127,93 +146,84 @@ def number(count: int, thing: str) -> str:
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
+def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
+    """Make what a GPU's compiler says of the kernels that `call(mine)` starts a line."""
+
+    def known(number: str, name: str) -> tuple[str, str]:
+        mistake = next(one for one in MISTAKES[number] if one.name == name)
+        return mistake.cause, mistake.look
+
+    @check(exercise, COMPILES)
+    def _(mine):
+        with Watch(dry=True) as seen:
+            call(mine)
+        for result in compiled(mine.__file__, seen.launches):
+            kernel = result["kernel"]
+            if "error" in result:
+                is_print = "is not string" in result["error"]
+                raise Wrong(
+                    f"{Path(mine.__file__).name}, line {result['line']}, in {kernel}: "
+                    f"{result['error']}",
+                    *known("08.1", "leaves a print in" if is_print else "is Python, and no kernel"),
+                )
+            if kernel != "join_kernel" and result["dots"] < num_products:
+                raise Wrong(
+                    f"{kernel} has {result['dots']} `tl.dot`, expected {num_products}",
+                    *known("08.4", "multiplies without tl.dot"),
+                )
+            if result["tf32"]:
+                raise Wrong(
+                    f"{kernel}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
+                    *known("08.4", "leaves float32 to tf32"),
+                )
+
+
 # ── 08.1 A tile for each program ──────────────────────────────────────────────
 
+# A case is (elements, TILE), and the dtype where it is not float32.
 
-def check_add(mine, size: int, tile: int) -> None:
+
+def sums(mine, program, log: Log) -> None:
+    size, tile, *dtype = program
     generator = torch.Generator().manual_seed(size)
-    x, y = torch.randn(2, size, generator=generator)
-    right, place = x + y, torch.arange(size)
+    x, y = torch.randint(-80, 80, (2, size), generator=generator) / 4
+    if dtype:
+        x, y = ((4 * value).to(*dtype) for value in (x, y))
+    if dtype == [torch.int64]:
+        x, y = x + 2**40, y + 2**24
 
-    def only(some: torch.Tensor) -> torch.Tensor:
-        return torch.where(some, right, torch.nan)
+    def more(seen: Watch) -> tuple[list[str], dict]:
+        writers = seen.writers.get(argument(seen, 2))
+        programs = range(-(-size // tile))
+        shares = [[] if writers is None else (writers == p).nonzero()[0].tolist() for p in programs]
+        reads = [sum(seen.reads[argument(seen, place)].values()) for place in (0, 1)]
+        return [], {
+            "elements that programs 0, 1, … write:": shares,
+            "stores of programs 0, 1, …:": [seen.stores[p] for p in programs],
+            "elements read of x and of y:": reads,
+        }
 
-    suspects = [
-        Suspect(2 * x, "x is added to itself", "which of the two loads reads y?"),
-        Suspect(x, "y is never added", "what is stored?"),
-    ]
-    if size > tile:
-        suspects.append(
-            Suspect(
-                only(place < size // tile * tile),
-                "the last tile is left out because it is not full",
-                "how many programs are there, and which elements of the last tile exist?",
-            )
-        )
-    if size > tile > 1:
-        suspects += [
-            Suspect(
-                only(place < -(-size // tile) - 1 + tile),
-                "the tiles overlap: tile p begins at p, not at p * TILE",
-                "what is the first element of program 2?",
-            ),
-            Suspect(
-                only(place < tile),
-                "every program does the first tile",
-                "what tells program 2 that it is not program 0?",
-            ),
-        ]
     what = f"{number(size, 'element')}, tiles of {tile}"
-    seen = same(lambda: mine.add(x.clone(), y.clone(), tile), right, what, *suspects)
-    writers = torch.from_numpy(seen.writers["out"])
-    if (writers != place // tile).any():
-        one = int((writers != place // tile).nonzero()[0])
-        raise Wrong(
-            f"{what}: element {one} is written by program {int(writers[one])}, expected program "
-            f"{one // tile}",
-            "one program does the work of all"
-            if len(writers.unique()) == 1
-            else "the programs share the elements out in another way than by tiles",
-            "program p does the TILE elements from p * TILE on, and no others",
-        )
-    if seen.stores > -(-size // tile):
-        raise Wrong(
-            f"{what}: {seen.stores} stores, expected one for each of "
-            f"{number(-(-size // tile), 'program')}",
-            "a tile is done one element after the other",
-            "`tl.arange` makes one line do the whole tile",
-        )
+    what += f", {str(dtype[0]).removeprefix('torch.')}" if dtype else ""
+    run(log, what, partial(mine.add, x, y, tile), (x, y), more)
 
 
-@check("08.1", "one full tile", look="`tl.load(x + element)`, and a store to `out + element`")
-def _(mine):
-    for tile in (4, 1, 16):
-        check_add(mine, tile, tile)
+scenario(
+    "08.1", until_wrong("08.1", sums),
+    line("one full tile", "`tl.load(x + element)`, and a store to `out + element`",
+         (4, 4), (1, 1), (16, 16)),
+    line("several full tiles", "which elements are program 2's?",
+         (5, 1), (8, 4), (12, 4), (128, 64)),
+    line("the example: 10 elements, three programs", "the mask of the last tile", (10, 4)),
+    line("any length, any tile", "the mask of the last tile",
+         (1, 4), (3, 2), (3, 4), (6, 4), (9, 4), (11, 8), (100, 16), (7, 64), (65, 64)),
+    line("any kind of number", "is the type of x kept from the load to the store?",
+         (5, 4, torch.int64), (5, 4, torch.int32), (5, 4, torch.float16), (5, 4, torch.float64)),
+)  # fmt: skip
+compiles("08.1", lambda mine: mine.add(torch.ones(10), torch.ones(10)))
 
 
-@check("08.1", "several full tiles", look="which elements are program 2's?")
-def _(mine):
-    for size, tile in ((12, 4), (8, 4), (5, 1), (128, 64)):
-        check_add(mine, size, tile)
-
-
-@check("08.1", "the example: 10 elements, three programs", look="the mask of the last tile")
-def _(mine):
-    check_add(mine, 10, 4)
-
-
-@check("08.1", "any length, any tile", look="the mask of the last tile")
-def _(mine):
-    for size, tile in ((1, 4), (3, 4), (9, 4), (11, 8), (100, 16), (7, 64), (65, 64), (3, 2)):
-        check_add(mine, size, tile)
-
-
-@check("08.1", COMPILES)
-def _(mine):
-    compiles(mine, lambda: mine.add(torch.ones(10), torch.ones(10)))
-
-
-# ── Attention, and what comes out of it with a mistake ────────────────────────
+# ── 08.2 A running softmax ────────────────────────────────────────────────────
 
 
 def draw(length: int, kv_heads: int, dim: int, heads: int, generator) -> tuple[torch.Tensor, ...]:
@@ -222,786 +232,261 @@ def draw(length: int, kv_heads: int, dim: int, heads: int, generator) -> tuple[t
     return q, *torch.randn(2, length, kv_heads, dim, generator=generator)
 
 
-@dataclass
-class Case:
-    """Sequences in one pool. Whatever is not theirs is filled with something loud."""
-
-    lens: list[int]
-    block_size: int = 4
-    heads: int = 4
-    kv_heads: int = 2
-    dim: int = 16
-    fill: float = 40.0  # how loud; NaN is the loudest. So loud, one slot of them decides alone
-    seed: int = 8
-    extra: Callable | None = None  # changes (q, k, v) of a sequence
-
-    def __post_init__(self):
-        generator = torch.Generator().manual_seed(self.seed)
-        widths = [-(-n // self.block_size) for n in self.lens]
-        pool = sum(widths) + 2
-        ids = random.Random(self.seed).sample(range(pool), sum(widths))
-        shape = (pool, self.block_size, 2, self.kv_heads, self.dim)
-        self.kv = self.fill * torch.randn(shape, generator=generator)
-        # Beyond a context a table names blocks that do not exist.
-        self.tables = torch.full((len(self.lens), max(widths) + 1), 10**9)
-        self.lens_tensor = torch.tensor(self.lens)
-        rows = []
-        for row, (length, width) in enumerate(zip(self.lens, widths, strict=True)):
-            q, k, v = draw(length, self.kv_heads, self.dim, self.heads, generator)
-            if self.extra is not None:
-                q, k, v = self.extra(q, k, v)
-            self.tables[row, :width] = torch.tensor(ids[:width])
-            slots = [ids[p // self.block_size] * self.block_size + p % self.block_size
-                     for p in range(length)]  # fmt: skip
-            self.kv.flatten(0, 1)[slots] = torch.stack([k, v], 1)
-            del ids[:width]
-            rows.append((q, naive_attention(q[None], k, v)[0]))
-        self.q, self.expected = (torch.stack(each) for each in zip(*rows, strict=True))
-
-    @property
-    def arguments(self) -> tuple[torch.Tensor, ...]:
-        return self.q, self.kv, self.tables, self.lens_tensor
-
-    @property
-    def what(self) -> str:
-        some = f"context lengths {self.lens}" if len(self.lens) > 1 else f"context {self.lens[0]}"
-        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
-        return f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
-
-    @cached_property
-    def emptied(self) -> torch.Tensor:
-        """The pool with zeros wherever no token is."""
-        empty = torch.zeros_like(self.kv)
-        for table, length in zip(self.tables.tolist(), self.lens, strict=True):
-            for start in range(0, length, self.block_size):
-                filled = min(self.block_size, length - start)
-                block = table[start // self.block_size]
-                empty[block, :filled] = self.kv[block, :filled]
-        return empty
-
-    def by_mistake(self, mistake: str) -> torch.Tensor | None:
-        """What comes out with one thing wrong; None if this case cannot tell."""
-        rows = []
-        kv = self.emptied if mistake == "score of 0" else self.kv
-        for row, length in enumerate(self.lens):
-            q, table = self.q[row], self.tables[row].tolist()
-            if mistake == "first table":
-                table = self.tables[0].tolist()
-            if mistake == "first length":
-                length = self.lens[0]
-            if mistake == "first KV head":
-                kv = self.kv[:, :, :, :1].expand_as(self.kv)
-            inner = {"score of 0": "unfilled slots", "first table": "", "first length": "",
-                     "first KV head": ""}.get(mistake, mistake)  # fmt: skip
-            count = -(-length // self.block_size)
-            try:
-                if mistake in OF_PLACES:
-                    rows.append(self._misplaced(row, mistake))
-                else:
-                    rows.append(attention_with_a_mistake(q, kv, table[:count], length, inner))
-            except (IndexError, RuntimeError):
-                return None
-        found = torch.stack(rows)
-        return found if found.isfinite().all() else None
-
-    @property
-    def group(self) -> int:
-        return self.heads // self.kv_heads
-
-    def slots(self, row: int) -> torch.Tensor:
-        """Where the tokens of a sequence lie: (L,)."""
-        position = torch.arange(self.lens[row])
-        return self.tables[row, position // self.block_size] * self.block_size + (
-            position % self.block_size
-        )
-
-    def _misplaced(self, row: int, mistake: str) -> torch.Tensor:
-        """The output of a sequence, plainly, with one address or mask wrong."""
-        slots, q = self.slots(row), self.q[row]
-        k, v = self.kv.flatten(0, 1)[slots].unbind(1)
-        k, v = (x.repeat_interleave(self.group, 1) for x in (k, v))  # (L, H, D)
-        if mistake == "block for slot":
-            position = torch.arange(self.lens[row])
-            slots = self.tables[row, position // self.block_size] + position % self.block_size
-            k, v = self.kv.flatten(0, 1)[slots].repeat_interleave(self.group, 2).unbind(1)
-        if mistake == "query head for KV head":
-            flat = self.kv.reshape(-1, self.dim)
-            place = slots[:, None] * (2 * self.kv_heads) + torch.arange(self.heads)
-            k, v = flat[place], flat[place + self.kv_heads]
-        if mistake in ("group for KV head", "no factor 2", "K before V"):
-            flat, kv_head = self.kv.reshape(-1, self.dim), torch.arange(self.heads) // self.group
-            block, offset = slots // self.block_size, slots % self.block_size
-            place, behind = slots[:, None] * (2 * self.kv_heads), self.kv_heads
-            if mistake == "group for KV head":
-                kv_head = kv_head * self.group
-            if mistake == "no factor 2":
-                place = slots[:, None] * self.kv_heads
-            if mistake == "K before V":
-                place = (block * 2 * self.block_size + offset)[:, None] * self.kv_heads
-                behind *= self.block_size
-            k, v = flat[place + kv_head], flat[place + kv_head + behind]
-        if mistake == "V beside K":
-            flat, kv_head = self.kv.reshape(-1, self.dim), torch.arange(self.heads) // self.group
-            v = flat[slots[:, None] * (2 * self.kv_heads) + kv_head + 1]
-        scores = torch.einsum("hd,lhd->hl", q, k) * self.dim**-0.5
-        if mistake == "physical mask":
-            scores = scores.masked_fill(slots >= self.lens[row], -torch.inf)
-        if mistake == "not transposed":
-            padded = torch.zeros(-(-len(k) // self.dim) * self.dim, self.heads, self.dim)
-            padded[: len(k)] = k
-            tiles = padded.view(-1, self.dim, self.heads, self.dim)
-            scores = torch.einsum("hd,bdhl->hbl", q, tiles).flatten(1)[:, : len(k)]
-            scores = scores * self.dim**-0.5
-        if mistake == "base 2":
-            scores = scores * math.log(2)
-        if mistake in ("factor in base 2", "weights in base 2"):
-            return self._mixed(scores, v, mistake)
-        return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
-
-    def _mixed(self, scores: torch.Tensor, v: torch.Tensor, mistake: str) -> torch.Tensor:
-        """A running softmax in two bases at once: scores (H, L), v (L, H, D)."""
-        factor, weight = (torch.exp2, torch.exp)[:: 1 if mistake.startswith("factor") else -1]
-        top, total, acc = torch.full((self.heads,), -torch.inf), 0.0, 0.0
-        parts = scores.split(self.block_size, 1), v.split(self.block_size)
-        for some, values in zip(*parts, strict=True):
-            new_top = torch.maximum(top, some.amax(1))
-            shrink, weights = factor(top - new_top), weight(some - new_top[:, None])
-            total = total * shrink + weights.sum(1)
-            acc = acc * shrink[:, None] + torch.einsum("hl,lhd->hd", weights, values)
-            top = new_top
-        return acc / total[:, None]
-
-    def suspects(self, *names: str) -> list[Suspect]:
-        return [Suspect(partial(self.by_mistake, name), *MISTAKES[name]) for name in names]
+def lifted(scores: str, tile: int, q, k, v) -> tuple[torch.Tensor, ...]:
+    """The same with scores of about that: the keys point along the queries, which all do alike."""
+    if not scores:
+        return q, k, v
+    unit = q[:1] / q[:1].norm()
+    signs = torch.ones(len(q))
+    if scores == HEADS_DIFFER:
+        signs[1::2] = -1
+    size = torch.full((len(k),), -300.0 if scores.startswith("-") else 300.0)
+    if "after" in scores:
+        size[tile:] = -300.0
+    if "rising" in scores:
+        size = torch.arange(len(k)) * 20.0 - 300
+    return signs[:, None] * unit * q.shape[1] ** 0.5, k + size[:, None, None] * unit, v
 
 
-SUMS = "which sums were made relative to the old maximum? All of them need the factor"
-MISTAKES = {  # (cause, where to look)
-    "output not rescaled": ("`acc` is not rescaled when the maximum moves", SUMS),
-    "sum not rescaled": ("`total` is not rescaled when the maximum moves", SUMS),
-    "nothing rescaled": ("nothing is rescaled when the maximum moves: there are two scales", SUMS),
-    "wrong sign": (
-        "the factor is upside down: e^(new - old) where e^(old - new) is meant",
-        "the factor when the maximum rises: is it below 1?",
-    ),
-    "swapped": ("keys and values have changed places", "which of the two gives the scores?"),
-    "last token": ("the last token is not seen", "for which keys is the mask true?"),
-    "no partial block": (
-        "only full tiles are read, so the newest tokens are missing",
-        "how often does the loop run? 7 tokens in tiles of 4 are two tiles",
-    ),
-    "no scale": (
-        "the scores are not multiplied by `scale`",
-        "the formula of attention: softmax(q k / sqrt(D)) v",
-    ),
-    "score of 0": (
-        "what is masked out is read as 0, so it has a score of 0, and a weight of e^(0 - top)",
-        "which score gives a weight of 0? `tl.where` puts it there",
-    ),
-    "not divided": (
-        "the weighted sum of V is never divided by the sum of the weights",
-        "what is stored: do the weights add up to 1?",
-    ),
-    "mean of blocks": (
-        "every tile gets a softmax of its own, and the tiles are averaged",
-        "a tile with larger scores has to count for more than another",
-    ),
-    "last block only": (
-        "each tile overwrites what the tiles before it gave: only the last one counts; or `top` is "
-        "never updated",
-        "what has to be carried from one tile to the next?",
-    ),
-    "no table": (
-        "logical block i is read from physical block i: the block table is never used",
-        "what is loaded before the keys?",
-    ),
-    "unfilled slots": (
-        "the last block is read to its end, also where no token was written",
-        "which slots of the last block hold a token?",
-    ),
-    "interleaved groups": (
-        "query heads take turns over the KV heads; those of a group should lie side by side",
-        "with 4 query heads and 2 KV heads, heads 0 and 1 share KV head 0",
-    ),
-    "first table": (
-        "all sequences read the first one's blocks",
-        "where does the row of `sequence` begin in a table of rows of `width`?",
-    ),
-    "first length": (
-        "all sequences see as far as the first",
-        "which element of `context_lens` is this program's?",
-    ),
-    "first KV head": (
-        "all query heads read KV head 0",
-        "how far is it from one KV head of a token to the next?",
-    ),
-    "query head for KV head": (
-        "a query head's number is taken for a KV head's, and there are fewer of those",
-        "with 4 query heads and 2 KV heads, which KV head does query head 3 read?",
-    ),
-    "V beside K": (
-        "V is sought right behind its K, and that is the K of the next KV head",
-        "(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between a K and its V?",
-    ),
-    "block for slot": (
-        "a block's number is taken for a slot's: block b begins at slot b * BLOCK_SIZE",
-        "how many slots lie before block 7?",
-    ),
-    "no factor 2": (
-        "a slot has K and V of every KV head, so 2 * KV_HEADS rows: the 2 is missing",
-        "(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between two slots?",
-    ),
-    "K before V": (
-        "V is sought behind all K of a block, but each slot has its K and its V side by side",
-        "(num_blocks, BLOCK_SIZE, 2, …): what comes first, the slot or K and V?",
-    ),
-    "group for KV head": (
-        "in `kv` a KV head is one row: only in q and out are there GROUP rows for each",
-        "how far is it from one KV head of a token to the next?",
-    ),
-    "base 2": (
-        "counts in powers of two, but the scores were not multiplied by log2(e)",
-        "2^(x log2(e)) is e^x",
-    ),
-    "factor in base 2": (
-        "the factor is a power of two, and the weights are powers of e",
-        "`exp` and `exp2`: one of them, everywhere",
-    ),
-    "weights in base 2": (
-        "the weights are powers of two, and the factor is one of e",
-        "`exp` and `exp2`: one of them, everywhere",
-    ),
-    "not transposed": (
-        "the keys have to be transposed: a score sums over head_dim, not over tokens",
-        "the shapes: (ROWS, D) times (D, BLOCK_SIZE)",
-    ),
-    "physical mask": (
-        "the mask compares places in the pool with the context's length",
-        "position i * BLOCK_SIZE + offset is visible, wherever its block lies",
-    ),
-}
-OF_SOFTMAX = (
-    "output not rescaled", "sum not rescaled", "nothing rescaled", "wrong sign", "swapped",
-    "last token", "no partial block", "no scale", "score of 0", "not divided", "mean of blocks",
-    "last block only", "base 2", "factor in base 2", "weights in base 2",
+HEADS_DIFFER = "300, and for head 1 of -300"
+LOUD = ("300", "-300", "300, after the first tile -300", "-300, rising")
+
+# A case is (context, head dim, TILE, how large the scores are: drawn at random if "").
+
+
+def attends(mine, program, log: Log) -> None:
+    length, dim, tile, scores = program
+    q, k, v = draw(length, 1, dim, 1, torch.Generator().manual_seed(length))
+    q, k, v = (value[..., 0, :].clone() for value in lifted(scores, tile, q, k, v))
+    q = q.view(dim)
+
+    def more(seen: Watch) -> tuple[list[str], dict]:
+        names = argument(seen, 1), argument(seen, 2)
+        most = max(seen.largest[name] for name in names) // dim
+        reads = [tokens(sum(seen.reads[name].values()), dim) for name in names]
+        return [], {
+            "keys and values that are read:": reads,
+            "keys in hand at a time:": at_most(tile, most),
+        }
+
+    what = f"{number(length, 'token')}, tiles of {tile}, head_dim {dim}" + of_about(scores)
+    run(log, what, partial(mine.attend, q, k, v, tile), (q, k, v), more)
+
+
+def tokens(numbers: int, each: int) -> int | float:
+    return numbers // each if numbers % each == 0 else numbers / each
+
+
+def of_about(scores: str) -> str:
+    return f", scores of about {scores}" if scores else ""
+
+
+scenario(
+    "08.2", until_wrong("08.2", attends),
+    line("one full tile", "scores, weights, the weighted sum of values, the division",
+         (4, 16, 4, ""), (1, 16, 1, ""), (16, 4, 16, "")),
+    line("several full tiles", "what is carried from tile to tile",
+         (8, 16, 4, ""), (3, 16, 1, ""), (32, 4, 16, "")),
+    line("a last tile that is not full", "which keys of the last tile exist?",
+         (10, 2, 4, ""), (7, 16, 4, ""), (3, 16, 4, ""), (1, 16, 4, ""), (9, 32, 8, "")),
+    line("scores far above and far below 0", "what is subtracted from a score",
+         *((11, 16, 4, scores) for scores in LOUD)),
+    line("any sizes", "which keys of the last tile exist?",
+         (7, 32, 64, ""), (70, 64, 16, ""), (23, 2, 8, ""), (9, 16, 2, "")),
 )  # fmt: skip
-OF_TABLES = (
-    "block for slot", "no table", "unfilled slots", "interleaved groups", "first table",
-    "first length", "first KV head", "query head for KV head", "physical mask", "V beside K",
-    "no factor 2", "K before V", "group for KV head",
-)  # fmt: skip
-OF_PLACES = (
-    "query head for KV head", "physical mask", "block for slot", "V beside K", "not transposed",
-    "no factor 2", "K before V", "group for KV head", "base 2", "factor in base 2",
-    "weights in base 2",
-)  # fmt: skip
-NAN = (
-    "inf * 0 or -inf - -inf: is the factor e^(old - new)? Does a tile count in which nothing is "
-    "seen?",
-    "the factor at the first tile, when the largest score so far is -inf",
-)
-LOUD_SCORES = {
-    "300": "exp of a large number overflows: it is taken before the largest score is subtracted, "
-    "or the factor is e^(new - old)",
-    "-300": "the largest score is taken to be 0 at least, so that every weight is 0, and 0 / 0",
-    "300, after the first tile -300": "the maximum is that of the new tile alone, so that "
-    "e^(old - new) overflows",
-}
-
-
-def louder(name: str, tile: int) -> Callable:
-    """Lifts the scores of all heads to about that. The keys point along their queries."""
-
-    def lift(q, k, v):
-        q = q / q.norm(dim=-1, keepdim=True)
-        q = q[:1].expand_as(q) * q.shape[1] ** 0.5
-        size = torch.full((len(k),), -300.0 if name.startswith("-") else 300.0)
-        if "after" in name:
-            size[tile:] = -300.0
-        return q, k + size[:, None, None] * q[:1] / q.shape[1] ** 0.5, v
-
-    return lift
-
-
-# ── 08.2 A running softmax ────────────────────────────────────────────────────
-
-
-def check_attend(mine, length: int, dim: int, tile: int, extra=None, nan=NAN, name="") -> Watch:
-    """One query over contiguous K and V: a pool of a single sequence, with tiles for blocks."""
-    case = Case([length], tile, 1, 1, dim, fill=0.0, seed=length, extra=extra)
-    count = -(-length // tile)
-    k, v = case.kv[case.tables[0, :count], :, :, 0].flatten(0, 1)[:length].unbind(1)  # (L, D)
-    call = partial(mine.attend, case.q[0, 0].clone(), k.contiguous(), v.contiguous(), tile)
-    suspects = case.suspects(*OF_SOFTMAX)
-    suspects = [Suspect(partial(_first, s.value), s.cause, s.look) for s in suspects]
-    suspects.append(
-        Suspect(
-            partial(_tile_for_dim, case.q[0, 0], k, v, tile),
-            "key j is sought at j * TILE, and begins at j * HEAD_DIM",
-            "k is (context, HEAD_DIM): how many numbers lie between two keys?",
-        )
-    )
-    what = f"{number(length, 'token')}, tiles of {tile}, head_dim {dim}{name}"
-    return same(call, case.expected[0, 0], what, *suspects, nan=nan)
-
-
-def _first(value: Callable) -> torch.Tensor | None:
-    found = value()
-    return None if found is None else found[0, 0]
-
-
-def _tile_for_dim(q, k, v, tile: int) -> torch.Tensor | None:
-    place = torch.arange(len(k))[:, None] * tile + torch.arange(len(q))
-    if place.max() >= k.numel():
-        return None
-    k, v = k.flatten()[place], v.flatten()[place]
-    return (k @ q * len(q) ** -0.5).softmax(0) @ v
-
-
-@check("08.2", "one full tile", look="scores, weights, the weighted sum of values, the division")
-def _(mine):
-    for length, dim in ((4, 8), (1, 8), (16, 4)):
-        check_attend(mine, length, dim, length)
-
-
-@check("08.2", "several full tiles", look="what is carried from tile to tile")
-def _(mine):
-    for length, dim, tile in ((8, 8, 4), (12, 8, 4), (32, 4, 16), (5, 8, 1)):
-        check_attend(mine, length, dim, tile)
-
-
-@check("08.2", "a last tile that is not full", look="which keys of the last tile exist?")
-def _(mine):
-    for length, dim, tile in ((10, 8, 4), (3, 8, 4), (1, 8, 4), (9, 16, 8), (17, 8, 16)):
-        check_attend(mine, length, dim, tile)
-
-
-@check("08.2", "scores far above and far below 0", look="what is subtracted from a score")
-def _(mine):
-    for name, cause in LOUD_SCORES.items():
-        nan = cause, "what is subtracted from a score, and the largest argument that `exp` gets"
-        check_attend(mine, 11, 8, 4, louder(name, 4), nan, f", scores of about {name}")
-
-
-@check("08.2", "any sizes", look="which keys of the last tile exist?")
-def _(mine):
-    for length, dim, tile in ((40, 64, 16), (7, 32, 64), (23, 2, 8), (13, 16, 2)):
-        check_attend(mine, length, dim, tile)
-
-
-@check("08.2", "every key and value is read once", look="how often does a line load K or V?")
-def _(mine):
-    seen = check_attend(mine, 11, 8, 4)
-    for name in ("k", "v"):
-        if seen.reads[name] > 88:
-            raise Wrong(
-                f"11 tokens of 8 numbers: {seen.reads[name]} numbers are read from `{name}`, "
-                "expected 88",
-                "K or V is read more than once: with a running softmax one pass is enough",
-            )
-
-
-@check("08.2", COMPILES)
-def _(mine):
-    compiles(mine, lambda: mine.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)))
+compiles("08.2", lambda mine: mine.attend(torch.ones(8), torch.ones(11, 8), torch.ones(11, 8)))
 
 
 # ── 08.3 Through the block table ──────────────────────────────────────────────
 
-
-def check_decode(function: Callable, case: Case, name: str = "", nan=NAN) -> Watch:
-    suspects = case.suspects(*OF_TABLES, *OF_SOFTMAX)
-    if case.block_size == case.dim:
-        suspects += case.suspects("not transposed")
-    arguments = [argument.clone() for argument in case.arguments]
-    what, call = case.what + name, partial(function, *arguments)
-    return same(call, case.expected, what, *suspects, nan=nan, case=case)
+QUIET, LOUDER = 2.0, 1000.0  # what lies in slots without a token
 
 
-QUIET = 2.0  # so that two mistakes never give the same
-READS_GARBAGE = (
-    "slots that hold no token are read: their weight is 0, but 0 * NaN is NaN",
-    "the masks of the loads, and what stands in for what is not read",
-)
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Sequences in one pool, their blocks anywhere. What is not theirs holds other numbers."""
+
+    lens: tuple[int, ...]
+    block_size: int = 4
+    heads: int = 1
+    kv_heads: int = 1
+    dim: int = 16
+    fill: float = QUIET
+    scores: str = ""
+    splits: int = 0
+
+    @cached_property
+    def arguments(self) -> tuple[torch.Tensor, ...]:
+        """q, kv, block tables, context lengths."""
+        seed = sum(self.lens)
+        generator = torch.Generator().manual_seed(seed)
+        widths = [self.blocks(length) for length in self.lens]
+        pool = sum(widths) + 2
+        ids = random.Random(seed).sample(range(pool), sum(widths))
+        shape = (pool, self.block_size, 2, self.kv_heads, self.dim)
+        kv = self.fill * torch.randn(shape, generator=generator)
+        # Beyond a context a table names blocks that do not exist.
+        tables = torch.full((len(self.lens), max(widths) + 1), 10**9)
+        queries = []
+        for row, (length, width) in enumerate(zip(self.lens, widths, strict=True)):
+            drawn = draw(length, self.kv_heads, self.dim, self.heads, generator)
+            q, k, v = lifted(self.scores, self.block_size, *drawn)
+            tables[row, :width] = torch.tensor(ids[:width])
+            slots = [ids[p // self.block_size] * self.block_size + p % self.block_size
+                     for p in range(length)]  # fmt: skip
+            kv.flatten(0, 1)[slots] = torch.stack([k, v], 1)
+            del ids[:width]
+            queries.append(q)
+        return torch.stack(queries), kv, tables, torch.tensor(self.lens)
+
+    def blocks(self, length: int) -> int:
+        return -(-length // self.block_size)
+
+    @property
+    def what(self) -> str:
+        lens = list(self.lens)
+        some = f"context lengths {lens}" if len(lens) > 1 else f"context {lens[0]}"
+        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
+        what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
+        what += f", {number(self.splits, 'split')}" if self.splits else ""
+        what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
+        return what + of_about(self.scores)
 
 
-@check("08.3", "one sequence, one full block", look="the addresses: which block, which head")
-def _(mine):
-    check_decode(mine.decode, Case([4], heads=1, kv_heads=1))
+def decodes(function: str, mine, case: Case, log: Log) -> None:
+    """A case is a Case. Those of a sequence and head, or group of heads, are `splits`."""
+    arguments = [value.clone() for value in case.arguments]
+    options = {"splits": case.splits} if case.splits else {}
+    splits, width = case.splits or 1, arguments[2].shape[1]
+
+    def more(seen: Watch) -> tuple[list[str], dict]:
+        kv, tables = argument(seen, 1), argument(seen, 2)
+        by_program = seen.looked_up[tables]
+        entries = sorted(set().union(*by_program.values()))
+        beyond = [
+            f"entry {i} of block table {row} is read, and {number(case.lens[row], 'token')} have "
+            f"{number(case.blocks(case.lens[row]), 'block')}"
+            for row, i in (divmod(entry, width) for entry in entries)
+            if i >= case.blocks(case.lens[row])
+        ]
+        num_programs = len(case.lens) * seen.launches[0].grid[1]
+        reads = [0] * num_programs
+        for program, count in seen.reads[kv].items():
+            reads[program // splits] += count
+        who = "each program reads" if splits == 1 else "all splits of a KV head read"
+        sights = {
+            "entries of the block tables that are read beyond a context:": len(beyond),
+            f"tokens that {who}:": [tokens(count, 2 * case.dim) for count in reads],
+            "tokens in hand at a time:": at_most(
+                max(32, case.block_size), seen.largest[kv] // case.dim
+            ),
+        }
+        if splits > 1:
+            share = -(-case.blocks(max(case.lens)) // splits)
+            most = max(map(len, by_program.values()), default=0)
+            sights["blocks that one split reads:"] = at_most(share, most)
+        return beyond, sights
+
+    call = partial(getattr(mine, function), *arguments, **options)
+    run(log, case.what, call, arguments, more)
 
 
-@check("08.3", "one sequence, several blocks", look="what is loaded before the keys?")
-def _(mine):
-    for length, block_size in ((12, 4), (11, 4), (5, 1), (19, 16)):
-        check_decode(mine.decode, Case([length], block_size, 1, 1, fill=QUIET))
-
-
-@check("08.3", "several heads", look="which KV head does query head 1 read?")
-def _(mine):
-    for heads, kv_heads in ((2, 2), (4, 2), (6, 3), (4, 1)):
-        check_decode(mine.decode, Case([7], heads=heads, kv_heads=kv_heads))
-
-
-@check("08.3", "several sequences", look="the row of q, of the table, of the lengths")
-def _(mine):
-    check_decode(mine.decode, Case([7, 6, 5]))
-    check_decode(mine.decode, Case([11, 4, 6]))
-    check_decode(mine.decode, Case([1, 9], 4, 2, 1))
-
-
-@check("08.3", "whatever lies in slots without a token", look="the masks of the loads")
-def _(mine):
-    for fill in (1000.0, torch.nan):
-        check_decode(mine.decode, Case([6, 5], fill=fill), f", other slots {fill:g}", READS_GARBAGE)
-
-
-@check("08.3", "scores far above and far below 0", look="what is subtracted from a score")
-def _(mine):
-    check_loud(mine.decode, 4)
-
-
-def check_loud(function: Callable, block_size: int, **sizes) -> None:
-    length = 2 * block_size + 3
-    for name, cause in LOUD_SCORES.items():
-        case = Case([length], block_size, 2, 1, extra=louder(name, block_size))
-        nan = cause, "what is subtracted from a score, and the largest argument that `exp` gets"
-        check_decode(partial(function, **sizes), case, f", scores of about {name}", nan)
-
-
-@check("08.3", COMPILES)
-def _(mine):
-    compiles(mine, lambda: mine.decode(*Case([5, 2]).arguments))
+scenario(
+    "08.3", until_wrong("08.3", partial(decodes, "decode")),
+    line("one sequence, one full block", "the addresses: which block, which head", Case((4,))),
+    line("one sequence, several blocks", "what is loaded before the keys?",
+         Case((7,)), Case((3,), 1), Case((37,), 16, dim=8)),
+    line("several heads", "which KV head does query head 1 read?",
+         Case((3,), 4, 4, 2), Case((1,), 2, 3, 3)),
+    line("several sequences", "the row of q, of the table, of the lengths",
+         Case((6, 3)), Case((1, 9), 4, 2, 1, 8)),
+    line("whatever lies in slots without a token", "the masks of the loads",
+         Case((6,), fill=LOUDER), Case((3,), fill=torch.nan)),
+    line("scores far above and far below 0", "what is subtracted from a score",
+         *(Case((7,), scores=scores) for scores in LOUD[:3])),
+)  # fmt: skip
+compiles("08.3", lambda mine: mine.decode(*Case((5, 2), 4, 4, 2).arguments))
 
 
 # ── 08.4 A group in one product ───────────────────────────────────────────────
 
-
-@check("08.4", "one query head a KV head", look="the shapes: (ROWS, …) for what each row has")
-def _(mine):
-    check_decode(mine.decode_packed, Case([32], 32, 1, 1, fill=QUIET))
-    check_decode(mine.decode_packed, Case([16], 16, 1, 1, fill=QUIET))
-    check_decode(mine.decode_packed, Case([37], 16, 2, 2, 32, fill=QUIET))
-
-
-@check("08.4", "groups of 2, 3 and 4", look="which rows are query heads, and which of them?")
-def _(mine):
-    for heads, kv_heads in ((2, 1), (4, 2), (6, 2), (8, 2)):
-        check_decode(mine.decode_packed, Case([37], 16, heads, kv_heads))
-
-
-@check("08.4", "a group of 20", look="ROWS is given: at least 16, and a power of two")
-def _(mine):
-    check_decode(mine.decode_packed, Case([20], 16, 20, 1))
-
-
-@check("08.4", "several sequences", look="the row of q, of the table, of the lengths")
-def _(mine):
-    check_decode(mine.decode_packed, Case([40, 7, 16], 16, dim=32))
-    check_decode(mine.decode_packed, Case([1, 33], 32, 4, 1))
-
-
-@check("08.4", "whatever lies in slots without a token", look="the masks of the loads")
-def _(mine):
-    for fill in (1000.0, torch.nan):
-        case = Case([21, 19], 16, fill=fill)
-        check_decode(mine.decode_packed, case, f", other slots {fill:g}", READS_GARBAGE)
-
-
-def one_head_loud(q, k, v):
-    """Scores of about 300 for the first head, and -300 for the second, of the same keys."""
-    unit = q[:1] / q[:1].norm()
-    q = torch.cat([unit, -unit]) * q.shape[1] ** 0.5
-    return q, k + 300.0 * unit, v
-
-
-@check("08.4", "scores far above and far below 0", look="what is subtracted from a score")
-def _(mine):
-    nan = (
-        "one maximum serves all rows, or it is 0 at least: where scores are far below it every "
-        "weight is 0, and 0 / 0",
-        "the axis of `tl.max`, and what `top` begins with",
-    )
-    case = Case([21], 16, 2, 1, extra=one_head_loud)
-    check_decode(mine.decode_packed, case, ", scores of about 300, and for head 1 of -300", nan)
-    check_loud(mine.decode_packed, 16)
-
-
-def check_read_once(seen: Watch, num_tokens: int, cause: str) -> None:
-    """Raise Wrong if more was read of `kv` than K and V of so many tokens, two KV heads of 16."""
-    once = num_tokens * 2 * 2 * 16
-    if seen.reads["kv"] > once:
-        raise Wrong(
-            f"{num_tokens} tokens, 2 KV heads, K and V of 16 numbers: {seen.reads['kv']:,} numbers "
-            f"are read from `kv`, expected {once:,}",
-            cause,
-        )
-
-
-@check("08.4", "K and V are read once for the whole group", look="what the loop loads, how often")
-def _(mine):
-    seen = check_decode(mine.decode_packed, Case([37], 16, 8, 2))
-    again = "K and V are read again for each query head of a group, or beyond the context"
-    check_read_once(seen, 37, again)
-
-
-@check("08.4", COMPILES)
-def _(mine):
-    check_products(compiles(mine, lambda: mine.decode_packed(*Case([5, 20], 16).arguments)))
-
-
-def check_products(results: list[dict]) -> None:
-    for result in results:
-        if result["kernel"] == "join_kernel":
-            continue
-        if result["dots"] < 2:
-            raise Wrong(
-                f"{result['kernel']} has {result['dots']} `tl.dot`, expected 2",
-                "a product is a sum, over a tile of three dimensions or for a head at a time: "
-                "right, but no work for tensor cores",
-                "scores = queries times keys, transposed; acc += weights times values",
-            )
-        if result["tf32"]:
-            raise Wrong(
-                f"{result['kernel']}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
-                "by default `tl.dot` keeps 10 of the 23 bits behind the point; the interpreter "
-                "does not show it",
-                'input_precision="ieee", in both products; "tf32x3" rounds, too',
-            )
+scenario(
+    "08.4", until_wrong("08.4", partial(decodes, "decode_packed")),
+    line("one query head a KV head", "the shapes: (ROWS, …) for what each row has",
+         Case((16,), 16), Case((32,), 32), Case((19,), 16, 2, 2, 32)),
+    line("groups of 2, 3 and 4", "which rows are query heads, and which of them?",
+         Case((19,), 16, 2), Case((5,), 16, 6, 2), Case((37,), 16, 4)),
+    line("a group of 20", "ROWS is given: at least 16, and a power of two", Case((20,), 16, 20)),
+    line("several sequences", "the row of q, of the table, of the lengths",
+         Case((17, 3), 16, 2), Case((1, 33), 32, 4, 2)),
+    line("whatever lies in slots without a token", "the masks of the loads",
+         Case((21,), 16, 2, fill=LOUDER), Case((1,), 16, 2, fill=torch.nan)),
+    line("scores far above and far below 0", "what is subtracted from a score",
+         *(Case((21,), 16, 2, scores=scores) for scores in (HEADS_DIFFER, *LOUD[:3]))),
+)  # fmt: skip
+compiles("08.4", lambda mine: mine.decode_packed(*Case((5, 20), 16, 4, 2).arguments), 2)
 
 
 # ── 08.5 Split and join ───────────────────────────────────────────────────────
 
-EMPTY = (
-    "an empty split: 0 / 0 is NaN, and stays NaN times a weight of 0; or -inf - -inf",
-    "`top`, `total` and `acc` after a loop that never ran, and what is made of them",
-)
+
+def split(splits: int, *lens: int, **options) -> Case:
+    return Case(lens, 16, **options, splits=splits)
 
 
-def lost(case: Case, splits: int, which: str) -> torch.Tensor | None:
-    """What comes out if splits are joined in another way, or do not cover the context."""
-    rows = []
-    for row, length in enumerate(case.lens):
-        count = -(-length // case.block_size)
-        share = -(-count // splits)
-        if which == "rounded down":
-            share = count // splits
-        parts = []
-        for split in range(splits):
-            begin = split * share
-            end = min(begin + share + (which == "overlap"), count)
-            tokens = range(begin * case.block_size, min(end * case.block_size, length))
-            if len(tokens):
-                parts.append(_part(case, row, tokens))
-        if not parts:
-            return None
-        outs, lses, tops = (torch.stack(each) for each in zip(*parts, strict=True))
-        if which == "mean":
-            rows.append(outs.mean(0))
-        elif which == "by the largest score":
-            rows.append((outs * tops.softmax(0)[..., None]).sum(0))
-        elif which == "join in base e":
-            rows.append((outs * (lses / math.log(2)).softmax(0)[..., None]).sum(0))
-        elif which == "join in base 2":
-            rows.append((outs * (lses * math.log(2)).softmax(0)[..., None]).sum(0))
-        elif which == "by the sums":
-            rows.append((outs * (lses - tops).softmax(0)[..., None]).sum(0))
-        elif which == "first split":
-            rows.append(outs[0])
-        elif which == "not divided":
-            weights = torch.exp(lses - lses.max(0).values)[..., None]
-            rows.append((outs * weights).sum(0))
-        else:
-            rows.append((outs * lses.softmax(0)[..., None]).sum(0))
-    return torch.stack(rows)
-
-
-def _part(case: Case, row: int, tokens: range) -> tuple[torch.Tensor, ...]:
-    """(output (H, D), lse (H,), largest score (H,)) over some tokens of a sequence."""
-    slots = [
-        int(case.tables[row, p // case.block_size]) * case.block_size + p % case.block_size
-        for p in tokens
-    ]
-    k, v = case.kv.flatten(0, 1)[slots].unbind(1)
-    k, v = (x.repeat_interleave(case.group, 1) for x in (k, v))
-    scores = torch.einsum("hd,lhd->hl", case.q[row], k) * case.dim**-0.5
-    out = torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
-    return out, scores.logsumexp(-1), scores.amax(-1)
-
-
-JOINED = {  # in this order: 3 blocks in 2 splits do not tell the first from "first split"
-    "rounded down": (
-        "the share of a split is rounded down, so the last blocks belong to none",
-        "5 blocks in 4 splits: how many has each?",
-    ),
-    "mean": (
-        "the splits are averaged, as if all had the same weight",
-        "a split's share of the sum of exp(score)",
-    ),
-    "by the largest score": (
-        "a split counts by its largest score alone: how many tokens it has makes no difference",
-        "lse is top + log(total)",
-    ),
-    "by the sums": (
-        "a split counts by its `total`, which is relative to its own maximum: log(total), without "
-        "top",
-        "lse is top + log(total)",
-    ),
-    "join in base e": (
-        "split and join use different bases: powers of two there, of e here",
-        "log2(total) goes with exp2, log(total) with exp",
-    ),
-    "join in base 2": (
-        "split and join use different bases: powers of e there, of two here",
-        "log2(total) goes with exp2, log(total) with exp",
-    ),
-    "first split": ("only the first split counts", "how many numbers of lse are loaded?"),
-    "not divided": (
-        "the joined output is not divided by the sum of the weights",
-        "what do the weights of the splits add up to?",
-    ),
-    "overlap": (
-        "each split also reads the first block of the next",
-        "where does split 0 end, and where does split 1 begin?",
-    ),
-}
-
-
-def check_split(mine, case: Case, splits: int, name: str = "", nan=EMPTY) -> Watch:
-    suspects = [Suspect(partial(lost, case, splits, which), *why) for which, why in JOINED.items()]
-    suspects += case.suspects(*OF_TABLES, *OF_SOFTMAX)
-    what = f"{case.what}, {number(splits, 'split')}{name}"
-    arguments = [argument.clone() for argument in case.arguments]
-    call = partial(mine.decode_split, *arguments, splits=splits)
-    return same(call, case.expected, what, *suspects, nan=nan, case=case)
-
-
-@check("08.5", "one split: nothing to join", look="what is stored for a split, and where")
-def _(mine):
-    check_split(mine, Case([37], 16, fill=QUIET), 1, nan=NAN)
-
-
-@check("08.5", "two and four splits, as many blocks for each", look="which blocks are split 1's?")
-def _(mine):
-    check_split(mine, Case([64], 16, 2, 1), 2)
-    check_split(mine, Case([64], 16, 2, 1), 4)
-
-
-@check("08.5", "splits of different lengths", look="how many blocks has each split?")
-def _(mine):
-    check_split(mine, Case([43], 16, 2, 1), 2)
-    check_split(mine, Case([105], 16, 2, 1), 4)
-
-
-@check("08.5", "an empty split", look="what an empty split stores")
-def _(mine):
-    check_split(mine, Case([69], 16, 2, 1), 4)  # 2, 2, 1 and no block
-    check_split(mine, Case([5], 16, 2, 1), 8)
-    check_split(mine, Case([64], 16, 2, 1), 8)  # split 4 begins where the context ends
-
-
-@check("08.5", "sequences of very different lengths", look="each has splits of its own size")
-def _(mine):
-    check_split(mine, Case([70, 3, 33], 16), 4)
-
-
-@check("08.5", "scores far above and far below 0", look="what is subtracted before `exp`")
-def _(mine):
-    for name, cause in LOUD_SCORES.items():
-        case = Case([40], 16, 2, 1, extra=louder(name, 16))
-        nan = (
-            f"{cause}. Or the same in the join: what is subtracted from lse there?",
-            "the largest argument that `exp` gets",
-        )
-        check_split(mine, case, 2, f", scores of about {name}", nan)
-
-
-@check("08.5", "each token is read once, by one split", look="where a split begins and ends")
-def _(mine):
-    seen = check_split(mine, Case([69], 16, 4, 2), 4, nan=EMPTY)
-    check_read_once(seen, 69, "splits overlap, or a split reads what it does not count")
-
-
-@check("08.5", COMPILES)
-def _(mine):
-    check_products(compiles(mine, lambda: mine.decode_split(*Case([5, 20], 16).arguments)))
+scenario(
+    "08.5", until_wrong("08.5", partial(decodes, "decode_split")),
+    line("one split: nothing to join", "what is stored for a split, and where",
+         split(1, 19, heads=2)),
+    line("two and four splits, as many blocks for each", "which blocks are split 1's?",
+         split(2, 32), split(4, 64)),
+    line("splits of different lengths", "how many blocks has each split?",
+         split(2, 35), split(2, 75)),
+    line("an empty split", "what an empty split stores", split(2, 5), split(4, 32), split(4, 69)),
+    line("several heads and sequences of very different lengths",
+         "each has splits of its own size, and places of its own in `partial` and `lse`",
+         split(2, 19, heads=2, kv_heads=2), split(2, 40, 3, heads=2)),
+    line("scores far above and far below 0", "what is subtracted before `exp`",
+         split(2, 5, scores="-300"), *(split(2, 35, scores=scores) for scores in LOUD[:3])),
+)  # fmt: skip
+compiles("08.5", lambda mine: mine.decode_split(*Case((5, 20), 16, 4, 2).arguments), 2)
 
 
 # ── 08.6 Right on this machine ────────────────────────────────────────────────
 
+# A case is (context lengths, block size, what is looked at).
 
-def check_gather(mine, lens: list[int], block_size: int, backwards: bool = False) -> Watch:
-    case = Case(lens, block_size, 1, 2, 8, seed=sum(lens))
-    tables = case.tables.masked_fill(case.tables == 10**9, 0)[:, :-1]
-    expected = torch.cat([
-        case.kv[table[: -(-length // block_size)]].flatten(0, 1)[:length]
-        for table, length in zip(case.tables, lens, strict=True)
-    ])  # fmt: skip
-    first, starts = [], [0]
-    for length in lens:
-        first.append(torch.arange(length) < length // block_size * block_size)
-        starts.append(starts[-1] + length)
-    whole = torch.cat(first)[:, None, None, None]
-    suspects = [
-        Suspect(
-            torch.where(whole, expected, torch.nan),
-            "a last block that is not full is not copied at all",
-            "which of its positions are tokens?",
-        ),
-    ]
-    if any(length % block_size == 0 for length in lens):
-        kept = torch.cat([
-            torch.arange(n) < (n - block_size if n % block_size == 0 else n) for n in lens
-        ])[:, None, None, None]  # fmt: skip
-        suspects.append(
-            Suspect(
-                torch.where(kept, expected, torch.nan),
-                "a last block that is full is taken for an empty one: n % BLOCK_SIZE is 0 then",
-                "how many tokens has the last block of a context of 8, in blocks of 4?",
-            )
-        )
-    order = "from the last program to the first" if backwards else "in the order of this machine"
-    what = f"packing {', '.join(map(str, lens))} tokens, blocks of {block_size}, programs {order}"
+
+def packs(mine, program, log: Log) -> None:
+    lens, block_size, looks = program
+    _, kv, tables, context_lens = Case(lens, block_size, 1, 2, 8).arguments
+    tables = tables.masked_fill(tables == 10**9, 0)[:, :-1].contiguous()
+    backwards = looks == "backwards"
+    what = f"packing {', '.join(map(str, lens))} tokens, blocks of {block_size}"
+    what += ", programs from the last to the first" if backwards else ""
     with Watch(backwards) as seen:
-        found = mine.gather(case.kv.clone(), tables.clone(), case.lens_tensor.clone())
-    close(found, expected, what, *suspects)
-    return seen
+        found = log.call(what, mine.gather, kv, tables, context_lens, see=False)
+    if log.events[-1].error is not None:
+        return
+    races = seen.races if looks == "writers" else []
+    log("; ".join(races[:1]), {"result": found, "elements with two writers, or more:": len(races)})
 
 
-OVERWRITES = (
-    "what a block has beyond its sequence's end is copied, too, over the next sequence's first "
-    "tokens",
-    "for which positions is `held` true, in the last block of a sequence?",
-)
+LAST_BLOCK = "for which positions is `held` true, in the last block of a sequence?"
 
-
-@check("08.6", "packing: blocks that are full", look="which rows does each program write?")
-def _(mine):
-    for block_size in (4, 1, 16):
-        check_gather(mine, [2 * block_size, block_size], block_size)
-
-
-@check("08.6", "packing: 5, 7 and 8 tokens", look="which rows does each program write?")
-def _(mine):
-    check_gather(mine, [5, 7, 8], 4)
-    check_gather(mine, [1, 16], 16)
-
-
-@check("08.6", "packing: the same, programs in another order", *OVERWRITES)
-def _(mine):
-    check_gather(mine, [5, 7, 8], 4, backwards=True)
-    check_gather(mine, [1, 16], 16, backwards=True)
-
-
-@check("08.6", "packing: no row has two writers", *OVERWRITES)
-def _(mine):
-    for lens, block_size in (([5, 7, 8], 4), ([3, 1, 1, 2], 2), ([17, 16], 16)):
-        complain(check_gather(mine, lens, block_size), f"packing {lens}, blocks of {block_size}")
-
-
-@check("08.6", "packing: the last sequence ends inside a block", *OVERWRITES)
-def _(mine):
-    for lens, block_size in (([8, 5], 4), ([3], 4), ([4, 4, 9], 8)):
-        complain(check_gather(mine, lens, block_size), f"packing {lens}, blocks of {block_size}")
+scenario(
+    "08.6", until_wrong("08.6", packs),
+    line("packing: blocks that are full", "which rows does each program write?",
+         *(((2 * size, size), size, "") for size in (4, 1, 16))),
+    line("packing: 5, 7 and 8 tokens", "which rows does each program write?",
+         ((5, 7, 8), 4, ""), ((1, 16), 16, "")),
+    line("packing: the same, programs in another order", LAST_BLOCK,
+         ((5, 7, 8), 4, "backwards"), ((1, 16), 16, "backwards")),
+    line("packing: no row has two writers", LAST_BLOCK,
+         ((5, 7, 8), 4, "writers"), ((3, 1, 1, 2), 2, "writers"), ((17, 16), 16, "writers")),
+    line("packing: the last sequence ends inside a block", LAST_BLOCK,
+         ((3,), 4, "writers"), ((8, 5), 4, "writers"), ((4, 4, 9), 8, "writers")),
+)  # fmt: skip
 
 
 class Recording:
@@ -1018,151 +503,73 @@ class Recording:
         return getattr(self.graph, name)
 
 
-class Steps:
-    """A CapturedDecode of the reader's, and the sequences that it decodes for."""
+INPUTS = "q", "block_tables", "context_lens"
 
-    def __init__(self, mine, lens: list[int], seed: int = 8):
-        self.case = case = Case([16] * 6, 4, 2, 1, 8, seed=seed)  # 24 blocks of 4, all filled
-        self.decode = mine.CapturedDecode(case.kv, 2, max_seqs=4, max_blocks=6)
-        self.decode.graph = self.recording = Recording(self.decode.graph)
-        self.free = case.tables[:, :4].flatten().tolist()
-        self.lens = list(lens)
-        self.tables = [[self.free.pop() for _ in range(-(-n // 4))] for n in lens]
-        self.held = (self.decode.q, self.decode.block_tables, self.decode.context_lens)
-        self.generator = torch.Generator().manual_seed(seed)
-        rows, width = len(lens), max(len(table) for table in self.tables)
-        self.before = (  # what lies there before anything is copied
-            torch.zeros(rows, 2, 8), torch.zeros(rows, width, dtype=torch.int64),
-            torch.ones(rows, dtype=torch.int64),
-        )  # fmt: skip
+# A case is a tuple of steps: what is told of it, and for each sequence its length and blocks,
+# which have 4 slots. A step gets the tensors of the one before again, changed, where they fit.
 
-    def inputs(self) -> tuple[torch.Tensor, ...]:
-        q = 2 * torch.randn(len(self.lens), 2, 8, generator=self.generator)
-        width = max(len(table) for table in self.tables)
-        padded = [table + [0] * (width - len(table)) for table in self.tables]
-        return q, torch.tensor(padded), torch.tensor(self.lens)
 
-    def grow(self) -> None:
-        """One more token each, and a new block where it has no place."""
-        for row, table in enumerate(self.tables):
-            self.lens[row] += 1
-            if self.lens[row] > 4 * len(table):
-                table.append(self.free.pop())
-
-    def step(self, what: str) -> None:
-        inputs = self.inputs()
-        suspects = [
-            Suspect(partial(self._with_old, inputs, names), *why) for names, why in STALE.items()
+def steps(mine, case, log: Log) -> None:
+    generator = torch.Generator().manual_seed(8)
+    kv = torch.randn(24, 4, 2, 1, 16, generator=generator)
+    decode = mine.CapturedDecode(kv, 1, max_seqs=2, max_blocks=4)
+    decode.graph = recording = Recording(decode.graph)
+    held = {name: getattr(decode, name) for name in ("q", "block_tables", "context_lens")}
+    old = [torch.zeros(0)] * 3
+    for what, *rows in case:
+        width = max(len(blocks) for _, blocks in rows)
+        now = [
+            2 * torch.randn(len(rows), 1, 16, generator=generator),
+            torch.tensor([blocks + (0,) * (width - len(blocks)) for _, blocks in rows]),
+            torch.tensor([length for length, _ in rows]),
         ]
-        before = self.recording.played
-        found = self.decode.replay(*(value.clone() for value in inputs))
-        held = (self.decode.q, self.decode.block_tables, self.decode.context_lens)
-        known = {suspect.cause for suspect in suspects}
-        try:
-            close(found, self._right(*inputs), what, *suspects)
-        except Wrong as wrong:
-            if any(one is not other for one, other in zip(held, self.held, strict=True)):
-                raise Wrong(
-                    wrong.what,
-                    "an input was exchanged for another tensor, of which the recording knows "
-                    "nothing: it has the addresses of the old ones",
-                    "`tensor[...] = values` writes into a tensor, `name = tensor` does not",
-                ) from None
-            if wrong.cause not in known:
-                raise Wrong(wrong.what) from None
-            raise
-        if self.recording.played != before + 1:
-            raise Wrong(
-                f"{what}: the recording was played {self.recording.played - before} times, "
-                "expected 1",
-                "the step does not come from the recording, or more often than once",
-                "`self.graph()` is the step: what does `replay` call besides it?",
-            )
-        self.before = inputs
-
-    def _right(self, q, tables, lens) -> torch.Tensor:
-        rows = []
-        for one, table, length in zip(q, tables, lens.tolist(), strict=True):
-            k, v = self.case.kv[table].flatten(0, 1)[:length].unbind(1)
-            rows.append(naive_attention(one[None], k, v)[0])
-        return torch.stack(rows)
-
-    def _with_old(self, inputs, names: str) -> torch.Tensor | None:
-        """What comes out if some of the inputs are those of the step before."""
-        q, tables, lens = inputs
-        old_q, old_tables, old_lens = self.before
-        if names == "q":
-            return self._right(old_q, tables, lens) if old_q.shape == q.shape else None
-        if names == "lens":
-            return self._right(q, tables, old_lens) if len(old_lens) == len(lens) else None
-        rows, width = len(tables), max(tables.shape[1], old_tables.shape[1])
-        held = torch.zeros(max(rows, len(old_tables)), width, dtype=torch.int64)
-        held[: len(old_tables), : old_tables.shape[1]] = old_tables
-        return self._right(q, held[:rows], lens)
+        if all(one.shape == other.shape for one, other in zip(old, now, strict=True)):
+            now = [one.copy_(other) for one, other in zip(old, now, strict=True)]
+        old, before = now, recording.played
+        lens = f"context {' and '.join(str(length) for length, _ in rows)}"
+        with Watch():
+            found = log.call(what + lens, decode.replay, *now, see=False)
+        if log.events[-1].error is not None:
+            return
+        other = [name for name, value in held.items() if getattr(decode, name) is not value]
+        sights = {
+            "inputs of the recording that were exchanged for other tensors:": other,
+            "result": found,
+            "times that the recording was played:": recording.played - before,
+            "context lengths of the rows that no sequence uses:": decode.context_lens[len(rows) :],
+        }
+        log("", sights)
 
 
-STALE = {
-    "tables": (
-        "the recording still reads the block tables of an earlier step",
-        "what of a step's inputs is copied, and on which condition?",
-    ),
-    "lens": (
-        "the recording still has the context lengths of the step before",
-        "which inputs does `replay` copy?",
-    ),
-    "q": (
-        "the recording still has the queries of the step before",
-        "which inputs does `replay` copy?",
-    ),
-}
+def going_on(turns: int, *starts: tuple[int, tuple]) -> tuple:
+    """So many steps, in each of which every sequence has one more token."""
+    return tuple(
+        ("", *((n + turn, blocks[: -(-(n + turn) // 4)]) for n, blocks in starts))
+        for turn in range(turns)
+    )
 
 
-@check("08.6", "a step: the first, and the next", look="which inputs does `replay` copy?")
-def _(mine):
-    steps = Steps(mine, [5, 2, 9])
-    steps.step("the first step, context lengths 5, 2 and 9, blocks of 4")
-    steps.grow()
-    steps.step("the next step, context lengths 6, 3 and 10, blocks of 4")
+A, B, C = (7, 20, 3), (12, 9), (5, 16, 22)
 
-
-@check("08.6", "a step in which a sequence opens a block", look="which inputs can change?")
-def _(mine):
-    steps = Steps(mine, [5, 2, 9])
-    for turn in range(5):
-        now = ", ".join(map(str, steps.lens))
-        steps.step(f"step {turn}, context lengths {now}, blocks of 4")
-        steps.grow()
-
-
-@check("08.6", "a step after a shared block was copied", look="which inputs can change?")
-def _(mine):
-    for row, place in ((0, 1), (2, 0)):
-        steps = Steps(mine, [6, 2, 9])
-        steps.step("the step before, context lengths 6, 2 and 9, blocks of 4")
-        steps.grow()
-        steps.tables[row][place] = steps.free.pop()
-        steps.step(f"sequence {row} has another block in place {place}: it has been copied")
-
-
-@check("08.6", "a step of another batch", look="which inputs can change?")
-def _(mine):
-    steps = Steps(mine, [5, 2, 9])
-    steps.step("the step before, context lengths 5, 2 and 9, blocks of 4")
-    steps.lens = [6, 3]  # as if the first two were one token further
-    steps.tables = [[steps.free.pop() for _ in range(2)], [steps.free.pop()]]
-    steps.step("two other sequences, of 6 and 3 tokens")
-    steps.lens, steps.tables = [4, 7, 3, 1], [[steps.free.pop() for _ in range(2)] for _ in "1234"]
-    steps.step("four other sequences, of 4, 7, 3 and 1 tokens")
-
-
-@check("08.6", "a step with fewer sequences than there are rows", look="what other rows hold")
-def _(mine):
-    steps = Steps(mine, [16, 16, 16, 16])
-    steps.step("four sequences of 16 tokens")
-    steps.lens, steps.tables = [3], [[steps.tables[2][0]]]
-    steps.step("one sequence of 3 tokens")
-    found = steps.decode.context_lens.tolist()
-    equal(found[1:], [1, 1, 1], "context lengths of the rows that no sequence uses")
+scenario(
+    "08.6", until_wrong("08.6", steps),
+    line("a step: the first, and the next", "which inputs does `replay` copy?",
+         going_on(2, (5, A)), going_on(2, (2, B), (9, C))),
+    line("a step in which a sequence opens a block", "which inputs can change?",
+         going_on(3, (3, A)), going_on(2, (8, A), (4, B))),
+    line("a step after a shared block was copied", "which inputs can change?",
+         (("", (6, A[:2])), ("block 20 was copied to 4, ", (7, (7, 4)))),
+         (("", (2, B), (6, A[:2])), ("block 7 was copied to 8, ", (3, B), (7, (8, 20))))),
+    line("a step of another batch", "which inputs can change?",
+         (("", (5, A[:2])), ("another sequence, ", (6, B))),
+         (("", (5, A[:2])), ("another sequence, ", (5, (9, 18)))),
+         (("", (5, A[:2]), (2, B[:1])), ("two others, ", (6, (13, 14)), (3, (15,))),
+          ("one more, ", (4, (1,))), ("two more, ", (1, (6,)), (7, (2, 3))))),
+    line("a step with fewer sequences than there are rows", "what other rows hold",
+         (("", (8, A[:2]), (3, B[:1])), ("the second has ended, ", (9, A))),
+         (("", (9, C), (6, A[:2])), ("the first has ended, ", (7, A[:2])),
+          ("two again, ", (8, A), (3, B)))),
+)  # fmt: skip
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────
