@@ -11,7 +11,6 @@ policy, sampler, attention backend) are handed in, and only their public methods
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from time import perf_counter
 from typing import cast
 
@@ -200,8 +199,15 @@ class Engine:
         """
         if not self._requests:
             return []
-        with self._one_step():
-            return self.loop.step(self)
+        started, in_runner = perf_counter(), self.runner.seconds
+        try:
+            outputs = self.loop.step(self)
+        except BaseException:
+            self._start_over()
+            raise
+        self._steps += 1
+        self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
+        return outputs
 
     def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
         """Give each sequence its new token, share the block that a decode has filled, and let go
@@ -215,7 +221,9 @@ class Engine:
             filled = shares and sequence.num_computed // size > sequence.num_inserted
             if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
-            if token_id in request.stop_ids or hits_stop_string(sequence, self.lm.decode):
+            if token_id in request.stop_ids or (
+                request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)
+            ):
                 self._finish(sequence, "stop")
             elif len(sequence.token_ids) == request.max_length:
                 self._finish(sequence, "length")
@@ -229,18 +237,6 @@ class Engine:
         request = sequence.request
         if all(sequence.finish_reason for sequence in request.sequences):
             del self._requests[request.request_id]
-
-    @contextmanager
-    def _one_step(self) -> Iterator[None]:
-        """Count a step and its time; if it does not come to its end, start over."""
-        started, in_runner = perf_counter(), self.runner.seconds
-        try:
-            yield
-        except BaseException:
-            self._start_over()
-            raise
-        self._steps += 1
-        self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
 
     def _start_over(self) -> None:
         """Compute every K and V again, from the tokens that there are."""

@@ -21,8 +21,6 @@ def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> 
     may decode differently.
     """
     longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
-    if longest == 0:
-        return False
     output, stop = sequence.output_ids, sequence.request.params.stop
     width = longest + 4
     tail = decode(output[-width:])

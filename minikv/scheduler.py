@@ -15,7 +15,6 @@ never delays a decode by more than one budget.
 from bisect import insort
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
@@ -130,9 +129,9 @@ class Scheduler:
         ready = plan.sequences[: plan.num_decodes]
         for sequence in ready:
             sequence.num_computed += 1
-        chunks = zip(plan.sequences, plan.num_tokens, strict=True)
-        for sequence, num_tokens in islice(chunks, plan.num_decodes, None):
-            sequence.num_computed += num_tokens
+        for row in range(plan.num_decodes, len(plan.sequences)):
+            sequence = plan.sequences[row]
+            sequence.num_computed += plan.num_tokens[row]
             self.share_full_blocks(sequence)
             if sequence.num_computed == len(sequence.token_ids):
                 ready += [sequence, *(self.fork(sequence, i) for i in sequence.samples[1:])]
