@@ -14,12 +14,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import minikv
+
+if TYPE_CHECKING:
+    from minikv.course.harness.scenarios import Played
 
 
 class Wrong(Exception):
@@ -36,7 +38,7 @@ class Check:
 
     exercise: str
     name: str
-    run: Callable[[SimpleNamespace], None]
+    run: Callable[[Any], None]  # on the reader's module
     cause: str | None  # where nothing more precise is known
     look: str | None
 
@@ -50,14 +52,14 @@ class Suspect:
     look: str
 
 
-CHECKS: dict[str, list[Check]] = {}
-MODEL_RUNS: dict[str, Callable[[SimpleNamespace, minikv.LanguageModel], str]] = {}
+CHECKS: dict[str, list["Check | Played"]] = {}
+MODEL_RUNS: dict[str, Callable[[Any, minikv.LanguageModel], str]] = {}
 
 
 def check(exercise: str, name: str, cause: str | None = None, look: str | None = None):
     """Make the decorated function a check of `exercise`; shown in the order of the file."""
 
-    def register(run: Callable[[SimpleNamespace], None]):
+    def register(run: Callable[[Any], None]):
         CHECKS.setdefault(exercise, []).append(Check(exercise, name, run, cause, look))
         return run
 
@@ -71,7 +73,7 @@ def runs_model(*exercises: str):
     tokens are not the oracle's.
     """
 
-    def register(run: Callable[[SimpleNamespace, minikv.LanguageModel], str]):
+    def register(run: Callable[[Any, minikv.LanguageModel], str]):
         MODEL_RUNS.update(dict.fromkeys(exercises, run))
         return run
 
@@ -152,7 +154,7 @@ def check_numbers(exercise: str, function: str, questions: Mapping, near: float 
     same but for a share of `near` count as equal.
     """
 
-    def compare(mine: SimpleNamespace, key: str) -> None:
+    def compare(mine: Any, key: str) -> None:
         found, ((what, expected, _), *suspects) = getattr(mine, function)(), questions[key]
         if not isinstance(found, dict) or key not in found:
             raise Wrong(
