@@ -239,7 +239,8 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         cause = "a pointer is no array: x[i] is tl.load(x + i), and x[i] = … is tl.store(x + i, …)"
     elif "'function' object is not subscriptable" in str(error):
         cause = "a function without `@triton.jit` above it is no kernel"
-    return Line(name, False, what, cause, look or "the line that is named here", origin)
+    where = "the line that is named here" if origin else "what your code does in this case"
+    return Line(name, False, what, cause, look or where, origin)
 
 
 def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:

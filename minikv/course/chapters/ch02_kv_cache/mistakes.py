@@ -4,667 +4,327 @@ from minikv.course.harness.mistakes import Mistake
 
 CONCAT = "ConcatCache.attend"
 LOOP = "generate_with_cache"
+WRITTEN = "tokens_written"
 IN_PLACE = "PreallocatedCache.attend"
+FUSED = "fused_attention"
 SHARED = "SharedPrefix.logits"
+
+KEEP = "self.k[layer], self.v[layer] = k, v"
+NEWEST = "k[-len(q) :], v[-len(q) :]"
 POSITIONS = "cache.num_tokens + torch.arange(len(fed), device=lm.device)"
+COUNT = "if layer == len(self.kv) - 1:"
+ROOM = "if end > self.capacity:"
+MASK = "    mask = causal_mask(len(q), len(k)).to(q.device)  # (T, L)\n"
 REWIND = "self.cache.num_tokens = self.num_prefix  # whatever the request before has left behind"
 
+
+def of(path: str, *records: tuple) -> tuple[Mistake, ...]:
+    """Mistakes in one place: (name, (old, new) pairs or whole definitions, cause, look)."""
+    return tuple(
+        Mistake(name, cause, look, sources=change)
+        if isinstance(change, dict)
+        else Mistake(name, cause, look, edits={path: change})
+        for name, change, cause, look in records
+    )
+
+
+def slots(k: str, v: str) -> tuple[tuple[str, str], ...]:
+    """Other keys and values to attend over, in 02.4."""
+    return ("self.kv[layer, 0, :end]", k), ("self.kv[layer, 1, :end]", v)
+
+
+def writes(k: str, v: str) -> tuple[tuple[str, str], ...]:
+    """Other ways to write the two, in 02.4."""
+    return ("self.kv[layer, 0, start:end] = k", k), ("self.kv[layer, 1, start:end] = v", v)
+
+
+def mask(visible: str) -> tuple[tuple[str, str], ...]:
+    """Another mask, in 02.5."""
+    return (("causal_mask(len(q), len(k)).to(q.device)", visible),)
+
+
+ONES = "torch.ones(len(q), len(k), dtype=torch.bool)"
+FITS = "k[: self.capacity - start]", "v[: self.capacity - start]"
+FITTING = writes(
+    f"self.kv[layer, 0, start:end] = {FITS[0]}", f"self.kv[layer, 1, start:end] = {FITS[1]}"
+)
+
+WHEN = "how many tokens are in the cache when a pass begins?"
+COUNTS = "under which condition does `num_tokens` change?"
+ASKS = "compare with `capacity` before anything is written, in every layer"
+FIRST = "the position of the request's first token"
+COUNTED = "how many of the cached tokens count when a request begins?"
+
 MISTAKES = {
-    "02.1": (
-        Mistake(
-            "attends over the new tokens alone",
-            sources={
-                CONCAT: """
-def attend(self, layer, q, k, v):
-    old_k, old_v = self.k[layer], self.v[layer]
-    self.k[layer] = k if old_k is None else torch.cat([old_k, k])
-    self.v[layer] = v if old_v is None else torch.cat([old_v, v])
-    return naive_attention(q, k, v, self.windows[layer])
-"""
-            },
-            cause="the new queries see only the new keys: what is cached is never looked at",
-            look="over which k and v is attention computed? And is anything kept?",
-        ),
-        Mistake(
-            "attends before it appends",
-            sources={
-                CONCAT: """
-def attend(self, layer, q, k, v):
-    if self.k[layer] is None:
-        self.k[layer], self.v[layer] = k, v
-        return naive_attention(q, k, v, self.windows[layer])
-    out = naive_attention(q, self.k[layer], self.v[layer], self.windows[layer])
-    self.k[layer] = torch.cat([self.k[layer], k])
-    self.v[layer] = torch.cat([self.v[layer], v])
-    return out
-"""
-            },
-            cause="the new tokens' own keys are missing: a query has to see its own position, too",
-            look="is attention computed over the tokens of this call as well?",
-        ),
-        Mistake(
-            "new tokens in front",
-            edits={
-                CONCAT: (
-                    ("[self.k[layer], k]", "[k, self.k[layer]]"),
-                    ("[self.v[layer], v]", "[v, self.v[layer]]"),
-                )
-            },
-            cause="the new keys stand before the old ones",
-            look="the order in which old and new are joined",
-        ),
-        Mistake(
-            "keeps the first chunk and no more",
-            sources={
-                CONCAT: """
-def attend(self, layer, q, k, v):
-    if self.k[layer] is None:
-        self.k[layer], self.v[layer] = k, v
-    else:
-        k = torch.cat([self.k[layer], k])
-        v = torch.cat([self.v[layer], v])
-    return naive_attention(q, k, v, self.windows[layer])
-"""
-            },
-            cause="what is joined is never kept: the next call finds the first chunk alone",
-            look="what is `self.k[layer]` after the second call?",
-        ),
-        Mistake(
-            "joins along the heads",
-            edits={
-                CONCAT: (
-                    ("[self.k[layer], k])", "[self.k[layer], k], 1)"),
-                    ("[self.v[layer], v])", "[self.v[layer], v], 1)"),
-                )
-            },
-            cause="joined along the heads, dimension 1, not along the tokens, dimension 0",
-            look="the dimension along which old and new are joined",
-        ),
-        Mistake(
-            "forgets the window",
-            edits={CONCAT: (("v, self.windows[layer])", "v)"),)},
-            cause="the layer's sliding window is not used",
-            look="what does naive_attention take besides q, k and v?",
-        ),
-        Mistake(
-            "one window for all layers",
-            edits={CONCAT: (("self.windows[layer]", "self.windows[0]"),)},
-            cause="every layer gets the window of layer 0",
-            look="which element of `self.windows`?",
-        ),
-        Mistake(
-            "keeps K as V",
-            edits={
-                CONCAT: (
-                    ("self.k[layer], self.v[layer] = k, v", "self.k[layer], self.v[layer] = v, k"),
-                )
-            },
-            cause="K is kept as V, and V as K",
-            look="which of the two goes where?",
-        ),
-        Mistake(
-            "one place for all layers",
-            sources={
-                CONCAT: """
-def attend(self, layer, q, k, v):
-    if self.k[-1] is not None:
-        k, v = torch.cat([self.k[-1], k]), torch.cat([self.v[-1], v])
-    self.k = [k] * len(self.k)
-    self.v = [v] * len(self.v)
-    return naive_attention(q, k, v, self.windows[layer])
-"""
-            },
-            cause="all layers keep their tokens in one place",
-            look="each layer has an element of its own in `self.k` and `self.v`",
-        ),
-        Mistake(
-            "keeps nothing",
-            sources={
-                CONCAT: """
-def attend(self, layer, q, k, v):
-    return naive_attention(q, k, v, self.windows[layer])
-"""
-            },
-            cause="nothing is kept",
-            look="what is assigned to `self.k[layer]` and `self.v[layer]`?",
-        ),
+    "02.1": of(
+        CONCAT,
+        ("attends over the new tokens alone", (("(q, k, v, ", f"(q, {NEWEST}, "),),
+         "the new queries see only the new keys: what is cached is never looked at",
+         "over which k and v is attention computed?"),
+        ("attends before it appends",
+         (("    return",
+           "    if len(k) > len(q):\n        k, v = k[: -len(q)], v[: -len(q)]\n    return"),),
+         "the new tokens' own keys are missing: a query has to see its own position, too",
+         "is attention computed over the tokens of this call as well?"),
+        ("new tokens in front",
+         (("[self.k[layer], k]", "[k, self.k[layer]]"),
+          ("[self.v[layer], v]", "[v, self.v[layer]]")),
+         "the new keys stand before the old ones", "the order in which old and new are joined"),
+        ("keeps the first chunk and no more",
+         ((KEEP, f"if self.k[layer] is None:\n        {KEEP}"),),
+         "what is joined is never kept: the next call finds the first chunk alone",
+         "what is `self.k[layer]` after the second call?"),
+        ("keeps the newest chunk alone", ((KEEP, f"self.k[layer], self.v[layer] = {NEWEST}"),),
+         "only the newest tokens are kept",
+         "is what was kept before still part of `self.k[layer]`?"),
+        ("joins along the heads",
+         (("[self.k[layer], k])", "[self.k[layer], k], 1)"),
+          ("[self.v[layer], v])", "[self.v[layer], v], 1)")),
+         "joined along the heads, dimension 1, not along the tokens, dimension 0",
+         "the dimension along which old and new are joined"),
+        ("forgets the window", (("v, self.windows[layer])", "v)"),),
+         "the layer's sliding window is not used",
+         "what does naive_attention take besides q, k and v?"),
+        ("one window for all layers", (("self.windows[layer]", "self.windows[0]"),),
+         "every layer gets the window of layer 0", "which element of `self.windows`?"),
+        ("keeps K as V", ((KEEP, "self.k[layer], self.v[layer] = v, k"),),
+         "K is kept as V, and V as K", "which of the two goes where?"),
+        ("keeps K twice", ((KEEP, "self.k[layer], self.v[layer] = k, k"),),
+         "K is kept where V belongs, too", "what is assigned to `self.v[layer]`?"),
+        ("one place for all layers",
+         ((KEEP, "self.k, self.v = [k] * len(self.k), [v] * len(self.v)"),),
+         "all layers keep their tokens in one place",
+         "each layer has an element of its own in `self.k` and `self.v`"),
+        ("keeps nothing", ((f"    {KEEP}\n", ""),),
+         "nothing is kept", "what is assigned to `self.k[layer]` and `self.v[layer]`?"),
     ),
-    "02.2": (
-        Mistake(
-            "feeds everything again",
-            edits={
-                LOOP: (
-                    ("fed = new_ids[-1:]", "fed = list(prompt_ids) + new_ids"),
-                    (POSITIONS, "torch.arange(len(fed), device=lm.device)"),
-                )
-            },
-            cause="the whole sequence is fed in every pass, so nothing is gained and all is "
-            "cached twice",
-            look="what is new since the pass before?",
-        ),
-        Mistake(
-            "positions from 0 in every pass",
-            edits={LOOP: ((POSITIONS, "torch.arange(len(fed), device=lm.device)"),)},
-            cause="in decode the positions begin again at 0",
-            look="how many tokens are in the cache when a pass begins?",
-        ),
-        Mistake(
-            "one position too late",
-            edits={LOOP: ((POSITIONS, f"{POSITIONS} + (1 if new_ids else 0)"),)},
-            cause="in decode tokens stand one position too late",
-            look="how many tokens are in the cache when a pass begins?",
-        ),
-        Mistake(
-            "one position too early",
-            edits={LOOP: ((POSITIONS, f"{POSITIONS} - (1 if new_ids else 0)"),)},
-            cause="in decode tokens stand one position too early",
-            look="how many tokens are in the cache when a pass begins?",
-        ),
-        Mistake(
-            "the first row's token",
-            edits={LOOP: (("hidden[-1:]", "hidden[:1]"),)},
-            cause="the token is taken after the first row of a pass, not after the last",
-            look="which row of the logits says what comes next?",
-        ),
-        Mistake(
-            "feeds the last token",
-            edits={
-                LOOP: (
-                    ("range(max_tokens)", "range(max_tokens + 1)"),
-                    ("return new_ids", "return new_ids[:-1]"),
-                )
-            },
-            cause="the last new token is fed, though nobody asks what follows it",
-            look="how many passes give how many tokens?",
-        ),
-        Mistake(
-            "counts from the prompt's own start",
-            edits={
-                LOOP: (
-                    (
-                        "new_ids, fed = [], list(prompt_ids)",
-                        "new_ids, fed, n = [], list(prompt_ids), 0",
-                    ),
-                    (POSITIONS, "n + torch.arange(len(fed), device=lm.device)"),
-                    ("fed = new_ids[-1:]", "n, fed = n + len(fed), new_ids[-1:]"),
-                )
-            },
-            cause="positions count from the prompt's own start, though the cache is not empty",
-            look="how many tokens are in the cache when a pass begins?",
-        ),
-        Mistake(
-            "returns the prompt, too",
-            edits={LOOP: (("return new_ids", "return list(prompt_ids) + new_ids"),)},
-            cause="the prompt is returned, too",
-            look="only the new tokens are asked for",
-        ),
-        Mistake(
-            "token by token from the start",
-            sources={
-                LOOP: """
-def generate_with_cache(lm, cache, prompt_ids, max_tokens):
-    for token in prompt_ids:
-        logits = lm.logits([token], cache)
-    new_ids = [int(logits[-1].argmax())]
-    while len(new_ids) < max_tokens:
-        new_ids.append(int(lm.logits(new_ids[-1:], cache)[-1].argmax()))
-    return new_ids
-"""
-            },
-            cause="the prompt is fed token by token: right, but its tokens are all known and can "
-            "share one pass",
-            look="the first pass",
-        ),
-        Mistake(
-            "appends to the caller's list",
-            sources={
-                LOOP: """
-def generate_with_cache(lm, cache, prompt_ids, max_tokens):
-    start, fed = len(prompt_ids), prompt_ids
-    for _ in range(max_tokens):
-        prompt_ids.append(int(lm.logits(fed, cache)[-1].argmax()))
-        fed = prompt_ids[-1:]
-    return prompt_ids[start:]
-"""
-            },
-            cause="the new tokens are appended to the caller's own list",
-            look="which list is appended to?",
-        ),
-        Mistake(
-            "forgets to return",
-            edits={LOOP: (("return new_ids", "new_ids"),)},
-            cause="nothing is returned",
-            look="what stands after the loop?",
-        ),
+    "02.2": of(
+        LOOP,
+        ("feeds everything again",
+         (("fed = new_ids[-1:]", "fed = list(prompt_ids) + new_ids"),
+          (POSITIONS, "torch.arange(len(fed), device=lm.device)")),
+         "every pass feeds the whole sequence again: nothing is saved, and all of it is "
+         "cached again", "what is new since the pass before?"),
+        ("positions from 0 in every pass",
+         ((POSITIONS, "torch.arange(len(fed), device=lm.device)"),),
+         "in decode the positions begin again at 0", WHEN),
+        ("one position too late", ((POSITIONS, f"{POSITIONS} + (1 if new_ids else 0)"),),
+         "in decode tokens stand one position too late", WHEN),
+        ("one position too early", ((POSITIONS, f"{POSITIONS} - (1 if new_ids else 0)"),),
+         "in decode tokens stand one position too early", WHEN),
+        ("the first row's token", (("hidden[-1:]", "hidden[:1]"),),
+         "the token is taken after the first row of a pass, not after the last",
+         "which row of the logits says what comes next?"),
+        ("feeds the last token",
+         (("range(max_tokens)", "range(max_tokens + 1)"),
+          ("return new_ids", "return new_ids[:-1]")),
+         "the last new token is fed, though nobody asks what follows it",
+         "how many passes give how many tokens?"),
+        ("one token too few", (("range(max_tokens)", "range(max_tokens - 1)"),),
+         "one new token is missing: the prefill gives a token, too",
+         "how many passes give how many tokens?"),
+        ("stops at the end token",
+         (("fed = new_ids[-1:]",
+           "fed = new_ids[-1:]\n        if fed[0] in lm.config.eos_ids:\n            break"),),
+         "it stops at the end token, but exactly `max_tokens` tokens are asked for",
+         "what does the docstring say of the end token?"),
+        ("counts from the prompt's own start",
+         (("new_ids, fed = [], list(prompt_ids)", "new_ids, fed, n = [], list(prompt_ids), 0"),
+          (POSITIONS, "n + torch.arange(len(fed), device=lm.device)"),
+          ("fed = new_ids[-1:]", "n, fed = n + len(fed), new_ids[-1:]")),
+         "positions count from the prompt's own start, though the cache is not empty", WHEN),
+        ("returns the prompt, too", (("return new_ids", "return list(prompt_ids) + new_ids"),),
+         "the prompt is returned, too", "only the new tokens are asked for"),
+        ("token by token from the start",
+         (("new_ids, fed = [], list(prompt_ids)",
+           "new_ids, fed = [], list(prompt_ids)[-1:]\n"
+           "    for token in prompt_ids[:-1]:\n        lm.logits([token], cache)"),),
+         "the prompt is fed token by token: that gives the right tokens, but all of the "
+         "prompt is known and can share one pass", "the first pass"),
+        ("appends to the caller's list",
+         (("new_ids, fed = [], list(prompt_ids)",
+           "start, new_ids, fed = len(prompt_ids), prompt_ids, list(prompt_ids)"),
+          ("return new_ids", "return new_ids[start:]")),
+         "the new tokens are appended to the caller's own list", "which list is appended to?"),
+        ("forgets to return", (("return new_ids", "new_ids"),),
+         "nothing is returned", "what stands after the loop?"),
     ),
-    "02.3": (
-        Mistake(
-            "a step too many",
-            edits={"tokens_written": (("steps = new_tokens - 1", "steps = new_tokens"),)},
-            cause="one decode step too many: the last new token is never fed",
-            look="the number of decode steps",
-        ),
-        Mistake(
-            "only the old tokens",
-            edits={"tokens_written": (("(steps + 1) // 2", "(steps - 1) // 2"),)},
-            cause="only the old tokens are counted; the new tensor holds the new one as well",
-            look="how many tokens has the tensor that torch.cat makes in the first step?",
-        ),
-        Mistake(
-            "the prompt copied, too",
-            edits={
-                "tokens_written": (
-                    ("steps * prompt_tokens", "prompt_tokens + steps * prompt_tokens"),
-                )
-            },
-            cause="the prompt is counted, but it is kept as the model made it",
-            look="what does the docstring say of the prompt?",
-        ),
-        Mistake(
-            "every step as long as the last",
-            edits={
-                "tokens_written": (
-                    (
-                        "steps * prompt_tokens + steps * (steps + 1) // 2",
-                        "steps * (prompt_tokens + steps)",
-                    ),
-                )
-            },
-            cause="every step is counted as if it were the last, the longest",
-            look="how long is the tensor in the first step?",
-        ),
-        Mistake(
-            "every step as long as the first",
-            edits={
-                "tokens_written": (
-                    (
-                        "steps * prompt_tokens + steps * (steps + 1) // 2",
-                        "steps * (prompt_tokens + 1)",
-                    ),
-                )
-            },
-            cause="every step is counted as if it were the first, the shortest",
-            look="how long is the tensor in the last step?",
-        ),
-        Mistake(
-            "in place without the prompt",
-            edits={"tokens_written": (('"in place": prompt_tokens + steps', '"in place": steps'),)},
-            cause="the prompt is missing: in place it has to be written like everything else",
-            look="what is written in the prefill?",
-        ),
-        Mistake(
-            "in place with the token that is never fed",
-            edits={
-                "tokens_written": (
-                    ('"in place": prompt_tokens + steps', '"in place": prompt_tokens + new_tokens'),
-                )
-            },
-            cause="the last new token is counted, but never fed",
-            look="which tokens go through the model?",
-        ),
-        Mistake(
-            "two numbers, not a dict",
-            edits={"tokens_written": (("return {", "return list({"), ("    }", "    }.values())"))},
-            cause="the keys are not those of the docstring",
-            look='what is asked for: {"concat": …, "in place": …}',
-        ),
+    "02.3": of(
+        WRITTEN,
+        ("a step too many", (("steps = new_tokens - 1", "steps = new_tokens"),),
+         "one decode step too many: the last new token is never fed", "the number of decode steps"),
+        ("only the old tokens", (("(steps + 1) // 2", "(steps - 1) // 2"),),
+         "only the old tokens are counted; the new tensor holds the new one as well",
+         "how many tokens has the tensor that torch.cat makes in the first step?"),
+        ("the prompt copied, too",
+         (("steps * prompt_tokens", "prompt_tokens + steps * prompt_tokens"),),
+         "the prompt is counted, but it is kept as the model made it",
+         "what does the docstring say of the prompt?"),
+        ("every step as long as the last", (("steps * (steps + 1) // 2", "steps * steps"),),
+         "every step is counted as if it were the last, the longest",
+         "how long is the tensor in the first step?"),
+        ("every step as long as the first", (("steps * (steps + 1) // 2", "steps"),),
+         "every step is counted as if it were the first, the shortest",
+         "how long is the tensor in the last step?"),
+        ("nothing is copied",
+         (("steps * prompt_tokens + steps * (steps + 1) // 2", "prompt_tokens + steps"),),
+         "that is what is written in place: torch.cat writes the old tokens again",
+         "what is in the tensor that torch.cat makes?"),
+        ("in place without the prompt",
+         (('"in place": prompt_tokens + steps', '"in place": steps'),),
+         "the prompt is missing: in place it has to be written like everything else",
+         "what is written in the prefill?"),
+        ("in place with the token that is never fed",
+         (('"in place": prompt_tokens + steps', '"in place": prompt_tokens + new_tokens'),),
+         "the last new token is counted, but never fed", "which tokens go through the model?"),
+        ("two numbers, not a dict", (("return {", "return list({"), ("    }", "    }.values())")),
+         "what is returned is no dictionary with the keys of the docstring",
+         'what is asked for: {"concat": …, "in place": …}'),
     ),
-    "02.4": (
-        Mistake(
-            "every layer counts",
-            edits={
-                IN_PLACE: (
-                    ("layer == len(self.kv) - 1", "True"),
-                    ("self.num_tokens = end", "self.num_tokens += len(k)"),
-                )
-            },
-            cause="every layer counts the tokens, so they count once a layer",
-            look="under which condition does `num_tokens` change?",
-        ),
-        Mistake(
-            "the first layer counts",
-            edits={IN_PLACE: (("layer == len(self.kv) - 1", "layer == 0"),)},
-            cause="the first layer counts the tokens: the others then write behind them, and a "
-            "pass that dies halfway has counted tokens that not all layers have",
-            look="under which condition does `num_tokens` change?",
-        ),
-        Mistake(
-            "never counts",
-            edits={IN_PLACE: (("self.num_tokens = end", "pass"),)},
-            cause="num_tokens never changes",
-            look="which layer is to change it?",
-        ),
-        Mistake(
-            "attends over the whole storage",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 0, :end]", "self.kv[layer, 0]"),
-                    ("self.kv[layer, 1, :end]", "self.kv[layer, 1]"),
-                )
-            },
-            cause="NaN: a softmax over nothing but -inf, 0 / 0, or memory that was never written",
-            look="which of these can happen here?",
-        ),
-        Mistake(
-            "attends over the new tokens alone",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 0, :end]", "k"),
-                    ("self.kv[layer, 1, :end]", "v"),
-                )
-            },
-            cause="the new queries see only the new keys: what is cached is never looked at",
-            look="over which k and v is attention computed? And is anything kept?",
-        ),
-        Mistake(
-            "no question of room",
-            edits={
-                IN_PLACE: (
-                    ("raise ValueError", "print"),
-                    ("self.kv[layer, 0, start:end] = k", "self.kv[layer, 0, start:end] = k[:room]"),
-                    ("self.kv[layer, 1, start:end] = v", "self.kv[layer, 1, start:end] = v[:room]"),
-                    (
-                        "start, end = self.num_tokens, self.num_tokens + len(k)",
-                        "start, end = self.num_tokens, self.num_tokens + len(k)\n"
-                        "    room = self.capacity - start",
-                    ),
-                )
-            },
-            cause="too many tokens are not refused with a ValueError: refuse in every layer, "
-            "before writing",
-            look="compare with `capacity` before anything is written",
-        ),
-        Mistake(
-            "refuses what just fits",
-            edits={IN_PLACE: (("if end > self.capacity", "if end >= self.capacity"),)},
-            cause="tokens that just fit are refused",
-            look="is `capacity` itself too many?",
-        ),
-        Mistake(
-            "writes what it can, then refuses",
-            sources={
-                IN_PLACE: """
+    "02.4": of(
+        IN_PLACE,
+        ("every layer counts", ((COUNT, "if True:"), ("num_tokens = end", "num_tokens += len(k)")),
+         "every layer counts the tokens, so each token counts once per layer", COUNTS),
+        ("the first layer counts", ((COUNT, "if layer == 0:"),),
+         "the first layer counts the tokens: the others then write behind them, and a "
+         "pass that dies halfway has counted tokens that not all layers have", COUNTS),
+        ("the last layer but one counts", ((COUNT, "if layer == len(self.kv) - 2:"),),
+         "num_tokens moves one layer too early", "the last layer's number"),
+        ("never counts", (("self.num_tokens = end", "pass"),),
+         "num_tokens never changes", "which layer is to change it?"),
+        ("the counter is set to the chunk",
+         (("self.num_tokens = end", "self.num_tokens = len(k)"),),
+         "num_tokens is set to the number of new tokens, not raised by it", COUNTS),
+        ("counts before it attends",
+         (("    return", "    end = self.num_tokens + len(k)\n    return"),),
+         "the last layer has raised num_tokens before it attends, and then counts the "
+         "new tokens once more", "what is num_tokens when the last layer attends?"),
+        ("attends over the whole storage", slots("self.kv[layer, 0]", "self.kv[layer, 1]"),
+         "slots without a token are read: what lies there was never written",
+         "up to which slot is attention computed? A mask alone does not keep NaN out"),
+        ("attends over the new tokens alone", slots("k", "v"),
+         "the new queries see only the new keys: what is cached is never looked at",
+         "over which k and v is attention computed?"),
+        ("attends over what was there before",
+         slots("self.kv[layer, 0, :start]", "self.kv[layer, 1, :start]"),
+         "the new tokens' own keys are missing: a query has to see its own position, too",
+         "is attention computed over the tokens of this call as well?"),
+        ("forgets the window", ((", self.windows[layer]", ""),),
+         "the layer's sliding window is not used",
+         "what does naive_attention take besides q, k and v?"),
+        ("never asks for room", ((ROOM, "if False:"),),
+         "what is raised is no ValueError: it may be PyTorch's own error, from the assignment",
+         ASKS),
+        ("drops what does not fit", (("raise ValueError", "print"), *FITTING),
+         "tokens that do not fit are taken without an error", ASKS),
+        ("refuses what just fits", ((ROOM, "if end >= self.capacity:"),),
+         "tokens that just fit are refused", "is `capacity` itself too many?"),
+        ("refuses in the first layer alone", ((ROOM, "if layer == 0 and end > self.capacity:"),),
+         "only layer 0 asks whether the tokens fit", ASKS),
+        ("refuses in the last layer alone",
+         ((ROOM, "if layer == len(self.kv) - 1 and end > self.capacity:"), *FITTING,),
+         "only the last layer refuses: by then the others have written", ASKS),
+        ("writes what it can, then refuses",
+         {IN_PLACE: f'''
 def attend(self, layer, q, k, v):
     start, end = self.num_tokens, self.num_tokens + len(k)
-    room = self.capacity - start
-    self.kv[layer, 0, start:end] = k[:room]
-    self.kv[layer, 1, start:end] = v[:room]
+    self.kv[layer, 0, start:end], self.kv[layer, 1, start:end] = {", ".join(FITS)}
     if end > self.capacity:
         raise ValueError("full")
     if layer == len(self.kv) - 1:
         self.num_tokens = end
-    return naive_attention(
-        q, self.kv[layer, 0, :end], self.kv[layer, 1, :end], self.windows[layer]
-    )
-"""
-            },
-            cause="some of the tokens were written before they were refused",
-            look="the order of asking and writing",
-        ),
-        Mistake(
-            "always from slot 0",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 0, start:end] = k", "self.kv[layer, 0, : len(k)] = k"),
-                    ("self.kv[layer, 1, start:end] = v", "self.kv[layer, 1, : len(v)] = v"),
-                )
-            },
-            cause="the new tokens are written over cached ones",
-            look="the first slot of a chunk",
-        ),
-        Mistake(
-            "K where V should be",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 0, start:end]", "self.kv[layer, 1, start:end]"),
-                    ("self.kv[layer, 1, start:end] = v", "self.kv[layer, 0, start:end] = v"),
-                )
-            },
-            cause="K lies where V should, and V where K",
-            look="kv[layer, 0] is K",
-        ),
-        Mistake(
-            "writes K twice",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 1, start:end] = v", "self.kv[layer, 1, start:end] = k"),
-                )
-            },
-            cause="K was written where V belongs, too: both hold the keys",
-            look="what is assigned to kv[layer, 1]?",
-        ),
-        Mistake(
-            "attends over what was there before",
-            edits={
-                IN_PLACE: (
-                    ("self.kv[layer, 0, :end]", "self.kv[layer, 0, :start]"),
-                    ("self.kv[layer, 1, :end]", "self.kv[layer, 1, :start]"),
-                )
-            },
-            cause="the new tokens' own keys are missing: a query has to see its own position, too",
-            look="is attention computed over the tokens of this call as well?",
-        ),
-        Mistake(
-            "refuses in the last layer alone",
-            sources={
-                IN_PLACE: """
-def attend(self, layer, q, k, v):
-    start, end = self.num_tokens, self.num_tokens + len(k)
-    room = min(end, self.capacity) - start
-    self.kv[layer, 0, start:end], self.kv[layer, 1, start:end] = k[:room], v[:room]
-    if layer == len(self.kv) - 1:
-        if end > self.capacity:
-            raise ValueError("full")
-        self.num_tokens = end
-    return naive_attention(
-        q, self.kv[layer, 0, :end], self.kv[layer, 1, :end], self.windows[layer]
-    )
-"""
-            },
-            cause="too many tokens are not refused with a ValueError: refuse in every layer, "
-            "before writing",
-            look="compare with `capacity` before anything is written",
-        ),
-        Mistake(
-            "the counter is set to the chunk",
-            edits={IN_PLACE: (("self.num_tokens = end", "self.num_tokens = len(k)"),)},
-            cause="num_tokens is set to the new tokens, not raised by them",
-            look="under which condition does `num_tokens` change?",
-        ),
-        Mistake(
-            "a longer tensor in place of the storage",
-            sources={
-                IN_PLACE: """
-def attend(self, layer, q, k, v):
-    start, end = self.num_tokens, self.num_tokens + len(k)
-    if end > self.capacity:
-        raise ValueError("full")
-    new = self.kv.clone()
-    new[layer, 0, start:end], new[layer, 1, start:end] = k, v
-    self.kv = new
-    if layer == len(self.kv) - 1:
-        self.num_tokens = end
-    return naive_attention(
-        q, self.kv[layer, 0, :end], self.kv[layer, 1, :end], self.windows[layer]
-    )
-"""
-            },
-            cause="a new tensor takes the storage's place: that is the copying this cache avoids",
-            look="what is assigned to `self.kv`? A slice of it, or all of it?",
-        ),
+    return naive_attention(q, *self.kv[layer, :, :end], self.windows[layer])
+'''},
+         "some of the tokens were written before they were refused",
+         "the order of asking and writing"),
+        ("always from slot 0",
+         writes("self.kv[layer, 0, : len(k)] = k", "self.kv[layer, 1, : len(v)] = v"),
+         "the new tokens are written over cached ones", "the first slot of a chunk"),
+        ("K where V should be",
+         writes("self.kv[layer, 1, start:end] = k", "self.kv[layer, 0, start:end] = v"),
+         "K lies where V should, and V where K", "kv[layer, 0] is K"),
+        ("writes K twice",
+         writes("self.kv[layer, 0, start:end] = k", "self.kv[layer, 1, start:end] = k"),
+         "K was written where V belongs, too: both hold the keys",
+         "what is assigned to kv[layer, 1]?"),
+        ("a longer tensor in place of the storage",
+         (("    self.kv[layer, 0, start:end] = k",
+           "    self.kv = self.kv.clone()\n    self.kv[layer, 0, start:end] = k"),),
+         "a new tensor takes the storage's place: that is the copying this cache avoids",
+         "what is assigned to `self.kv`? A slice of it, or all of it?"),
     ),
-    "02.5": (
-        Mistake(
-            "the triangle only where it is square",
-            edits={
-                "fused_attention": (
-                    ("    mask = causal_mask(len(q), len(k)).to(q.device)  # (T, L)\n", ""),
-                    ("attn_mask=mask", "is_causal=len(q) == len(k)"),
-                )
-            },
-            cause="there is no mask: queries see the tokens that come after them",
-            look="when may the mask be left out?",
-        ),
-        Mistake(
-            "a rectangle from the wrong corner",
-            edits={
-                "fused_attention": (
-                    (
-                        "causal_mask(len(q), len(k)).to(q.device)",
-                        "torch.ones(len(q), len(k), dtype=torch.bool).tril()",
-                    ),
-                )
-            },
-            cause="the triangle begins in the upper left corner, as if nothing came before",
-            look="which position does query 0 of the chunk have?",
-        ),
-        Mistake(
-            "the chunk alone",
-            edits={
-                "fused_attention": (
-                    (
-                        "    mask = causal_mask(len(q), len(k)).to(q.device)  # (T, L)\n",
-                        "    k, v = k[-len(q) :], v[-len(q) :]\n",
-                    ),
-                    ("attn_mask=mask", "is_causal=True"),
-                )
-            },
-            cause="the prefix is hidden: queries see only keys of their own chunk",
-            look="what does a later chunk need from the tokens before it?",
-        ),
-        Mistake(
-            "upside down",
-            edits={"fused_attention": (("attn_mask=mask", "attn_mask=~mask"),)},
-            cause="the mask is upside down: True has to mean that the key is seen",
-            look="what `attn_mask` means by True",
-        ),
-        Mistake(
-            "numbers for a mask",
-            edits={"fused_attention": (("attn_mask=mask", "attn_mask=mask.float()"),)},
-            cause="a float mask is added to the scores, so 0 and 1 hide nothing: use bool",
-            look="the dtype of the mask",
-        ),
-        Mistake(
-            "rows for columns",
-            edits={
-                "fused_attention": (
-                    (
-                        "causal_mask(len(q), len(k)).to(q.device)",
-                        "torch.ones(len(q), len(k), dtype=torch.bool).triu(len(k) - len(q))",
-                    ),
-                )
-            },
-            cause="the mask is transposed: queries see their own key and those that come after it",
-            look="a row of the mask is a query, a column a key",
-        ),
-        Mistake(
-            "one off to the right",
-            edits={
-                "fused_attention": (
-                    (
-                        "causal_mask(len(q), len(k)).to(q.device)",
-                        "torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q) + 1)",
-                    ),
-                )
-            },
-            cause="a query sees one token of its future",
-            look="the position that is compared with the key's",
-        ),
-        Mistake(
-            "one off to the left",
-            edits={
-                "fused_attention": (
-                    (
-                        "causal_mask(len(q), len(k)).to(q.device)",
-                        "torch.ones(len(q), len(k), dtype=torch.bool).tril(len(k) - len(q) - 1)",
-                    ),
-                )
-            },
-            cause="a query does not see its own key",
-            look="< or <=?",
-        ),
-        Mistake(
-            "heads repeated in the wrong order",
-            edits={
-                "fused_attention": (
-                    (
-                        "k.transpose(0, 1)",
-                        "k.repeat(1, q.shape[1] // k.shape[1], 1).transpose(0, 1)",
-                    ),
-                    (
-                        "v.transpose(0, 1)",
-                        "v.repeat(1, q.shape[1] // v.shape[1], 1).transpose(0, 1)",
-                    ),
-                )
-            },
-            cause="query heads meet the wrong KV heads: a group is 2 neighbours",
-            look="repeat, or repeat_interleave?",
-        ),
+    "02.5": of(
+        FUSED,
+        ("the triangle only where it is square",
+         ((MASK, ""), ("attn_mask=mask", "is_causal=len(q) == len(k)")),
+         "there is no mask: queries see the tokens that come after them",
+         "when may the mask be left out?"),
+        ("a rectangle from the wrong corner", mask(f"{ONES}.tril()"),
+         "the triangle begins in the upper left corner, as if nothing came before",
+         "which position does query 0 of the chunk have?"),
+        ("the chunk alone",
+         ((MASK, "    k, v = k[-len(q) :], v[-len(q) :]\n"),
+          ("attn_mask=mask", "is_causal=True")),
+         "the prefix is hidden: queries see only keys of their own chunk",
+         "what does a later chunk need from the tokens before it?"),
+        ("the mask, and is_causal as well",
+         (("attn_mask=mask", "attn_mask=mask, is_causal=len(q) > 1"),),
+         "a mask and `is_causal` exclude each other: the mask says it all",
+         "which of the two knows where the queries stand?"),
+        ("upside down", (("attn_mask=mask", "attn_mask=~mask"),),
+         "the mask is upside down: True has to mean that the key is seen",
+         "what `attn_mask` means by True"),
+        ("numbers for a mask", (("attn_mask=mask", "attn_mask=mask.float()"),),
+         "a float mask is added to the scores, so 0 and 1 hide nothing: use bool",
+         "the dtype of the mask"),
+        ("rows for columns", mask(f"{ONES}.triu(len(k) - len(q))"),
+         "the mask is transposed: queries see their own key and those that come after it",
+         "a row of the mask is a query, a column a key"),
+        ("one off to the right", mask(f"{ONES}.tril(len(k) - len(q) + 1)"),
+         "a query sees one token of its future", "the position that is compared with the key's"),
+        ("one off to the left", mask(f"{ONES}.tril(len(k) - len(q) - 1)"),
+         "a query does not see its own key", "< or <=?"),
+        ("heads repeated in the wrong order",
+         tuple((f"{x}.transpose(0, 1)",
+                f"{x}.repeat(1, q.shape[1] // {x}.shape[1], 1).transpose(0, 1)")
+               for x in "kv"),
+         "query heads meet the wrong KV heads: those of a group are neighbours",
+         "repeat, or repeat_interleave?"),
     ),
-    "02.6": (
-        Mistake(
-            "positions mended, the counter not",
-            edits={SHARED: ((f"    {REWIND}\n", ""),)},
-            cause="what earlier requests left in the cache is seen by this one",
-            look="how many of the cached tokens count when a request begins?",
-        ),
-        Mistake(
-            "the counter mended, positions not",
-            edits={SHARED: (("self.num_prefix + torch.arange", "torch.arange"),)},
-            cause="the positions of a request begin again at 0, as if no prefix came before it",
-            look="the position of the request's first token",
-        ),
-        Mistake(
-            "the counter set back too far",
-            edits={SHARED: ((REWIND, "self.cache.num_tokens = 0"),)},
-            cause="the prefix is lost: the request is read as if it stood alone",
-            look="how many of the cached tokens count when a request begins?",
-        ),
-        Mistake(
-            "positions go on over all requests",
-            edits={
-                SHARED: (
-                    (
-                        f"    {REWIND}\n",
-                        "    first = getattr(self, 'first', self.num_prefix)\n"
-                        "    self.first = first + len(request_ids)\n"
-                        f"    {REWIND}\n",
-                    ),
-                    ("self.num_prefix + torch.arange", "first + torch.arange"),
-                )
-            },
-            cause="positions are counted over all requests",
-            look="the position of the request's first token",
-        ),
-        Mistake(
-            "one position too late",
-            edits={SHARED: (("self.num_prefix + torch", "self.num_prefix + 1 + torch"),)},
-            cause="the request begins one position too late",
-            look="the position of the request's first token",
-        ),
-        Mistake(
-            "one position too early",
-            edits={SHARED: (("self.num_prefix + torch", "self.num_prefix - 1 + torch"),)},
-            cause="the request begins one position too early",
-            look="the position of the request's first token",
-        ),
-        Mistake(
-            "computes the prefix again",
-            sources={
-                "SharedPrefix.__init__": """
+    "02.6": of(
+        SHARED,
+        ("positions mended, the counter not", ((f"    {REWIND}\n", ""),),
+         "what earlier requests left in the cache is seen by this one", COUNTED),
+        ("the counter mended, positions not", (("self.num_prefix + torch.arange", "torch.arange"),),
+         "the positions of a request begin again at 0, as if no prefix came before it", FIRST),
+        ("the counter set back too far", ((REWIND, "self.cache.num_tokens = 0"),),
+         "the prefix is lost: the request is read as if it stood alone", COUNTED),
+        ("the storage emptied instead of the counter set back",
+         ((REWIND, "self.cache.kv[:, :, self.num_prefix :] = 0"),),
+         "the rows of earlier requests are emptied, but they still count as tokens", COUNTED),
+        ("positions go on over all requests",
+         ((f"    {REWIND}\n",
+           "    first = getattr(self, 'first', self.num_prefix)\n"
+           "    self.first = first + len(request_ids)\n"
+           f"    {REWIND}\n"),
+          ("self.num_prefix + torch.arange", "first + torch.arange")),
+         "positions are counted over all requests", FIRST),
+        ("one position too late", (("self.num_prefix + torch", "self.num_prefix + 1 + torch"),),
+         "the request begins one position too late", FIRST),
+        ("one position too early", (("self.num_prefix + torch", "self.num_prefix - 1 + torch"),),
+         "the request begins one position too early", FIRST),
+        ("computes the prefix again",
+         {"SharedPrefix.__init__": '''
 def __init__(self, lm, prefix_ids, capacity):
     self.lm, self.prefix_ids = lm, list(prefix_ids)
     self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
-""",
-                SHARED: """
+''',
+          SHARED: '''
 def logits(self, request_ids):
     self.cache.num_tokens = 0
     return self.lm.logits(self.prefix_ids + request_ids, self.cache)[len(self.prefix_ids) :]
-""",
-            },
-            cause="the prefix is computed again for every request: that is the work it was kept "
-            "for",
-            look="the pass's tokens",
-        ),
+'''},
+         "every request computes the prefix again, though it was kept to save that work",
+         "the tokens that the pass is given"),
     ),
-}
+}  # fmt: skip
