@@ -14,14 +14,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 import minikv
-
-if TYPE_CHECKING:
-    from minikv.course.harness.scenarios import Played
 
 
 class Wrong(Exception):
@@ -32,9 +29,25 @@ class Wrong(Exception):
         self.what, self.cause, self.look = what, cause, look
 
 
+class AnyCheck(Protocol):
+    """One line of an exercise's report: a `Check`, or a group of programs that are played."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cause(self) -> str | None: ...
+
+    @property
+    def look(self) -> str | None: ...
+
+    def run(self, mine: Any, /) -> Any:
+        """Try it on the reader's module."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One line of an exercise's report."""
+    """A line that is a function, which raises `Wrong`."""
 
     exercise: str
     name: str
@@ -52,7 +65,7 @@ class Suspect:
     look: str
 
 
-CHECKS: dict[str, list["Check | Played"]] = {}
+CHECKS: dict[str, list[AnyCheck]] = {}
 MODEL_RUNS: dict[str, Callable[[Any, minikv.LanguageModel], str]] = {}
 
 
