@@ -36,7 +36,7 @@ TINYPY, TWO_LAYERS = "tinypy", "the first two layers of tinypy"
 class Watched:
     """A model's transformer, noting what goes through it."""
 
-    def __init__(self, inner):
+    def __init__(self, inner) -> None:
         self.inner = inner
         self.passes: list[tuple[list[int], list[int]]] = []  # token ids, positions
 
