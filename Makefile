@@ -33,7 +33,7 @@ help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
 	@echo "make test       set up if needed, then lint, unit and property tests, notebooks"
 	@echo "make setup      only make .venv and install into it"
-	@echo "make lint       ruff over Python files and notebooks, mypy over the core and the kernels"
+	@echo "make lint       ruff over Python files and notebooks, mypy over the package and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
 	@echo "make notebooks  run every notebook and store its outputs in place"
 	@echo "make clean      remove .venv and every cache"

@@ -35,7 +35,11 @@ class PreallocatedCache:
     """Writes in place into storage for `capacity` tokens, reserved whether they come or not."""
 
     def __init__(
-        self, config: ModelConfig, capacity: int, dtype=torch.float32, device: str = "cpu"
+        self,
+        config: ModelConfig,
+        capacity: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ):
         shape = (config.num_layers, 2, capacity, config.num_kv_heads, config.head_dim)
         self.kv = torch.empty(shape, dtype=dtype, device=device)

@@ -145,7 +145,7 @@ class Overview:
         done = f"{len(self.passed)} of {total} exercises passed. "
         following = next((e for e in self.open if not chapter_of(e.id).cannot_run), None)
         if following is None:
-            return done + chapter_of(self.open[0].id).cannot_run
+            return done + (chapter_of(self.open[0].id).cannot_run or "")
         return done + f"Next: {following.id} {following.title}, {following.minutes} min"
 
     def __repr__(self) -> str:

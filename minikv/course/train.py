@@ -26,7 +26,7 @@ import sys
 import sysconfig
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,7 +41,7 @@ VOCAB_SIZE = 2048
 CONTEXT = 1024
 END_OF_TEXT = "<|endoftext|>"
 BATCH_TOKENS = 8192
-MODEL = dict(
+MODEL: dict[str, Any] = dict(
     vocab_size=VOCAB_SIZE, hidden_size=256, intermediate_size=608, num_hidden_layers=5,
     num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT,
     rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
@@ -106,8 +106,8 @@ def windows(texts_ids: list[list[int]], length: int, epoch: int) -> torch.Tensor
     order = random.Random(f"{SEED}-{length}-{epoch}")
     shuffled = texts_ids.copy()
     order.shuffle(shuffled)
-    stream = [token for ids in shuffled for token in ids]
-    stream = torch.tensor(stream[order.randrange(length) :])
+    token_ids = [token for ids in shuffled for token in ids]
+    stream = torch.tensor(token_ids[order.randrange(length) :])
     rows = stream.unfold(0, length + 1, length)
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))]
 

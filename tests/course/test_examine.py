@@ -113,6 +113,13 @@ def test_an_error_names_its_line(exercises):
     assert "Traceback" not in lab.check("04.1").text()
 
 
+def test_what_ends_the_process_names_its_line(exercises):
+    write(exercises, "import sys\nsys.exit('bye')")
+    report = lab.check("04.1", trace=True)
+    assert re.search(rf"exercises/{FILE}, line \d+: sys.exit\('bye'\)", words(report))
+    assert "Traceback" in report.text() and "AttributeError" not in report.text()
+
+
 def test_a_flood_of_print_is_cut(exercises):
     write(exercises, "for i in range(300_000):\n    print('x' * 100)\nreturn 0")
     report = lab.check("04.1")

@@ -91,7 +91,7 @@ def decode(
 
 
 def _decode_here(arch, num_heads, num_kv_heads, head_dim, block_size, num_seqs) -> list[dict]:
-    results = []
+    results: list[dict] = []
     paged_decode.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do
     paged_decode.settings.capability = lambda device: arch
     for name in ("paged_decode_kernel", "join_splits_kernel"):

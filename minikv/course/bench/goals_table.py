@@ -13,6 +13,7 @@ class GoalsTable(Table):
         self.machines: dict[str, list[Result]] = {}
         for result in measured:
             self.machines.setdefault(result.machine["gpu"], []).append(result)
+        self.caption = self._caption()
 
     def rows(self) -> list[tuple[str, ...]]:
         header = ("what, in one run", "goal", *(self.machines or ["measured"]))
@@ -22,8 +23,7 @@ class GoalsTable(Table):
             lines.append((goal.text, goal.aim, *cells))
         return lines
 
-    @property
-    def caption(self) -> str:
+    def _caption(self) -> str:
         told = [CONDITIONS]
         told += [
             f"{result.machine['gpu']}, {COMMANDS[result.bench]}: median (least..greatest) of "

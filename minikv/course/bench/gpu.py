@@ -14,6 +14,7 @@ import logging
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
@@ -118,7 +119,7 @@ def decode_steps(
     weight_bytes = sum(parameter.nbytes for parameter in peer.parameters())  # tied ones once
     token_bytes = lm.config.kv_bytes_per_token(lm.dtype)
     copy = Copy(random_values(2 * COPIED // lm.dtype.itemsize, lm.dtype, lm.device))
-    figures = {}
+    figures: dict[str, list[float]] = {}
     with bar(len(sizes.batches), "decode steps") as progress:
         for batch in sizes.batches:
             rates = [copy.rate(clock) for _ in range(repeats)]
@@ -260,13 +261,13 @@ def whole_calls(
             progress.update()
     with bar(len(contenders) * len(inputs), "whole calls") as progress:
         result = race(contenders, inputs, progress)
-    for name, way in contenders.items():
+    for name, contender in contenders.items():
         row: dict[str, Any] = {
             "what": f"whole calls, {name}",
             "tokens/s": result.rate(name, sizes.requests * sizes.new_tokens),
         }
         goal = None
-        if way is not ours:
+        if contender is not ours:
             row["figure"] = result.ratio(name, "minikv")
             row["is"] = "times as long as minikv"
             goal = _goal(name.partition(",")[0], figures, row["figure"].values)
@@ -296,11 +297,12 @@ def _fastest(
     peer, ways: dict[str, Way], inputs: Sequence[Prompts], sizes: Sizes
 ) -> tuple[str | None, dict[str, str]]:
     """(the fastest way in its last call, or None; what was wrong with those that failed)"""
-    seconds, failures = {}, {}
+    seconds: dict[str, float] = {}
+    failures: dict[str, str] = {}
     for name, way in ways.items():
         try:
             for prompts in inputs:
-                seconds[name], tokens = timed(lambda way=way, prompts=prompts: way(prompts))
+                seconds[name], tokens = timed(partial(way, prompts))
                 if [len(row) for row in tokens] != [sizes.new_tokens] * len(prompts):
                     raise RuntimeError("gave too few tokens")
         except Exception as error:  # whatever it is, it is theirs, and the rest can be measured
@@ -308,7 +310,7 @@ def _fastest(
             failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
         peer.destroy_cached_continuous_batching_manager()  # or the next way would get it
         _free_memory()
-    return min(seconds, key=seconds.get, default=None), failures
+    return min(seconds, key=seconds.__getitem__, default=None), failures
 
 
 def generate(peer, prompts: Prompts, max_tokens: int, cache: str | None = None) -> list[list[int]]:

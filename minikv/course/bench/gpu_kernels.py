@@ -74,7 +74,7 @@ def measure(cases: Mapping[str, Any], clock: CudaClock, repeats: int) -> dict[st
     needed = max(needed, 2 * COPIED // DTYPE.itemsize, 2 * SIDE**2)
     clock.require_memory(needed * DTYPE.itemsize + 4 * COPIED)  # a copy, queries, outputs
     values = random_values(needed, DTYPE, clock.device)
-    peers = {"copy": Copy(values), "product": Product(values)}
+    peers: dict[str, Copy | Product] = {"copy": Copy(values), "product": Product(values)}
     found: dict[str, Any] = {name: [] for name in peers}
     found |= {how: {name: [] for name in cases} for how in ("graph", "eager", "torch", "error")}
 

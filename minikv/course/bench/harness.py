@@ -14,6 +14,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def race(
     result = Race({name: [] for name in contenders}, {name: [] for name in contenders})
     for turn, one in enumerate(inputs):
         for name in list(contenders)[:: 1 if turn % 2 else -1]:
-            seconds, returned = timed(lambda run=contenders[name], one=one: run(one))
+            seconds, returned = timed(partial(contenders[name], one))
             result.results[name].append(returned)
             if turn > 0:
                 result.seconds[name].append(seconds)

@@ -3,13 +3,14 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import minikv
 from minikv.language_model import LanguageModel
 
-RANDOM_8M = dict(
+RANDOM_8M: dict[str, Any] = dict(
     hidden_size=256, intermediate_size=688, num_hidden_layers=8, num_attention_heads=8,
     num_key_value_heads=4, vocab_size=4096, max_position_embeddings=2048,
     tie_word_embeddings=False,

@@ -11,6 +11,7 @@ import argparse
 import gc
 import random
 import tracemalloc
+from functools import partial
 from statistics import median
 from time import perf_counter
 
@@ -115,7 +116,7 @@ class Tree:
         cold = self.draw.sample(self.prompts, PROBES)
         self.match_all(self.prompts[-PROBES:])  # what is hot was there a moment ago
         for what, prompts in (("match, hot", self.prompts[-PROBES:]), ("match, cold", cold)):
-            seconds, _ = timed(lambda prompts=prompts: self.match_all(prompts))
+            seconds, _ = timed(partial(self.match_all, prompts))
             self.times[what].append(1e6 * seconds / (PROBES * DEPTH * BLOCK / 1000))
 
     def match_all(self, prompts: list[list[int]]) -> None:

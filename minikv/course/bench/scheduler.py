@@ -8,6 +8,7 @@ Prompts have mixed lengths, so block borders are crossed at different steps.
 import argparse
 import random
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -88,7 +89,7 @@ class FreeModel(minikv.LanguageModel):
 
     def __init__(self, shape: minikv.ModelConfig, max_tokens: int):
         hidden = torch.zeros(max_tokens, 1)
-        transformer = SimpleNamespace(
+        transformer: Any = SimpleNamespace(
             config=shape,
             device=torch.device("cpu"),
             dtype=torch.float32,

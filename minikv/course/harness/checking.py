@@ -14,8 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,13 +29,29 @@ class Wrong(Exception):
         self.what, self.cause, self.look = what, cause, look
 
 
+class AnyCheck(Protocol):
+    """One line of an exercise's report: a `Check`, or a group of programs that are played."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cause(self) -> str | None: ...
+
+    @property
+    def look(self) -> str | None: ...
+
+    def run(self, mine: Any, /) -> Any:
+        """Try it on the reader's module."""
+
+
 @dataclass(frozen=True)
 class Check:
-    """One line of an exercise's report."""
+    """A line that is a function, which raises `Wrong`."""
 
     exercise: str
     name: str
-    run: Callable[[SimpleNamespace], None]
+    run: Callable[[Any], None]  # on the reader's module
     cause: str | None  # where nothing more precise is known
     look: str | None
 
@@ -50,14 +65,14 @@ class Suspect:
     look: str
 
 
-CHECKS: dict[str, list[Check]] = {}
-MODEL_RUNS: dict[str, Callable[[SimpleNamespace, minikv.LanguageModel], str]] = {}
+CHECKS: dict[str, list[AnyCheck]] = {}
+MODEL_RUNS: dict[str, Callable[[Any, minikv.LanguageModel], str]] = {}
 
 
 def check(exercise: str, name: str, cause: str | None = None, look: str | None = None):
     """Make the decorated function a check of `exercise`; shown in the order of the file."""
 
-    def register(run: Callable[[SimpleNamespace], None]):
+    def register(run: Callable[[Any], None]):
         CHECKS.setdefault(exercise, []).append(Check(exercise, name, run, cause, look))
         return run
 
@@ -71,7 +86,7 @@ def runs_model(*exercises: str):
     tokens are not the oracle's.
     """
 
-    def register(run: Callable[[SimpleNamespace, minikv.LanguageModel], str]):
+    def register(run: Callable[[Any, minikv.LanguageModel], str]):
         MODEL_RUNS.update(dict.fromkeys(exercises, run))
         return run
 
@@ -152,7 +167,7 @@ def check_numbers(exercise: str, function: str, questions: Mapping, near: float 
     same but for a share of `near` count as equal.
     """
 
-    def compare(mine: SimpleNamespace, key: str) -> None:
+    def compare(mine: Any, key: str) -> None:
         found, ((what, expected, _), *suspects) = getattr(mine, function)(), questions[key]
         if not isinstance(found, dict) or key not in found:
             raise Wrong(

@@ -1,14 +1,14 @@
 """A reader's solution beside the reference: only the regions that the exercise asks for."""
 
-import ast
 import difflib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
+from itertools import zip_longest
 
 from minikv.course.harness import reader_files
 from minikv.course.harness.manifest import Exercise, chapter_of
-from minikv.course.harness.skeletons import definitions, targets, text_of
+from minikv.course.harness.skeletons import definition, definitions, docstring_of, targets, text_of
 
 SIGNS = {" ": "", "<": "‹", ">": "›", "|": "≠"}  # of a terminal: on a page
 
@@ -86,12 +86,8 @@ def _cell(text: str | None, differs: bool) -> str:
 def _align(mine: str, reference: str) -> list[tuple[str | None, str | None]]:
     left, right = _body(mine), _body(reference)
     rows: list[tuple[str | None, str | None]] = []
-    for tag, a, b, c, d in difflib.SequenceMatcher(None, left, right, False).get_opcodes():
-        ours, theirs = left[a:b], right[c:d]
-        size = max(len(ours), len(theirs)) if tag != "equal" else len(ours)
-        ours += [None] * (size - len(ours))
-        theirs += [None] * (size - len(theirs))
-        rows += zip(ours, theirs, strict=True)
+    for _, a, b, c, d in difflib.SequenceMatcher(None, left, right, False).get_opcodes():
+        rows += zip_longest(left[a:b], right[c:d])
     return rows
 
 
@@ -100,8 +96,8 @@ def _body(text: str) -> list[str]:
     lines = text.rstrip().splitlines()
     if not lines:
         return []
-    [node] = ast.parse(text).body
-    first = node.body[0]
-    if ast.get_docstring(node) is not None and len(node.body) > 1:
-        del lines[first.lineno - 1 : first.end_lineno]
+    node = definition(text)
+    docstring = docstring_of(node)
+    if docstring is not None and len(node.body) > 1:
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
     return lines

@@ -5,6 +5,7 @@ import importlib
 import re
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -58,18 +59,19 @@ def examine(
     played: list[tuple[Line, Outcome]] = []
     for check in checks:
         tell({"start": check.name})
+        failure: BaseException | None = None
         try:
             if isinstance(check, Played):
                 outcome = check.run(mine)
-                line, error = _line_of(outcome)
+                line, failure = _line_of(outcome)
                 played.append((line, outcome))
             else:
                 check.run(mine)
-                line, error = Line(check.name, True), None
-        except BaseException as raised:
-            line, error = _raised(check.name, raised, check.cause, check.look), raised
-        if error is not None:
-            report.trace = report.trace or _trace(error)
+                line = Line(check.name, True)
+        except BaseException as error:
+            line, failure = _raised(check.name, error, check.cause, check.look), error
+        if failure is not None:
+            report.trace = report.trace or _trace(failure)
         report.lines.append(line)
         tell({"line": vars(line)})
     causes = diagnose(outcome for _, outcome in played)
@@ -112,19 +114,17 @@ def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
             what = _raised("", error, None, None).what
             results.append((which, False, f"{', '.join(ids)}: {what}"))
 
+    def run_alone(run: Callable[..., str], chapter: Chapter, ids: list[str]) -> str:
+        mine = reader_files.load(chapter, reader_files.read(chapter), keep=set(ids))
+        return run(mine, tinypy())
+
     for number, chapter in chapters().items():
-        runs: dict[Callable, list[str]] = {}  # what runs them: exercises
+        runs: dict[Callable[..., str], list[str]] = {}  # what runs them: exercises
         for exercise in chapter.exercises:
             if exercise.id in passed and exercise.id in MODEL_RUNS:
                 runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
         for run, ids in runs.items():
-            attempt(
-                number,
-                ids,
-                lambda chapter=chapter, run=run, ids=ids: run(
-                    reader_files.load(chapter, reader_files.read(chapter), keep=set(ids)), tinypy()
-                ),
-            )
+            attempt(number, ids, partial(run_alone, run, chapter, ids))
     in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
     own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
     numbers = sorted({id_[:2] for id_ in own})

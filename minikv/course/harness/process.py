@@ -274,7 +274,8 @@ def _serve() -> None:
             if FORKS:
                 os.setsid()  # a group of its own: whatever it starts ends with it
             answer(pid=os.getpid())
-            jobs.close(), answers.close()
+            jobs.close()
+            answers.close()
             _be_a_child(job)
         answer(status=_wait(pid))
 

@@ -63,7 +63,7 @@ def note(report: Report) -> None:
     if kept.passed is None:
         kept.tries += 1
         kept.first = kept.first or now
-    report.tries, report.minutes = kept.tries, (now - kept.first) / 60
+    report.tries, report.minutes = kept.tries, (now - (kept.first or now)) / 60
     kept.passed = (kept.passed or now) if report.passed else None
     kept.solved |= report.passed
     save(report.exercise, kept)

@@ -73,7 +73,8 @@ class Report:
 
     def rows(self) -> list[tuple[str, str, list[tuple[str, str]]]]:
         """(mark, name, details (label, text)) of each check, a repeated cause only named."""
-        rows, seen = [], set()
+        rows: list[tuple[str, str, list[tuple[str, str]]]] = []
+        seen: set[str | None] = set()
         for line in self.lines:
             known = {line.cause, line.origin} - {None}
             if line.ok:

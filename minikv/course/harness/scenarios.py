@@ -253,6 +253,10 @@ class Played:
     group: Group
 
     @property
+    def cause(self) -> str | None:
+        return None  # a known mistake says it, once all groups have been played
+
+    @property
     def look(self) -> str:
         return self.group.look
 

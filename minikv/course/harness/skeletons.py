@@ -54,7 +54,7 @@ def first_line(node: Def) -> int:
 
 def definitions(tree: ast.Module) -> dict[str, Def]:
     """Functions, classes and methods of a module by path: "f", "C", "C.m"."""
-    found = {}
+    found: dict[str, Def] = {}
     for node in tree.body:
         if isinstance(node, Def):
             found[node.name] = node
@@ -64,28 +64,42 @@ def definitions(tree: ast.Module) -> dict[str, Def]:
     return found
 
 
+def definition(text: str) -> Def:
+    """The one definition that `text` is. Raises ValueError if it is anything else."""
+    [node] = ast.parse(text).body
+    if not isinstance(node, Def):
+        raise ValueError(f"neither a function nor a class: {text!r}")
+    return node
+
+
+def last_line(node: ast.stmt) -> int:
+    """Where a statement ends, counted from 1."""
+    return node.lineno if node.end_lineno is None else node.end_lineno
+
+
 def text_of(source: str, node: Def) -> str:
     """The text of one definition, moved to column 0."""
     lines = source.splitlines()[first_line(node) - 1 : node.end_lineno]
     return textwrap.dedent("\n".join(lines)) + "\n"
 
 
-def docstring_of(node: Def) -> ast.Expr | None:
+def docstring_of(node: Def | ast.Module) -> ast.Expr | None:
     first = node.body[0]
-    is_text = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
-    return first if is_text and isinstance(first.value.value, str) else None
+    if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
+        return None
+    return first if isinstance(first.value.value, str) else None
 
 
 def without_body(text: str, exercise: Exercise | str, path: str) -> str:
     """A function's decorators, signature and docstring; its body says which exercise it is."""
-    [node] = ast.parse(text).body
+    node = definition(text)
     docstring = docstring_of(node)
     end = docstring.end_lineno if docstring else node.body[0].lineno - 1
     kept = text.splitlines()[:end]
     return "\n".join([*kept, f'    raise NotImplementedError("Exercise {exercise}: {path}")', ""])
 
 
-def is_unwritten(node: ast.FunctionDef) -> bool:
+def is_unwritten(node: Def) -> bool:
     """Whether nothing but the docstring and the skeleton's own `raise` is there."""
     body = node.body[1:] if docstring_of(node) else node.body
     if len(body) != 1 or not isinstance(body[0], ast.Raise):
@@ -103,7 +117,7 @@ def fill(text: str, sources: dict[str, str]) -> str:
         lines, tree = text.splitlines(), ast.parse(text)
         if path == "":
             imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
-            at = max((node.end_lineno for node in imports), default=0)
+            at = max(map(last_line, imports), default=0)
             lines[at:at] = ["", *textwrap.dedent(source).strip().splitlines()]
         else:
             node = definitions(tree).get(path)
@@ -123,8 +137,10 @@ class Reference:
 
     def __init__(self, name: str):
         self.name = name
-        file = importlib.util.find_spec(name).origin  # text alone: not every machine can import it
-        self.source = Path(file).read_text(encoding="utf-8")
+        spec = importlib.util.find_spec(name)  # text alone: not every machine can import it
+        if spec is None or spec.origin is None:
+            raise ValueError(f"there is no module {name} with a file")
+        self.source = Path(spec.origin).read_text(encoding="utf-8")
         self.tree = ast.parse(self.source)
         self.definitions = definitions(self.tree)
 
@@ -139,11 +155,13 @@ class Reference:
 
     def imports(self) -> dict[str, tuple[str, str | None]]:
         """Names that the module imports: name -> (module, name there or None)."""
-        found = {}
+        found: dict[str, tuple[str, str | None]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import):
                 found |= {alias.asname or alias.name: (alias.name, None) for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
+                if node.module is None:
+                    raise ValueError(f"{self.name}: {ast.unparse(node)} means nothing elsewhere")
                 for alias in node.names:
                     found[alias.asname or alias.name] = (node.module, alias.name)
         return found
@@ -209,7 +227,9 @@ def skeleton(chapter: Chapter) -> str:
     """The text of `exercises/chNN_name.py` as a reader first finds it."""
     asked = targets(chapter)
     titles = {exercise.id: exercise.title for exercise in chapter.exercises}
-    pieces, used, own = [], [], set()
+    pieces: list[str] = []
+    used: list[tuple[Reference, ast.AST, set[str]]] = []
+    own: set[str] = set()
     for piece in chapter.skeleton:
         module, _, name = piece.target.partition(":")
         ref, shown = reference(module), piece.name or name
@@ -301,7 +321,8 @@ def _class_text(piece: Class, ref: Reference, name: str, shown: str, asked, titl
 
 def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> str:
     """Import statements for every name that the reference's text uses and the file lacks."""
-    plain, names_from = set(), {}
+    plain: set[str] = set()
+    names_from: dict[str, set[str]] = {}
     for ref, tree, bases in used:
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
         for name in names & set(ref.imports()):
@@ -317,13 +338,14 @@ def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> 
         for base in bases:
             names_from.setdefault(ref.name.rpartition(".")[0], set()).add(base)
     lines = {line: line.split()[1] for line in plain}
-    for module, inner in names_from.items():
-        aliased = {name for name in inner if " as " in name}  # each on a line of its own
-        for names in [inner - aliased, *({name} for name in aliased)]:
+    for module, wanted in names_from.items():
+        aliased = {name for name in wanted if " as " in name}  # each on a line of its own
+        for names in [wanted - aliased, *({name} for name in aliased)]:
             if names:
                 line = f"from {module} import {', '.join(sorted(names, key=_import_order))}"
                 lines[line] = module
-    sections = ([], [], [])  # standard library, installed packages, ours
+    # Of the standard library, of installed packages, ours.
+    sections: tuple[list[tuple[bool, str, str]], ...] = ([], [], [])
     for line, module in lines.items():
         top = module.partition(".")[0]
         place = 0 if top in sys.stdlib_module_names else 2 if top in ("minikv", "kernels") else 1

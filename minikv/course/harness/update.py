@@ -24,10 +24,12 @@ from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import chapters
 from minikv.course.harness.skeletons import (
     Def,
+    definition,
     definitions,
     docstring_of,
     fill,
     first_line,
+    last_line,
     skeleton,
     text_of,
 )
@@ -68,7 +70,7 @@ class Pieces:
             for number, line in enumerate(lines, start=1)
             if line.lstrip().startswith("#")
             and not any(
-                node.lineno <= number <= node.end_lineno
+                node.lineno <= number <= last_line(node)
                 for node in self.nodes.values()
                 if isinstance(node, ast.FunctionDef)
             )
@@ -150,7 +152,9 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
 
 def _signature(text: str) -> str:
     """Name, parameters and their defaults: annotations are a matter of taste."""
-    [node] = ast.parse(text).body
+    node = definition(text)
+    if isinstance(node, ast.ClassDef):
+        raise ValueError(f"class {node.name} has no signature")
     for part in ast.walk(node):
         if isinstance(part, ast.arg):
             part.annotation = None
@@ -159,8 +163,7 @@ def _signature(text: str) -> str:
 
 def _with_docstring_of(mine: str, theirs: str) -> str:
     """The reader's function under the new docstring, since that is the contract."""
-    [own], [new] = ast.parse(mine).body, ast.parse(theirs).body
-    written, asked = docstring_of(own), docstring_of(new)
+    written, asked = docstring_of(definition(mine)), docstring_of(definition(theirs))
     if written is None or asked is None:
         return mine
     lines = mine.splitlines()

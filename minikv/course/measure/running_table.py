@@ -113,7 +113,8 @@ def run_in_engine(
 
 def _slots(engine: Engine) -> tuple[int, int, int]:
     """(tokens that the running sequences have stored, slots that these take, slots reserved)."""
-    size, filled, seen = engine.config.block_size, {}, 0
+    size, seen = engine.config.block_size, 0
+    filled: dict[int, int] = {}  # by block id
     for sequence in engine.scheduler.running:
         seen += sequence.num_computed
         for index, block_id in enumerate(sequence.table.block_ids):
@@ -185,9 +186,11 @@ class RunningTable(Table):
                 if run.token_ids != expected:
                     raise AssertionError(f"{name} gives other tokens than naive attention")
 
-    def rows(self) -> list[tuple[str, str, str, str]]:
+    def rows(self) -> list[tuple[str, ...]]:
         """The table's text, with its header."""
-        table = [("rung", "tokens a second", "bytes a token", "memory wasted")]
+        table: list[tuple[str, ...]] = [
+            ("rung", "tokens a second", "bytes a token", "memory wasted")
+        ]
         for rung, runs in self.runs.items():
             speeds = sorted(run.answers * len(run.token_ids) / run.seconds for run in runs)
             kept, wasted = runs[0].kv_bytes_per_token, runs[0].wasted

@@ -94,7 +94,8 @@ def poisson(num_requests: int, rate: float, seed: int = 0) -> list[float]:
 def write_code(lm: LanguageModel, num_tokens: int, seed: object = 0) -> list[int]:
     """`num_tokens` token ids of made-up Python, cut off wherever that is; `seed` may be anything
     that prints, and another one gives another text."""
-    draw, text, ids = random.Random(f"code {seed}"), "", []
+    draw, text = random.Random(f"code {seed}"), ""
+    ids: list[int] = []
     while len(ids) < num_tokens:
         # Of a snippet it takes at least 20 tokens, so few rounds are needed.
         for _ in range(1 + (num_tokens - len(ids)) // 20):
@@ -244,7 +245,8 @@ def read_trace(path: str | Path) -> list[Request]:
 
 def _csv_requests(path: Path, text: str) -> Iterator[Request]:
     rows = csv.DictReader(StringIO(text, newline=""))
-    missing = [name for name in CSV_COLUMNS if name not in (rows.fieldnames or ())]
+    columns = rows.fieldnames or ()
+    missing = [name for name in CSV_COLUMNS if name not in columns]
     if missing:
         raise ValueError(f"{path} has no column {' and no column '.join(missing)}")
     try:
@@ -256,7 +258,7 @@ def _csv_requests(path: Path, text: str) -> Iterator[Request]:
                     f"whole numbers of at least 1, were {[row[name] for name in CSV_COLUMNS]}"
                 )
             arrival = 0.0
-            if "TIMESTAMP" in rows.fieldnames:
+            if "TIMESTAMP" in columns:
                 arrival = _seconds(row["TIMESTAMP"], f"{path}, line {rows.line_num}")
             yield Request(length, arrival)
     except csv.Error as error:

@@ -125,15 +125,15 @@ class Layout:
         A pool of many blocks stands in columns: fewer, longer ones if the slots grow by it.
         The arrows get some of the width that is left.
         """
-        best = None
+        layouts: list[Layout] = []
         for rows in ROWS:
             slot = most
             while (layout := cls(steps, slot, rows)).width > width and slot > 0.05:
                 slot -= 0.005
-            if best is None or layout.slot > best.slot:
-                best = layout
-            if best.slot >= SMALLEST:
+            layouts.append(layout)
+            if layout.slot >= SMALLEST:
                 break
+        best = max(layouts, key=lambda layout: layout.slot)
         best.pool += max(0.0, min(8 * best.slot, width - best.width))
         return best
 

@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from operator import index as as_int
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -59,7 +60,7 @@ class Recording:
 
     title: str  # "Block tables"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.steps: list = []
 
     def describe(self, i: int, before: int | None) -> str:
@@ -127,7 +128,7 @@ class History(Recording):
     def snap(
         self,
         words: str,
-        tables: Mapping[str, object] | None = None,
+        tables: Mapping[str, Any] | None = None,
         texts: Mapping[str, Sequence[str]] | None = None,
         cached: Iterable[int] = (),
     ) -> Snapshot:

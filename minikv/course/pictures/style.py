@@ -30,7 +30,8 @@ def color(index: int) -> str:
 
 def tint(shade: str, strength: float = 0.25) -> tuple[float, float, float]:
     """`shade` thinned with white: 1 is the colour itself, 0 is paper."""
-    return tuple(1 - strength * (1 - channel) for channel in to_rgb(shade))
+    red, green, blue = (1 - strength * (1 - channel) for channel in to_rgb(shade))
+    return red, green, blue
 
 
 def ink_on(shade: str) -> str:

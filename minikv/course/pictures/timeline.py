@@ -14,6 +14,7 @@ from html import escape
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
+from typing import cast
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -75,9 +76,9 @@ class Timeline:
     ) -> "Timeline":
         """Run one prompt, or several that arrive together, to the end."""
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]
+            prompts = [cast(Prompt, prompts)]
         timeline = cls(engine)
-        for prompt in prompts:
+        for prompt in cast(list[Prompt], prompts):
             timeline.add(prompt, params)
         return timeline.run()
 
@@ -99,7 +100,9 @@ class Timeline:
         return request_id
 
     def step(self) -> Step:
-        """Run one step of the engine and note it."""
+        """Run one step of the engine and note it. Raises ValueError before the first request."""
+        if self._zero is None:
+            raise ValueError("nothing to record yet: add a request first")
         before = self.engine.stats().computed_tokens
         start = perf_counter()
         outputs = self.engine.step()
@@ -309,7 +312,7 @@ class Timeline:
         [request_id] = self.rows
         chunks = [bar for bar in self.bars(request_id) if bar.kind == "prefill"]
         steps = "one step" if len(chunks) == 1 else f"{len(chunks)} steps"
-        tokens = sum(bar.num_computed for bar in chunks)
+        tokens = sum(bar.num_computed or 0 for bar in chunks)
         return f"Prefill computes {tokens} tokens in {steps}; decode takes one step a token"
 
     def _repr_mimebundle_(self, include=None, exclude=None):

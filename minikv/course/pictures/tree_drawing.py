@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, PathPatch
@@ -115,7 +116,7 @@ def rows_of(scenes: Sequence[Sequence[Place]]) -> tuple[dict[Place, int], int]:
                 lanes[place].append([child])
         heights[place] = max(1, sum(max(heights[child] for child in lane) for lane in lanes[place]))
 
-    rows = {(): 0}
+    rows: dict[Place, int] = {(): 0}
     for place in sorted(children, key=len):
         row = rows[place]
         for lane in lanes[place]:
@@ -284,10 +285,10 @@ class Layout:
 
 def _frame(pen: Pen, x, y, width, height, round_, **more) -> None:
     """A rounded frame; (x, y) is its upper left corner."""
-    more = dict(facecolor="none", edgecolor=style.INK, linewidth=0.9, zorder=0.8) | more
+    look: dict[str, Any] = dict(facecolor="none", edgecolor=style.INK, linewidth=0.9, zorder=0.8)
     pen.axes.add_artist(
         FancyBboxPatch(
-            (x, y), width, height, boxstyle=f"round,pad=0,rounding_size={round_}", **more
+            (x, y), width, height, boxstyle=f"round,pad=0,rounding_size={round_}", **look | more
         )
     )
 
@@ -310,7 +311,7 @@ def ordinal(number: int) -> str:
     return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"
 
 
-GHOST = dict(linestyle=(0, (3, 2)), edgecolor=style.FAINT)
+GHOST: dict[str, Any] = dict(linestyle=(0, (3, 2)), edgecolor=style.FAINT)
 
 
 class Panel:
@@ -387,7 +388,7 @@ class Panel:
 
     def _line(self, points: Sequence[tuple[float, float]], gone: bool) -> None:
         xs, ys = zip(*points, strict=True)
-        look = dict(color=style.INK, zorder=0.5)
+        look: dict[str, Any] = dict(color=style.INK, zorder=0.5)
         if gone:  # behind what is left
             look = dict(color=style.FAINT, linestyle=GHOST["linestyle"], zorder=0.4)
         self.pen.axes.plot(
@@ -438,7 +439,7 @@ class Panel:
         self._text(left - 0.03, y, str(cell.block_id), "right", color=faint)
         under = at.under if at.with_slots else 0.0  # slots are in the block, letters below it
         look = GHOST if gone else dict(facecolor=LOOKS[cell.state]["face"])
-        look |= dict(linewidth=2.2 if cell.new else 0.9, zorder=1)
+        look = look | dict(linewidth=2.2 if cell.new else 0.9, zorder=1)
         _frame(
             pen, self.x + left, self.y + y - at.body_height / 2, at.body, at.body_height + under,
             0.05, hatch=None if gone else LOOKS[cell.state].get("hatch"), **look,
@@ -476,7 +477,8 @@ class Panel:
     def _slot(self, cell: Cell, n: int, x: float, y: float) -> None:
         at, pen = self.layout, self.pen
         side = 0.82 * at.slot
-        filled, new = n < cell.filled, cell.filled - cell.num_new <= n < cell.filled
+        count = at.block_size if cell.filled is None else cell.filled
+        filled, new = n < count, count - cell.num_new <= n < count
         if cell.state == "gone":
             pen.square(x - side / 2, y - side / 2, side, side, "none", style.FAINT, 0.4)
             return

@@ -209,7 +209,8 @@ class Copies(TorchFunctionMode):
 
     def __init__(self, size: int):
         super().__init__()
-        self.size, self.writers = size, []
+        self.size = size
+        self.writers: list[str] = []
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, pairwise, product
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 
@@ -15,7 +15,8 @@ from minikv.course.chapters.ch02_kv_cache.answers import BytesWritten
 from minikv.course.harness.checking import plain, runs_model, tinypy
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
-from minikv.language_model import LanguageModel
+from minikv.language_model import Cache, LanguageModel
+from minikv.model import Transformer
 
 PROMPT = "def fib(n):\n    if n"
 MAIN = "if __name__ == '__main__':"  # the fifth token after it is the end token
@@ -35,7 +36,7 @@ TINYPY, TWO_LAYERS = "tinypy", "the first two layers of tinypy"
 class Watched:
     """A model's transformer, noting what goes through it."""
 
-    def __init__(self, inner):
+    def __init__(self, inner) -> None:
         self.inner = inner
         self.passes: list[tuple[list[int], list[int]]] = []  # token ids, positions
 
@@ -55,7 +56,8 @@ def watched(name: str) -> tuple[LanguageModel, Watched]:
         two = transformer.inner = copy.copy(tinypy().transformer)
         two.layers = two.layers[:2]
         two.config = dataclasses.replace(two.config, num_layers=2, windows=(4, None))
-    return LanguageModel(name, transformer, tinypy().tokenizer), transformer
+    lm = LanguageModel(name, cast(Transformer, transformer), tinypy().tokenizer)
+    return lm, transformer
 
 
 def refusal(call: Callable, *arguments) -> str:
@@ -160,7 +162,8 @@ def caches(mine, program, log: Log) -> None:
             continue
         count, _, only = rest.rstrip("-").partition("@")
         called = [int(only)] if only else list(range(layers - rest.endswith("-")))
-        whole, moves, start, end = len(called) == layers, [], one.length, one.length + int(count)
+        whole, start, end = len(called) == layers, one.length, one.length + int(count)
+        moves: list[int] = []
         text = f"{plural(int(count))} after {start}" + (f" in cache {name}" if "B" in steps else "")
         text += f", in layer {only} alone" if only else "" if whole else ", all layers but the last"
 
@@ -235,8 +238,10 @@ def attending(look: str, room: int | None) -> list[Group]:
     shapes = [Shape(windows=windows) for windows in ((4, None, 2), (None, 3, 1), (2, 2, 5))]
     one_by_one = "A+1 A+1 A+1", "A+2 A+1 A+1 A+1 A+1"
     chunks = "A+4 A+3", "A+1 A+2 A+5", "A+7 A+1 A+3", "A+2 A+2 A+2 A+2"
-    windows = product(shapes, ("A+5 A+3 A+1", "A+1 A+1 A+4 A+3"))
-    windows = [(shape, room, steps, "attention") for shape, steps in windows]
+    windows = [
+        (shape, room, steps, "attention")
+        for shape, steps in product(shapes, ("A+5 A+3 A+1", "A+1 A+1 A+4 A+3"))
+    ]
     return [
         Group("tokens that come one by one see all before them", fed(*one_by_one, room=room), look),
         Group("chunks of several tokens after a prefix", fed(*chunks, room=room), look),
@@ -317,7 +322,7 @@ def loops(mine, program, log: Log) -> None:
     lm, transformer = watched(name)
     if kind == "in place":
         needed = cached + sum(length + count - 1 for _, _, length, count in calls)
-        one = PreallocatedCache(lm.config, needed)
+        one: Cache = PreallocatedCache(lm.config, needed)
         log(f"a PreallocatedCache, room for {needed}")
     else:
         one = Bare(lm.config) if kind == "bare" else ConcatCache(lm.config)

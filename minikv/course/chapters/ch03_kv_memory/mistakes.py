@@ -81,9 +81,9 @@ FIVE = {"free": 8, "largest": 4, "pairs": 4, "triples": 9, "most": 12}
 def processes(key: str, number: int | None, cause: str, look: str, **others: int) -> Mistake:
     """A wrong answer to exercise 03.5, or none, and wrong ones that go with it."""
     answer = {one: n for one, n in (FIVE | {key: number} | others).items() if n is not None}
-    answer = f"def five_processes():\n    return {answer}\n"
+    text = f"def five_processes():\n    return {answer}\n"
     name = f"{key}: {number}" + " …" * bool(others)
-    return Mistake(name, cause, look, sources={"five_processes": answer})
+    return Mistake(name, cause, look, sources={"five_processes": text})
 
 
 MISTAKES = {

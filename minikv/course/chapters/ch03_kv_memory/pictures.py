@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -27,7 +28,7 @@ def color_of(name: str) -> str:
     return style.color(ord(name[0]) - ord("A"))
 
 
-def canvas(height: float) -> tuple[Figure, object]:
+def canvas(height: float) -> tuple[Figure, Axes]:
     """A figure whose axes are inches from its upper left corner."""
     figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -58,7 +59,8 @@ def draw_slot(axes, x: float, y: float, state: str, name: str, size: float = SLO
         )  # fmt: skip
 
 
-KINDS = {  # of slots, as in `Served.shares`: what they are called, their colour
+# Of slots, as in `Served.shares`: what they are called, their colour.
+KINDS: dict[str, str | tuple[float, float, float]] = {
     "holds a token": style.PALETTE[0],
     "reserved for the future": style.tint(style.PALETTE[0]),
     "internal fragmentation": style.PALETTE[2],
@@ -85,8 +87,8 @@ def reservation_picture(
     rows = []  # (start, label, [(state, name, count, words)])
     for start, size in memory.pieces.items():
         name, use = held[start]
-        words = (f"{use.used:,} used", f"{use.future:,} for later", f"{use.internal:,} never used")
-        states = zip(SlotUse._fields, use, words, strict=True)
+        texts = (f"{use.used:,} used", f"{use.future:,} for later", f"{use.internal:,} never used")
+        states = zip(SlotUse._fields, use, texts, strict=True)
         stretches = [(state, name, count, text) for state, count, text in states if count]
         rows.append((start, f"{name} has {size:,}", stretches))
     for start, size in memory.holes:
@@ -106,10 +108,10 @@ def reservation_picture(
         )
         x, free = 1.78, 0.0
         for state, name, count, words in stretches:
-            start, x = x, _draw_stretch(axes, x, y, state, name, count)
+            begin, x = x, _draw_stretch(axes, x, y, state, name, count)
             wide = 0.062 * len(words)
-            left = max((start + x - wide) / 2, free)  # under its slots, unless the last still is
-            axes.plot([start + 0.02, x - 0.02], [y + 0.3] * 2, color=style.FAINT, linewidth=0.8)
+            left = max((begin + x - wide) / 2, free)  # under its slots, unless the last still is
+            axes.plot([begin + 0.02, x - 0.02], [y + 0.3] * 2, color=style.FAINT, linewidth=0.8)
             axes.text(left + wide / 2, y + 0.4, words, ha="center", va="center", fontsize=8,
                       color=style.INK)  # fmt: skip
             free = left + wide + 0.1
@@ -184,7 +186,10 @@ class Moment:
     @property
     def fits(self) -> bool:
         """Whether some hole is large enough for who waits."""
-        return any(size >= self.waits[1] for _, size in self.holes)
+        if self.waits is None:
+            return False
+        _, needed = self.waits
+        return any(size >= needed for _, size in self.holes)
 
 
 class MemoryFilm:

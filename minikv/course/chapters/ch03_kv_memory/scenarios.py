@@ -6,6 +6,7 @@ from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from itertools import permutations, product
+from typing import Any
 from unittest.mock import patch
 
 import minikv
@@ -49,7 +50,7 @@ def is_number(value) -> bool:
     return type(value) in (int, float)
 
 
-def several(count: int, what: str) -> str:
+def several(count: float, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
@@ -122,13 +123,13 @@ def published(*names: str) -> list:
 
 TINYPY = json.loads((minikv.BUNDLED["tinypy"] / "config.json").read_text(encoding="utf-8"))
 OPT, LLAMA_8B = CONFIGS["facebook/opt-13b"], CONFIGS["meta-llama/Llama-3.1-8B"]
+Fields = dict[str, int | None]
+LATENTS: list[Fields] = [{}, {"kv_lora_rank": 48, "qk_rope_head_dim": 10}, {"kv_lora_rank": None}]
+KV_HEADS: list[Fields] = [{}, *({"num_key_value_heads": n} for n in (1, 2, 4, 12, None))]
+HEAD_DIMS: list[Fields] = [{"head_dim": 40}, {"head_dim": None}, {"v_head_dim": 24}, {}]
 ANY_FIELDS = [
     config_of(240, 12, **latent, **kv_heads, **head_dim)
-    for latent, kv_heads, head_dim in product(
-        ({}, {"kv_lora_rank": 48, "qk_rope_head_dim": 10}, {"kv_lora_rank": None}),
-        ({}, *({"num_key_value_heads": number} for number in (1, 2, 4, 12, None))),
-        ({"head_dim": 40}, {"head_dim": None}, {"v_head_dim": 24}, {}),
-    )
+    for latent, kv_heads, head_dim in product(LATENTS, KV_HEADS, HEAD_DIMS)
 ]
 
 scenario(
@@ -359,7 +360,8 @@ def pieces(mine, program, log: Log) -> None:
             log.call(text, memory.allocate, number)
         else:
             log.call(f"release({number})", memory.release, number, see=False)
-        error, seen = log.events[-1].error, {}
+        error = log.events[-1].error
+        seen: dict[str, Any] = {}
         if isinstance(error, NoHole):
             seen = {"NoHole's (needed, largest, free):": [error.needed, error.largest, error.free]}
         seen["holes"] = holes_of(memory)
@@ -429,7 +431,8 @@ PROMPTS = (STACK, "import os\n\ndef fib(n):", "for i in range(")
 def with_reservation(lm, prompt_ids: list[int], new: int, capacity: int):
     """Greedy tokens through a cache for `capacity` tokens, and after each step its tokens."""
     cache = PreallocatedCache(lm.config, capacity)
-    ids, stored = [], []
+    ids: list[int] = []
+    stored: list[int] = []
     for _ in range(new):
         ids.append(int(lm.logits(ids[-1:] or prompt_ids, cache)[-1].argmax()))
         stored.append(cache.num_tokens)

@@ -34,13 +34,13 @@ class BlockByBlock(AttentionBackend):
 
     def bind(self, batch: Batch) -> Attend:
         tables, lens = batch.block_tables.tolist(), batch.context_lens.tolist()
-        slots, owners = [], []  # of every token in the batch
+        slot_ids, owners = [], []  # of every token in the batch
         for row, num_queries in enumerate(batch.query_start.diff().tolist()):
             start, end = lens[row] - num_queries, lens[row]
             found = self.slot_mapping(tables[row], self.store.block_size, start, end)
-            slots += torch.as_tensor(found).tolist()  # a list, an array or a tensor
+            slot_ids += torch.as_tensor(found).tolist()  # a list, an array or a tensor
             owners += [row] * num_queries
-        slots = torch.tensor(slots)
+        slots = torch.tensor(slot_ids)
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
             self.store.slots[layer, slots] = torch.stack([k, v], 1)
@@ -48,8 +48,12 @@ class BlockByBlock(AttentionBackend):
 
         return attend
 
-    def _read(self, kv, q, batch, tables, owners, start=0) -> torch.Tensor:
-        """The attention's output for the queries from `start` on: (T - start, H, D)."""
+    def _read(self, kv, q, batch, tables, owners) -> torch.Tensor:
+        """The attention's output for all queries: (T, H, D)."""
+        return self._one_by_one(kv, q, batch, tables, owners, 0)
+
+    def _one_by_one(self, kv, q, batch, tables, owners, start: int) -> torch.Tensor:
+        """The same for the queries from `start` on: (T - start, H, D)."""
         lens = (batch.positions + 1).tolist()  # each query sees itself, too
         queries = range(start, len(q))
         return torch.stack([self.attend_one(q[i], kv, tables[owners[i]], lens[i]) for i in queries])
@@ -69,5 +73,5 @@ class DecodesTogether(BlockByBlock):
             tables_of_decodes, lens = batch.block_tables[:n], batch.context_lens[:n]
             parts.append(self.attend_all(q[:n], kv, tables_of_decodes, lens))
         if n < len(q):
-            parts.append(super()._read(kv, q, batch, tables, owners, start=n))
+            parts.append(self._one_by_one(kv, q, batch, tables, owners, n))
         return torch.cat(parts)

@@ -1,6 +1,7 @@
 """Chapter 04: mistakes that a reader may make, each as a wrong solution."""
 
 from collections.abc import Callable
+from typing import cast
 
 from minikv.course.harness.mistakes import Mistake
 
@@ -11,7 +12,7 @@ def place(path: str) -> Callable[..., Mistake]:
     def mistake(name: str, *wrong: tuple[str, str] | str, cause: str, look: str) -> Mistake:
         if isinstance(wrong[0], str):
             return Mistake(name, cause, look, sources={path: wrong[0]})
-        return Mistake(name, cause, look, edits={path: wrong})
+        return Mistake(name, cause, look, edits={path: cast(tuple[tuple[str, str], ...], wrong)})
 
     return mistake
 

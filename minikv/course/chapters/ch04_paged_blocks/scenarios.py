@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from string import ascii_letters, ascii_uppercase
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 import minikv
 from minikv import OutOfBlocks
+from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.harness import reader_files
 from minikv.course.harness.checking import plain, runs_model, tinypy
@@ -94,7 +96,9 @@ def kind_of_block(found, num_blocks: int, taken: dict[int, str]) -> str:
 
 def random_holders(seed: int, num_blocks: int, length: int):
     """Blocks that are taken, shared and released, at random; sometimes from an empty pool."""
-    draw, held, used, steps = random.Random(seed), [], 0, []
+    draw, used = random.Random(seed), 0
+    held: list[str] = []
+    steps: list[str] = []
     for _ in range(length):
         kind = draw.choice("++&---")
         if kind == "+" or not held:
@@ -157,7 +161,9 @@ def tables(mine, program, log: Log) -> None:
     ids = [pool.allocate() for _ in range(num_blocks)]
     for block_id in random.Random(5).sample(ids, num_blocks):  # it hands them out in any order
         pool.release(block_id)
-    live, promised, letters = {}, {}, {}
+    live: dict[str, Any] = {}
+    promised: dict[str, int] = {}  # tokens, by table
+    letters: dict[str, dict[int, str]] = {}  # of each table's blocks
     log(f"blocks of {size}, {num_blocks} in the pool")
     for step in steps.split():
         name, action, amount = step[0], step[1], int(step[2:] or 0)
@@ -429,6 +435,10 @@ class Copies(TorchDispatchMode):
         return out
 
 
+def highest_at(top: int) -> Scores:
+    return lambda place, _: -abs(place - top)
+
+
 def scored(note: str, scores: Scores, length: int = 11, **other) -> Context:
     return Context(length, dim=16, written=length + 1, note=f", {note}", scores=scores, **other)
 
@@ -459,7 +469,7 @@ scenario(
           look="how many of the table's blocks are read?"),
     Group("the largest score comes first, last, or in the middle",
           [scored(f"that at position {top} scores highest",
-                  lambda place, _, top=top: -abs(place - top), length)
+                  highest_at(top), length)
            for top, length in ((0, 14), (6, 14), (13, 14), (4, 8), (3, 5))],
           look="what happens to the sums when a block has a larger score than all before it"),
     Group("heads of a group share a KV head",
@@ -573,7 +583,8 @@ def run(engine: minikv.Engine, prompts, num_tokens: int) -> tuple[list[list[int]
     """New tokens of each prompt, all served at once, and the most blocks held at any time."""
     params = minikv.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     order = [engine.add_request(prompt, params) for prompt in prompts]
-    outputs, most = {}, 0
+    outputs: dict[int, list[int]] = {}
+    most = 0
     while engine.has_unfinished:
         outputs |= {output.request_id: output.token_ids for output in engine.step()}
         most = max(most, engine.stats().blocks_used)
@@ -587,7 +598,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     prompts, new = [lm.encode(text) for text in TEXTS], 12
     expected = [lm.generate_naively(prompt, new) for prompt in prompts]
     parts = {"attend_one": mine.blockwise_attention, "slot_mapping": mine.slot_mapping}
-    backends = {
+    backends: dict[int, Callable[..., AttentionBackend]] = {
         4: partial(BlockByBlock, **parts),
         16: partial(DecodesTogether, attend_all=mine.batched_attention, **parts),
     }

@@ -78,17 +78,19 @@ class BeamSnapshot:
     def blocks(self) -> dict[Place, BeamBlock]:
         """Every block that a beam holds, by the block ids that lead to it."""
         names: dict[Place, list[str]] = {}
+        ids: dict[Place, int] = {}
         tokens: dict[Place, tuple[int, ...]] = {}
         for name, one in self.beams.items():
-            for index in range(len(one.block_ids)):
+            for index, block_id in enumerate(one.block_ids):
                 place = (None, *one.block_ids[: index + 1])
                 start = index * self.block_size
+                ids[place] = block_id
                 names.setdefault(place, []).append(name)
                 tokens[place] = one.token_ids[
                     start : min(start + self.block_size, one.num_computed)
                 ]
         return {
-            place: BeamBlock(place[-1], self.ref_counts[place[-1]], tuple(who), tokens[place])
+            place: BeamBlock(ids[place], self.ref_counts[ids[place]], tuple(who), tokens[place])
             for place, who in names.items()
         }
 
@@ -183,10 +185,13 @@ class BeamHistory(TreeRecording):
         if shared:
             parts.append(f"Shared: {', '.join(shared)}.")
         if before is not None:
-            changes = BeamChanges.between(self.steps[before], step)
-            for told, places in (("New", changes.new), ("Freed", changes.freed)):
+            last = self.steps[before]
+            changes = BeamChanges.between(last, step)
+            for told, places, blocks in (
+                ("New", changes.new, step.blocks), ("Freed", changes.freed, last.blocks),
+            ):  # fmt: skip
                 if places:
-                    ids = ", ".join(str(id_) for id_ in sorted(place[-1] for place in places))
+                    ids = ", ".join(map(str, sorted(blocks[place].id for place in places)))
                     parts.append(f"{told} in this step: {ids}.")
         parts += [f"Warning: {warning}." for warning in step.warnings]
         return " ".join(parts)
@@ -201,7 +206,7 @@ class BeamHistory(TreeRecording):
         changes = BeamChanges.between(before, step) if before else None
         cells = []
         for place, block in step.blocks.items():
-            new = bool(changes) and place in changes.new
+            new = changes is not None and place in changes.new
             filled, there = len(block.token_ids), 0
             if before is None:
                 there = filled
@@ -224,7 +229,7 @@ class BeamHistory(TreeRecording):
             Run(tuple(chain), ends=tuple(ends.get(chain[-1].place, ())))
             for chain in _chains(cells, ends)
         ]
-        if changes:
+        if before is not None and changes is not None:
             ghosts = [
                 Cell(place, block.id, self._text(block.token_ids), 0, "gone", filled=0)
                 for place, block in before.blocks.items()

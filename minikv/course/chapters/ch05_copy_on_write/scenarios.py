@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import Any
 
 import torch
 
@@ -110,7 +111,7 @@ def tables(mine, program, log: Log) -> None:
             elif found is not None:
                 log(text, {"what comes back": pair})
                 return
-        seen = {}
+        seen: dict[str, Any] = {}
         if "ids" in looks:
             seen |= {f"block_ids of {n}": t.block_ids for n, t in live.items()}
             seen |= {f"num_tokens of {n}": t.num_tokens for n, t in live.items()}
@@ -694,7 +695,8 @@ def engine_on(mine, lm, block_size: int = 4) -> minikv.Engine:
     """An engine on the reader's tables, whose copies the reader's function makes."""
     config = minikv.EngineConfig(num_blocks=128, block_size=block_size, prefix_cache=False)
     engine = minikv.Engine(lm, config, block_table=mine.BlockTable)
-    engine.store.copy_to = lambda other, pairs: mine.copy_blocks(other.blocks, list(pairs))
+    store: Any = engine.store  # its copies are made by the reader's function from here on
+    store.copy_to = lambda other, pairs: mine.copy_blocks(other.blocks, list(pairs))
     return engine
 
 
@@ -702,8 +704,9 @@ class Watch:
     """Keeps the most blocks that an engine holds while the model runs."""
 
     def __init__(self, engine: minikv.Engine):
-        self.engine, self.most, self._forward = engine, 0, engine.runner.forward
-        engine.runner.forward = self.forward
+        runner: Any = engine.runner  # runs through this object's `forward` from here on
+        self.engine, self.most, self._forward = engine, 0, runner.forward
+        runner.forward = self.forward
 
     def forward(self, *arguments):
         self.most = max(self.most, self.engine.stats().blocks_used)
