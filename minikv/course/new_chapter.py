@@ -22,9 +22,9 @@ FILES = {
     "rung.py": '''"""Rung {number} of the ladder and of the running table."""
 
 IDEA = "TODO: the one new idea, in one line"
-RUNS: dict = {{}}  # TODO: name -> how it runs; see measure/running_table.py and an earlier rung.py
+RUNS: dict = {{}}  # TODO: name -> how it runs, as in an earlier rung.py
 ''',
-    "answers.py": '''"""Chapter {number}: what its exercises ask for, where the engine has no such function."""
+    "answers.py": '''"""Chapter {number}: references of exercises that the engine does not have."""
 
 
 def blocks_needed(num_tokens: int, block_size: int) -> int:
@@ -62,7 +62,7 @@ CHAPTER = Chapter(
     ),
 )
 ''',
-    "scenarios.py": '''"""Chapter {number} as programs: what each exercise is asked, and what can be seen."""
+    "scenarios.py": '''"""Chapter {number} as programs: what is asked, and what can be seen."""
 
 from minikv.course.harness.scenarios import Group, Log, scenario
 
@@ -83,7 +83,7 @@ scenario(
     ),
 )
 ''',
-    "mistakes.py": '''"""Chapter {number}: mistakes that a reader may make, each as a wrong solution."""
+    "mistakes.py": '''"""Chapter {number}: what a reader may do wrong, each as a wrong solution."""
 
 from minikv.course.harness.mistakes import Mistake
 

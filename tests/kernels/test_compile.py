@@ -79,7 +79,9 @@ def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, in
 
 def compile_all(arch):
     """Compile all that can be chosen for this GPU, and print a line of JSON about each."""
-    from minikv.course.bench.compiled import Compiler  # refuses to be imported by an interpreter
+    from minikv.course.chapters.ch08_triton_paged_attention.compiled import (
+        Compiler,  # refuses to be imported by an interpreter
+    )
 
     results = []
     for module in (paged_decode, paged_prefill, block_copy, cache_write):

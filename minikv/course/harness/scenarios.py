@@ -47,6 +47,7 @@ LOOKED_AT = 25  # programs that differ, and as many that do not, which the mista
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 EXACT = (int, str, bool)  # compared as they are, and never changed
+LONGEST_STORY = 7  # events that are told before the difference, besides the first
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
 
 
@@ -358,11 +359,12 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
         name = next(n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted))
         what = _told(name, event, wanted)
     story: list[str] = []
-    for one in found[max(0, at - 7) : at + 1]:
+    for one in found[: at + 1]:
         if one.text and (one.is_call or not story or one.text != story[-1]):
             story.append(one.text)
-    skipped = "… " if at > 7 else ""
-    return Difference(f"{skipped}{'; '.join(story)}", what, symptoms(found, expected), error)
+    if len(story) > LONGEST_STORY:
+        story[1:-LONGEST_STORY] = ["…"]
+    return Difference("; ".join(story), what, symptoms(found, expected), error)
 
 
 def symptoms(found: list[Event], expected: list[Event]) -> frozenset:
@@ -373,7 +375,7 @@ def symptoms(found: list[Event], expected: list[Event]) -> frozenset:
     event = found[at] if at < len(found) else Event("")
     wanted = expected[at] if at < len(expected) else Event("")
     if event.error is not None:
-        message = re.sub(r"\d+", "#", str(event.error))[:80]
+        message = re.sub(r"0x[0-9a-f]+|\d+", "#", str(event.error))[:80]
         return frozenset({(at, "raises", type(event.error).__name__), (at, "says", message)})
     if wanted.error is not None:
         return frozenset({(at, "raises", "nothing"), (at, "instead", _digest(event.seen))})

@@ -131,7 +131,7 @@ def test_splits_are_counted_as_on_the_device():
 
 @pytest.mark.skipif(not HAS_TRITON, reason="compiles")
 def test_the_decode_kernel_is_compiled_in_a_process_of_its_own():
-    from minikv.course.bench import compiled
+    from minikv.course.chapters.ch08_triton_paged_attention import compiled
 
     decode, join = compiled.decode(90, num_heads=4, num_kv_heads=2, head_dim=64)
     assert decode["kernel"] == "paged_decode_kernel" and join["kernel"] == "join_splits_kernel"

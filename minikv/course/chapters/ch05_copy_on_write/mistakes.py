@@ -241,7 +241,9 @@ def fork(self):
         ),
         Mistake(
             "turns the copy round",
-            edits={"BlockTable.writable_slot": (("(block_id, new_block)", "(new_block, block_id)"),)},
+            edits={"BlockTable.writable_slot": (
+                ("(block_id, new_block)", "(new_block, block_id)"),
+            )},
             cause="the pair is turned round: an empty block would be copied over the others' "
             "tokens",
             look="(from_block, to_block)",
@@ -355,7 +357,12 @@ def writable_slot(self, position):
         ),
     ),
     "05.3": (
-        Mistake("shares nothing", sources=counts("n * each"), cause="nothing is shared", look="which blocks does nobody ever write to?"),
+        Mistake(
+            "shares nothing",
+            sources=counts("n * each"),
+            cause="nothing is shared",
+            look="which blocks does nobody ever write to?",
+        ),
         Mistake(
             "forgets the beginning",
             sources=counts("full + n * (each - full)"),
@@ -363,7 +370,10 @@ def writable_slot(self, position):
             look="what if num_new is 0?",
         ),
         Mistake(
-            "never copies", sources=counts("each"), cause="all samples write into the same blocks", look="what happens at the first write to a shared block?"
+            "never copies",
+            sources=counts("each"),
+            cause="all samples write into the same blocks",
+            look="what happens at the first write to a shared block?",
         ),
         Mistake(
             "never copies the last block",
@@ -379,7 +389,9 @@ def writable_slot(self, position):
         ),
         Mistake(
             "counts the original, too",
-            sources=counts("full + n * (each - full) + (num_prompt % block_size > 0) if num_new else each"),
+            sources=counts(
+                "full + n * (each - full) + (num_prompt % block_size > 0) if num_new else each"
+            ),
             cause="the original is counted beside the copies, but the last writer keeps it",
             look="n samples: how many copies are made?",
         ),
@@ -422,7 +434,12 @@ def blocks_for_samples(n, num_prompt, num_new, block_size):
             "not used",
             look="how many tokens does one sample have altogether?",
         ),
-        Mistake("copies for one", sources=counts(RIGHT, "each"), cause="that is one sample's", look="how many samples are there?"),
+        Mistake(
+            "copies for one",
+            sources=counts(RIGHT, "each"),
+            cause="that is one sample's",
+            look="how many samples are there?",
+        ),
         Mistake(
             "exchanges the two",
             sources=counts("n * each", RIGHT),
@@ -431,7 +448,9 @@ def blocks_for_samples(n, num_prompt, num_new, block_size):
         ),
         Mistake(
             "returns one number",
-            sources={"blocks_for_samples": "def blocks_for_samples(n, p, m, b):\n    return n * p // b\n"},
+            sources={
+                "blocks_for_samples": "def blocks_for_samples(n, p, m, b):\n    return n * p // b\n"
+            },
             cause="two numbers are expected",
             look="return shared, copied: a pair",
         ),

@@ -544,12 +544,20 @@ scenario(
     branches,
     Group(
         "a prefix that ends with a block",
-        [(4, 20, 11, 8, ""), (4, 20, 11, 4, ""), (3, 20, 11, 6, ""), (1, 20, 5, 3, ""), (3, 20, 11, 9, "")],
+        [
+            (size, 20, length, num_tokens, "")
+            for size, length, num_tokens in (
+                (4, 11, 8), (4, 11, 4), (3, 11, 6), (1, 5, 3), (3, 11, 9),
+            )
+        ],
         look="the full blocks of the prefix",
     ),
     Group(
         "a prefix that ends inside a block",
-        [(4, 20, 11, 6, ""), (4, 20, 11, 5, ""), (4, 20, 11, 9, ""), (3, 20, 11, 7, ""), (16, 20, 11, 10, "")],
+        [
+            (size, 20, 11, num_tokens, "")
+            for size, num_tokens in ((4, 6), (4, 5), (4, 9), (3, 7), (16, 10))
+        ],
         look="the block in which the prefix ends",
     ),
     Group(
@@ -649,7 +657,9 @@ scenario(
         "all layers, all slots, K and V",
         [
             (shape, [(3, 5), (3, 0)])
-            for shape in ((3, 6, 4, 2, 1, 2), (7, 6, 1, 2, 1, 2), (5, 6, 16, 2, 2, 8), (6, 6, 3, 2, 1, 1))
+            for shape in (
+                (3, 6, 4, 2, 1, 2), (7, 6, 1, 2, 1, 2), (5, 6, 16, 2, 2, 8), (6, 6, 3, 2, 1, 1),
+            )
         ],
         look="the dimensions of `blocks`",
     ),

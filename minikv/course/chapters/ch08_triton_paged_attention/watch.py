@@ -29,7 +29,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from minikv.course.bench.compiled import TYPES
+from minikv.course.chapters.ch08_triton_paged_attention.compiled import TYPES
 from minikv.course.harness.checking import Wrong
 from minikv.course.harness.examine import COMPILE_LIMIT
 
