@@ -9,7 +9,7 @@ from itertools import zip_longest
 import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy
-from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.course.harness.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
 
@@ -98,8 +98,8 @@ class Desk:
         """All that can be seen between two calls."""
         bench, scheduler = self.bench, self.scheduler
         seen = {
-            "running:": " ".join(map(name, scheduler.running)) or "nobody",
-            "waiting:": " ".join(map(name, scheduler.waiting)) or "nobody",
+            "running:": Words(" ".join(map(name, scheduler.running)) or "nobody"),
+            "waiting:": Words(" ".join(map(name, scheduler.waiting)) or "nobody"),
         }
         cached = set(bench.cache.block_ids()) if bench.cache is not None else set()
         for who, one in self.there().items():
@@ -212,7 +212,7 @@ class Desk:
         log, bench, number = self.log, self.bench, f"step {self.bench.num_steps + 1}"
         plan = self.call(number, bench.scheduler.schedule)
         if not isinstance(plan, Plan):
-            log(number, {"computes": "nothing, for no Plan is returned"})
+            log(number, {"computes": Words("nothing, for no Plan is returned")})
             raise Stop
         last, told = self.last
         seen = {"computes": planned(plan), "wrong first slots:": wrong_slots(plan)}
@@ -249,7 +249,7 @@ def rows(plan: Plan) -> list[tuple]:
 def planned(plan: Plan) -> str:
     """What a step computes: "A 1, B 14"."""
     told = [f"{name(one) if one else 'nobody'} {count}" for one, count, _ in rows(plan)]
-    return ", ".join(told) or "nothing"
+    return Words(", ".join(told) or "nothing")
 
 
 def wrong_slots(plan: Plan) -> dict[str, str]:
@@ -610,7 +610,7 @@ scenario("06.4", desk,
 
 SHIFTED = "when one leaves the list: which have a slot, and whose slot is it?"
 UNDONE = "what did this step do for the one that gives way?"
-GOOD = "each is served, with its own tokens"
+GOOD = Words("each is served, with its own tokens")
 
 
 @check("06.5", "tinypy, short of blocks: the oracle's tokens", look=SHIFTED)
@@ -653,7 +653,7 @@ def crowd(mine, program, log: Log) -> None:
     left = at.scheduler.running
     gone, right = [name(one) for one in running if one not in left], sorted(largest)
     found = " or ".join(right) if len(gone) == 1 and gone[0] in right else " and ".join(gone)
-    log(text, {"gives way:": found or "nobody"})
+    log(text, {"gives way:": Words(found or "nobody")})
     told = {"wrong slots:": wrong_slots(plan)}
     told["runs, and gets no token:"] = [name(one) for one in left if one not in plan.sequences]
     told["is admitted:"] = [name(one) for one in left if one not in running]
@@ -684,14 +684,14 @@ def served(mine, program, log: Log) -> None:
                 at.bench.run(plan)
                 wrong = next(filter(None, (wrong_text(at.bench, one) for one in everybody)), None)
             if wrong is not None:
-                log(f"{text} computes {planned(plan)}", {"result": wrong})
+                log(f"{text} computes {planned(plan)}", {"result": Words(wrong)})
                 return
     text, pool = "at the end", at.bench.pool
     if list(at.scheduler):
-        log(text, {"result": f"{' and '.join(at.there())} not done after {MOST} steps"})
+        log(text, {"result": Words(f"{' '.join(at.there())}: not done after {MOST} steps")})
     else:
         lost = pool.num_blocks - pool.num_free
-        log(text, {"result": f"{lost} blocks are still held" if lost else GOOD})
+        log(text, {"result": Words(f"{lost} blocks are still held") if lost else GOOD})
 
 
 def wrong_in(plan: Plan, scheduler) -> str | None:
