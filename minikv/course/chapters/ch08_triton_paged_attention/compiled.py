@@ -82,7 +82,7 @@ def decode(
         env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
         env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         done = subprocess.run(
-            [sys.executable, "-m", __spec__.name, *map(str, sizes)],
+            [sys.executable, "-m", __name__, *map(str, sizes)],
             env=env, capture_output=True, text=True, check=False,
         )  # fmt: skip
     if done.returncode:
