@@ -76,7 +76,7 @@ class Report:
         rows: list[tuple[str, str, list[tuple[str, str]]]] = []
         seen: set[str | None] = set()
         for line in self.lines:
-            known = {line.cause, line.origin} - {None}
+            known = {line.cause or line.origin} - {None}
             if line.ok:
                 rows.append(("ok", line.name, []))
             elif known & seen:

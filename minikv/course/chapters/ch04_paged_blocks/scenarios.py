@@ -68,7 +68,7 @@ def pools(mine, program, log: Log) -> None:
             never = (one for one in range(num_blocks) if one not in ids.values())
             block_id = next(never) if name == "?" else ids[name] if name in ids else int(name)
             text = f"release({name if name != '?' else block_id})"
-            text += " once more" * (log.events[-2].text == text)
+            text += " once more" * (log.events[-2:][0].text == text)
             log.call(text, quietly, pool.release, block_id)
             if name in held:
                 held.remove(name)

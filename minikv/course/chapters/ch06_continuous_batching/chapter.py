@@ -241,7 +241,7 @@ the last to come of those that ran, is still before all that wait.""",
 A leaves: decoding B C      plan.slots a b        <- as long as each other: the loop ends
 the engine zips them:  B writes to a's slot, C writes to b's
 so: choose among those that have no slot yet
-or: when someone leaves who has one, take its slot back, too""",
+or: when someone leaves who has one, take its slot and its planned copy back, too""",
             ),
             works="""\
 `plan.slots[i]` belongs to `decoding[i]`. The loop relies on that, and everybody who takes somebody
