@@ -82,10 +82,9 @@ class SchedulerBench:
         return [self.pool.allocate() for _ in range(num_blocks)]
 
     def cache_prefix(self, token_ids: Seq[int]) -> list[int]:
-        """Put whole blocks of tokens into the prefix cache; returns the blocks. Raises ValueError
-        if there is no prefix cache."""
+        """Put whole blocks of tokens into the prefix cache; returns the blocks."""
         if self.cache is None:
-            raise ValueError("config: this needs prefix_cache=True")
+            raise ValueError("prefix_cache: there is none here")
         table = BlockTable(self.pool, self.config.block_size)
         table.grow(len(token_ids))
         self._write(table, token_ids, 0, len(token_ids))
@@ -133,7 +132,8 @@ class SchedulerBench:
 
     def alone(self, sequence: Sequence) -> list[int]:
         """The tokens that this sample writes if nothing goes wrong, to the last of them."""
-        request, numbers = sequence.request, list[int]()
+        request = sequence.request
+        numbers: list[int] = []
         tokens = list(request.prompt_ids)
         while len(tokens) < request.max_length:
             for token_id in tokens[len(numbers) :]:

@@ -68,7 +68,7 @@ def test_all_runs_each_with_its_defaults(tmp_path, monkeypatch, capsys):
 
         def run(options, name=name):
             seen.append((name, vars(options)))
-            return harness.Table(name, options.repeats, rows=[{"what": "x"}], goals=[None])
+            return harness.BenchTable(name, options.repeats, rows=[{"what": "x"}], goals=[None])
 
         monkeypatch.setattr(module, "run", run)
     assert main(["bench", "all", "--repeats", "3", "--json", str(tmp_path / "all.json")]) == 0
@@ -133,7 +133,7 @@ def test_a_spread_and_a_goal():
 
 
 def test_a_table_lines_up():
-    table = harness.Table("title", 1, notes=["note"])
+    table = harness.BenchTable("title", 1, notes=["note"])
     table.add({"what": "one", "figure": 10_000}, harness.Goal("figure", ">=", 2))
     table.add({"what": "another", "figure": 0.12345})
     assert str(table).splitlines() == [
