@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 from itertools import groupby
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -30,8 +30,10 @@ from minikv.course.pictures import style
 LINES = ("-", "--", "-.", ":")  # of the ways, so that colour is never alone
 COLORS = (style.PALETTE[3], style.PALETTE[0], style.PALETTE[5], style.PALETTE[1])
 # A seat that nobody sits on; and the same while a request waits.
-EMPTY = {"facecolor": "#ebebeb", "linewidth": 0}
-HOLE = {"facecolor": "#dcdcdc", "edgecolor": "#8c8c8c", "hatch": "xxx", "linewidth": 0}
+EMPTY: dict[str, Any] = {"facecolor": "#ebebeb", "linewidth": 0}
+HOLE: dict[str, Any] = {
+    "facecolor": "#dcdcdc", "edgecolor": "#8c8c8c", "hatch": "xxx", "linewidth": 0
+}  # fmt: skip
 
 
 def throughput_picture(comparison: Comparison) -> style.Picture:
@@ -291,7 +293,7 @@ def _draw_run(axes, run: Run, top: float, inches: float) -> set[str]:
     return kinds
 
 
-PREEMPTED = {
+PREEMPTED: dict[str, Any] = {
     "marker": "X", "color": style.INK, "markeredgecolor": style.PAPER, "markersize": 9,
     "linestyle": "",
 }  # fmt: skip
@@ -398,7 +400,7 @@ def scheduler_picture(times: Mapping[int, Seq[float]]) -> style.Picture:
     return style.Picture(figure, f"A line. {title}. {rows}.")
 
 
-def _line(axes, places: list[float], values: list[Seq[float]], row: int, label: str) -> None:
+def _line(axes, places: Seq[float], values: list[Seq[float]], row: int, label: str) -> None:
     """Medians, with whiskers from the least to the greatest."""
     middles = [median(one) for one in values]
     below = [middle - min(one) for middle, one in zip(middles, values, strict=True)]

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from functools import cache
 from itertools import zip_longest
+from typing import Any
 
 import minikv
 from minikv import Plan, SamplingParams, Sequence
@@ -74,7 +75,8 @@ class Desk:
         if "swap_blocks" in values:
             values["preemption"] = "swap"
         config = minikv.EngineConfig(**values)
-        self.log, self.held, self.last = log, [], (Plan(), "nothing")
+        self.log, self.last = log, (Plan(), "nothing")
+        self.held: list[int] = []  # blocks
         self.bench = SchedulerBench(
             config, getattr(mine, kind), cache=cached, policy=POLICIES[policy]
         )
@@ -97,7 +99,7 @@ class Desk:
     def state(self) -> dict:
         """All that can be seen between two calls."""
         bench, scheduler = self.bench, self.scheduler
-        seen = {
+        seen: dict[str, Any] = {
             "running:": Words(" ".join(map(name, scheduler.running)) or "nobody"),
             "waiting:": Words(" ".join(map(name, scheduler.waiting)) or "nobody"),
         }
@@ -141,8 +143,13 @@ class Desk:
             return f"{rest} tokens are cached"
         if verb not in ("add", "run"):
             return None
-        given = [int(one.strip("/")) if one else None for one in REQUEST.match(rest).groups()]
-        prompt, written, computed, wanted, n, shared = given
+        request = REQUEST.match(rest)
+        if request is None:
+            raise ValueError(f"op: {op!r} is no request")
+        prompt, given = int(request[1]), request.groups()[1:]
+        written, computed, wanted, n, shared = [
+            int(one.strip("/")) if one else None for one in given
+        ]
         sequence = bench.sequence(prompt, wanted or 4, n=n or 1, prefix=TEXT[: shared or 0])
         who, samples = name(sequence), f", {n} samples" if n else ""
         if verb == "run":
@@ -215,7 +222,8 @@ class Desk:
             log(number, {"computes": Words("nothing, for no Plan is returned")})
             raise Stop
         last, told = self.last
-        seen = {"computes": planned(plan), "wrong first slots:": wrong_slots(plan)}
+        seen: dict[str, Any] = {"computes": planned(plan)}
+        seen["wrong first slots:"] = wrong_slots(plan)
         seen["num_decodes:"] = plan.num_decodes
         seen["the plan of the step before:"] = "as it was" if planned(last) == told else "changed"
         log(f"{number}: {planned(plan)}", seen | self.state())
@@ -261,12 +269,12 @@ def wrong_slots(plan: Plan) -> dict[str, str]:
 
 
 def whose_slot(one: Sequence | None, slot, plan: Plan) -> str:
-    index, size = 0, one.table.block_size if one and one.table else 0
-    if size:
-        index, offset = divmod(one.num_computed, size)
-    if not size or index >= len(one.table.block_ids):
+    table = one.table if one else None
+    if not one or not table or one.num_computed >= len(table.block_ids) * table.block_size:
         return f"{slot}, and it has no block for it"
-    right = one.table.block_ids[index] * size + offset
+    size = table.block_size
+    index, offset = divmod(one.num_computed, size)
+    right = table.block_ids[index] * size + offset
     for other in plan.sequences if isinstance(slot, int) and slot != right else ():
         if other is not one and other.table and slot // size in other.table.block_ids:
             return f"{slot}, in a block of {name(other)}"
@@ -315,7 +323,9 @@ def blocks(num_blocks: int, **more) -> dict:
 
 CACHED, SWAP, SEATS = dict(cached=True), dict(swap_blocks=8), dict(max_num_seqs=4)
 SHORTEST = dict(policy="shortest prompt first")
-KINDS = ({}, dict(swap_blocks=2), dict(swap_blocks=9), dict(cached=True, max_num_seqs=8))
+KINDS: tuple[dict[str, Any], ...] = (
+    {}, dict(swap_blocks=2), dict(swap_blocks=9), dict(cached=True, max_num_seqs=8)
+)  # fmt: skip
 TIGHT = [random_load(seed, spare=3, **KINDS[seed % 4]) for seed in range(80)]
 LOADS = Group("80 random loads, short of blocks", TIGHT, "the lines above: which of them fails?")
 
@@ -342,7 +352,7 @@ def chunks(mine, program, log: Log) -> None:
         text = f"a prompt of {prompt}{more}, {computed} computed, a budget of {budget}"
         used = log.call(text, bench.scheduler._add_chunk, sequence, budget, plan, see=False)
         log(text, {"tokens used:": plain(used)})
-        told = {"planned:": planned(plan), "first slots:": plan.slots}
+        told: dict[str, Any] = {"planned:": planned(plan), "first slots:": plan.slots}
         told["num_computed:"] = sequence.num_computed
         told["num_decodes of the plan:"] = plan.num_decodes
         told["its tokens:"] = len(sequence.token_ids)
@@ -654,7 +664,7 @@ def crowd(mine, program, log: Log) -> None:
     gone, right = [name(one) for one in running if one not in left], sorted(largest)
     found = " or ".join(right) if len(gone) == 1 and gone[0] in right else " and ".join(gone)
     log(text, {"gives way:": Words(found or "nobody")})
-    told = {"wrong slots:": wrong_slots(plan)}
+    told: dict[str, Any] = {"wrong slots:": wrong_slots(plan)}
     told["runs, and gets no token:"] = [name(one) for one in left if one not in plan.sequences]
     told["is admitted:"] = [name(one) for one in left if one not in running]
     told["swap:"] = bool(plan.swap_out)
@@ -724,7 +734,7 @@ scenario("06.5", crowd,
            full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
           look="how the victim is chosen"),
 )  # fmt: skip
-HOSTS = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
+HOSTS: tuple[dict[str, Any], ...] = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
 scenario("06.5", served,
     Group("short of blocks: each is served with its own tokens",
           [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
@@ -770,7 +780,8 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
     engine = minikv.Engine(lm, minikv.EngineConfig(**values), scheduler=scheduler)
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     ids = [engine.add_request(lm.encode(text), params) for text in texts]
-    outputs, steps, broken = {}, 0, None
+    outputs: dict[int, list[int]] = {}
+    steps, broken = 0, None
     while engine.has_unfinished:
         outputs |= {output.request_id: output.token_ids for output in engine.step()}
         steps += 1

@@ -18,7 +18,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from tqdm import tqdm
@@ -265,7 +265,8 @@ class Watch:
     """Looks at an engine's scheduler: what it planned, and whom it preempted."""
 
     def __init__(self, engine: Engine):
-        self.pool, self.cache, self.scheduler = engine.pool, engine.cache, engine.scheduler
+        self.pool, self.cache = engine.pool, engine.cache
+        self.scheduler = cast(Any, engine.scheduler)  # two of its methods are replaced
         self.sequences: dict[int, Sequence] = {}  # by request id
         self._schedule, self._preempt = self.scheduler.schedule, self.scheduler.preempt
         self.scheduler.schedule, self.scheduler.preempt = self.schedule, self.preempt
