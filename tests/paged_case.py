@@ -2,11 +2,16 @@
 
 import torch
 
+import kernels.settings
 import minikv
 from kernels.mode import INTERPRETED
-from kernels.paged_decode import make_scratch, paged_decode
+from kernels.paged_decode import count_splits, make_scratch, paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.settings import Setting
+from kernels.walk import locate
+
+import triton  # isort: skip  after kernels, which settles the interpreter
+import triton.language as tl  # isort: skip
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -81,3 +86,30 @@ class Paged:
 
     def assert_equal(self, out, window=None):
         torch.testing.assert_close(out, self.expected(window), **TOLERANCE[self.q.dtype])
+
+
+@triton.jit
+def splits_kernel(
+    lens, counts, owners, num_seqs, rows,
+    SEQS: tl.constexpr, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Program i: the counts, and whose item i is."""
+    found = count_splits(lens, num_seqs, rows, SEQS, WINDOW, MIN_SPLIT)
+    index = tl.arange(0, SEQS)
+    tl.store(counts + index, found, mask=index < num_seqs)
+    item = tl.program_id(0)
+    sequence, place = locate(found, item)
+    tl.store(owners + 2 * item, sequence)
+    tl.store(owners + 2 * item + 1, place)
+
+
+def count(lens, rows, window=0):
+    """Splits of each sequence, and (sequence, split) of every item in order, then one more."""
+    counts = torch.zeros(len(lens), dtype=torch.int32, device=DEVICE)
+    owners = torch.zeros(len(lens) + rows + 1, 2, dtype=torch.int32, device=DEVICE)
+    splits_kernel[(len(owners),)](
+        torch.tensor(lens, device=DEVICE), counts, owners, len(lens), rows,
+        SEQS=triton.next_power_of_2(len(lens)), WINDOW=window,
+        MIN_SPLIT=kernels.settings.MIN_SPLIT,
+    )  # fmt: skip
+    return counts.tolist(), owners.tolist()

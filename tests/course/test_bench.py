@@ -127,14 +127,14 @@ def test_a_spread_and_a_goal():
     assert (spread.median, spread.min, spread.max) == (2.5, 1.0, 1234.5)
     assert str(spread) == "2.5 (1..1,234)"
     row = {"figure": spread, "exactly": 4}
-    assert harness.Goal("figure", "<=", 2.5).met(row)
-    assert not harness.Goal("figure", ">=", 2.6).met(row)
-    assert not harness.Goal("exactly", "<", 4).met(row)
+    assert harness.Aim("figure", "<=", 2.5).met(row)
+    assert not harness.Aim("figure", ">=", 2.6).met(row)
+    assert not harness.Aim("exactly", "<", 4).met(row)
 
 
 def test_a_table_lines_up():
     table = harness.BenchTable("title", 1, notes=["note"])
-    table.add({"what": "one", "figure": 10_000}, harness.Goal("figure", ">=", 2))
+    table.add({"what": "one", "figure": 10_000}, harness.Aim("figure", ">=", 2))
     table.add({"what": "another", "figure": 0.12345})
     assert str(table).splitlines() == [
         "title",

@@ -10,22 +10,17 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from paged_case import DEVICE, DTYPES, SMALL, Paged
+from paged_case import DEVICE, DTYPES, SMALL, Paged, count
 
 import kernels.settings
 from kernels.paged_decode import (
     CHUNK,
-    count_splits,
     make_scratch,
     paged_decode,
     paged_decode_reference,
 )
 from kernels.paged_prefill import paged_prefill, paged_prefill_reference
 from kernels.settings import Setting
-from kernels.walk import locate
-
-import triton  # isort: skip  after kernels, which settles the interpreter
-import triton.language as tl  # isort: skip
 
 
 @pytest.fixture
@@ -151,33 +146,6 @@ def test_side_by_side_in_every_dtype(dtype, short_splits):
 
 
 # ── Decode: splits ────────────────────────────────────────────────────────────────────────
-
-
-@triton.jit
-def splits_kernel(
-    lens, counts, owners, num_seqs, rows,
-    SEQS: tl.constexpr, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr,
-):  # fmt: skip
-    """Program i: the counts, and whose item i is."""
-    found = count_splits(lens, num_seqs, rows, SEQS, WINDOW, MIN_SPLIT)
-    index = tl.arange(0, SEQS)
-    tl.store(counts + index, found, mask=index < num_seqs)
-    item = tl.program_id(0)
-    sequence, place = locate(found, item)
-    tl.store(owners + 2 * item, sequence)
-    tl.store(owners + 2 * item + 1, place)
-
-
-def count(lens, rows, window=0):
-    """Splits of each sequence, and (sequence, split) of every item in order, then one more."""
-    counts = torch.zeros(len(lens), dtype=torch.int32, device=DEVICE)
-    owners = torch.zeros(len(lens) + rows + 1, 2, dtype=torch.int32, device=DEVICE)
-    splits_kernel[(len(owners),)](
-        torch.tensor(lens, device=DEVICE), counts, owners, len(lens), rows,
-        SEQS=triton.next_power_of_2(len(lens)), WINDOW=window,
-        MIN_SPLIT=kernels.settings.MIN_SPLIT,
-    )  # fmt: skip
-    return counts.tolist(), owners.tolist()
 
 
 def test_the_example_in_the_docstring():

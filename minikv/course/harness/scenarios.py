@@ -438,7 +438,7 @@ def _digest(value: Any) -> str:
         finite = flat[flat.isfinite()]
         scale = float(finite.abs().max()) if finite.numel() else 1.0
         rounded = (flat / (scale or 1.0)).mul(200).round().tolist()
-        return f"{tuple(value.shape)} {hash(tuple(str(one) for one in rounded))}"
+        return f"{tuple(value.shape)} {scale:.2g} {hash(tuple(str(one) for one in rounded))}"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, list):

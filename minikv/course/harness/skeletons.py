@@ -223,6 +223,7 @@ def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
     return Target(write, path, value, solved, without_body(solved, write, path), False)
 
 
+@cache
 def skeleton(chapter: Chapter) -> str:
     """The text of `exercises/chNN_name.py` as a reader first finds it."""
     asked = targets(chapter)

@@ -117,7 +117,7 @@ def test_an_empty_split_reads_nothing():
 
 @pytest.mark.skipif(not HAS_TRITON, reason="asks the kernel's own function")
 def test_splits_are_counted_as_on_the_device():
-    from tests.test_08_paged_attention import count
+    from paged_case import count  # needs Triton
 
     draw = random.Random(8)
     for _ in range(20):
