@@ -515,6 +515,7 @@ def steps(mine, case, log: Log) -> None:
     decode = mine.CapturedDecode(kv, 1, max_seqs=2, max_blocks=4)
     decode.graph = recording = Recording(decode.graph)
     held = {name: getattr(decode, name) for name in ("q", "block_tables", "context_lens")}
+    log("blocks of 4")
     old = [torch.zeros(0)] * 3
     for what, *rows in case:
         width = max(len(blocks) for _, blocks in rows)
