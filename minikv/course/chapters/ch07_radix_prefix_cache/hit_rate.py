@@ -31,7 +31,7 @@ def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
     """The whole blocks of each prompt; a block's id is new unless it was seen after the same
     blocks and under the same salt."""
     known: dict[Hashable, int] = {}  # a chained hash that cannot collide
-    streams = []
+    streams: list[Ids] = []
     for job in jobs:
         ids: list[int] = []
         for end in range(block_size, len(job.prompt_ids) + 1, block_size):
@@ -44,7 +44,7 @@ def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
 
 def ids_of_trace(requests: Iterable[Request]) -> list[Ids]:
     """The `hash_ids` of a trace, each of 512 tokens. Raises ValueError if it has none."""
-    streams = [request.hash_ids for request in requests]
+    streams: list[Ids] = [request.hash_ids for request in requests]
     if not any(streams):
         raise ValueError("requests: have no hash_ids; a trace as Mooncake's has them, in jsonl")
     return streams

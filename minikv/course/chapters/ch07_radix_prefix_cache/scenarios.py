@@ -6,6 +6,7 @@ import struct
 from contextlib import suppress
 from functools import cache, partial
 from itertools import combinations
+from typing import Any
 
 import minikv
 from minikv.course.harness.checking import runs_model, tinypy
@@ -147,7 +148,8 @@ class Steps:
 
     def __init__(self, kind: type, program, log: Log):
         self.size, stored, _, self.looks = program
-        self.log, self.pool, self.cache = log, LoggingPool(64), None
+        self.log, self.pool = log, LoggingPool(64)
+        self.cache: Any = None  # a tree, or what can take its place
         self.names: dict[int, str] = {}
         self.held: dict[str, list[int]] = {}  # by requests
         self.given: dict[str, tuple[list[int], list[int]]] = {}  # the callers' own lists
@@ -185,7 +187,7 @@ class Steps:
     def asked(self, prompt: str) -> tuple[list[int], tuple, str]:
         """(tokens, (salt,) or (), in words)."""
         word, _, salt = prompt.partition(":")
-        more = (SALTS[salt],) if salt else ()
+        more: tuple = (SALTS[salt],) if salt else ()
         return tokens_of(word, self.size), more, word + (f" of salt {more[0]!r}" if salt else "")
 
     def call(self, text: str, function, *arguments, see: bool = False):
@@ -357,7 +359,9 @@ def on_path(node) -> list[int]:
 def random_steps(seed: int, verbs: str, length: int) -> str:
     """Steps by their first letters, drawn with equal chances; all is undone and evicted at last."""
     draw = random.Random(seed)
-    steps, locked, running = [], [], []
+    steps: list[str] = []
+    locked: list[str] = []
+    running: list[str] = []
     for _ in range(length):
         salt = draw.choice(["", "", ":x"])
         word = "".join(draw.choices("AAB", k=draw.randint(1, 5))) + draw.choice(["", "+"]) + salt
@@ -601,7 +605,8 @@ def pairs(mine, program, log: Log) -> None:
             one, other = (mine.chained_hashes(token_ids, size) for token_ids in prompts)
         log("", {"their last names are equal:": one[-1:] == other[-1:] != []})
         return
-    num_blocks, draw, seen, known = prompts[0], random.Random(7), 0, set()
+    num_blocks, draw, seen = prompts[0], random.Random(7), 0
+    known: set = set()
     while seen < num_blocks and len(known) == seen:
         found = mine.chained_hashes(draw.choices(range(50_000), k=100 * size), size)
         if len(repr(found[-1])) > 40:  # as long as sha256's, or with the tokens in it
@@ -756,6 +761,7 @@ class Serving:
     def __init__(self, parts, mine, program, log: Log):
         config, steps = program
         self.engine, self.log = engine_on(parts(mine), config), log
+        self.cache: Any = self.engine.cache  # None for programs that ask nothing of it
         self.outputs: dict[int, list[int]] = {}
         self.held: list[int] = []
         log(f"blocks of {self.engine.config.block_size}")
@@ -781,7 +787,8 @@ class Serving:
             if self.log.events[-1].error is not None:
                 return
             if left == 1:
-                self.log(text, self.tables() | {"logits": self.engine.runner.sampler.logits})
+                sampler: Any = self.engine.runner.sampler
+                self.log(text, self.tables() | {"logits": sampler.logits})
             if not self.held:
                 self.log.call(text, self.engine.check, see=False)
 
@@ -801,7 +808,8 @@ class Serving:
 
     def tables(self) -> dict:
         """Block tables of those that run, blocks numbered as they are met."""
-        pool, number = self.engine.pool, {}
+        pool = self.engine.pool
+        number: dict[int, int] = {}
         tables = [one.table.block_ids for one in self.engine.scheduler.running]
         counts = [list(map(pool.ref_count, table)) for table in tables]
         for table in tables:
@@ -826,7 +834,7 @@ class Serving:
         self.log(text, {"blocks down to the end of its node:": down})
 
     def evict(self, count: str) -> None:
-        self.log.call(f"evict({count})", self.engine.cache.evict, int(count))
+        self.log.call(f"evict({count})", self.cache.evict, int(count))
         self.log(f"evict({count})", {"free blocks:": self.engine.pool.num_free})
 
     def preempt(self) -> None:
@@ -837,11 +845,11 @@ class Serving:
         """Others compute a prompt, and are done."""
         prompt, table = prompt_of(name), minikv.BlockTable(self.engine.pool, 4)
         table.grow(len(prompt))
-        self.engine.cache.insert(prompt, table.block_ids)
+        self.cache.insert(prompt, table.block_ids)
         table.release()
         self.log(f"others put {len(prompt)} tokens into the cache")
 
-    def hold(self, count: str) -> None:
+    def hold(self, count: str | int) -> None:
         self.held += [self.engine.pool.allocate() for _ in range(int(count))]
 
     def free(self) -> None:
@@ -853,6 +861,10 @@ class Serving:
         self.engine.store.blocks[:, self.held] = 9.0
         self.free()
         self.log("the blocks that are free are written to")
+
+
+def serve(parts, mine, program, log: Log) -> None:
+    Serving(parts, mine, program, log)
 
 
 PROMPTS = (
@@ -867,13 +879,13 @@ for exercise, part, look in (
 ):
     scenario(
         exercise,
-        partial(Serving, lambda mine, part=part: {"prefix_cache": getattr(mine, part)}),
+        partial(serve, lambda mine, part=part: {"prefix_cache": getattr(mine, part)}),
         Group("tinypy: a hit has the logits of a miss", [({}, steps) for steps in PROMPTS], look),
     )
 
 scenario(
     "07.5",
-    partial(Serving, lambda mine: {"prefix_cache": mine.RadixCache}),
+    partial(serve, lambda mine: {"prefix_cache": mine.RadixCache}),
     Group(
         "tinypy: who comes later finds what is in use",
         [({"num_blocks": 32},
@@ -898,7 +910,7 @@ LOOKUP = "`look_up`: what it asks the cache for, and when"
 
 scenario(
     "07.6",
-    partial(Serving, partial(only, "share_full_blocks")),
+    partial(serve, partial(only, "share_full_blocks")),
     Group(
         "two equal prompts in one step",
         [({}, "add s13 2; add s13 2; step; finish; evict 128"),
@@ -914,7 +926,7 @@ scenario(
 
 scenario(
     "07.6",
-    partial(Serving, partial(only, "look_up")),
+    partial(serve, partial(only, "look_up")),
     Group(
         "a prompt that is cached to its last token",
         [*(({"block_size": n}, "add s12 2; finish; add s12 2; look; finish") for n in (4, 1, 3)),
@@ -976,6 +988,7 @@ def busy(**parts) -> str:
         if output.token_ids != lm.generate_naively(prompt, params.max_tokens):
             raise AssertionError(f"a prompt of {len(prompt)} tokens: not the oracle's tokens")
     engine.check()
+    assert engine.cache is not None
     engine.cache.evict(15)
     if engine.pool.num_free != 15:
         raise AssertionError(f"{15 - engine.pool.num_free} blocks are lost")

@@ -18,6 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import index as as_int
+from typing import Any
 
 from minikv.course.pictures.block_viewer import check_letter, check_surface
 from minikv.course.pictures.snapshot import plural
@@ -256,7 +257,9 @@ class TreeHistory(TreeRecording):
             below.get(id(parent), []).sort(key=lambda node: ranks.get(id(node), len(ranks)))
 
         nodes, warnings, num_seen = [], [], 0
-        waiting = [(root, root.salt, ()) for root in roots.values()]  # depth first
+        waiting: list[tuple[Any, Hashable, tuple]] = [  # depth first
+            (root, root.salt, ()) for root in roots.values()
+        ]
         while waiting:
             node, salt, path = waiting.pop()
             for child in reversed(below.get(id(node), [])):
@@ -296,7 +299,7 @@ class TreeHistory(TreeRecording):
         ]
 
 
-def _block_ids(name: object, holder: object) -> tuple[int, ...]:
+def _block_ids(name: object, holder: Any) -> tuple[int, ...]:
     check_letter("holders", name)
     try:
         return tuple(map(as_int, getattr(holder, "block_ids", holder)))
@@ -341,7 +344,7 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
     for node in step.nodes:
         more = changes.locks.get(node.places[-1], 0) if changes else 0
         cells = [
-            _cell(place, step.blocks[place], bool(changes) and place in changes.inserted)
+            _cell(place, step.blocks[place], changes is not None and place in changes.inserted)
             for place in node.places
         ]
         runs.append(
@@ -351,7 +354,7 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
                 num_locks=node.lock_count,
                 turn=node.turn,
                 change=f"{'+' if more > 0 else '−'}{plural(abs(more), 'lock')}" if more else "",
-                cut=bool(changes) and node.places[0] in changes.split,
+                cut=changes is not None and node.places[0] in changes.split,
             )
         )
     for node in before.nodes if before else ():

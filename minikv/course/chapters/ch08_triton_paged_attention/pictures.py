@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,7 +41,7 @@ def num_splits(lens: Seq[int], rows: int, min_split: int) -> list[int]:
 class Program(NamedTuple):
     """One program, and the keys [start, end) of its sequence that it reads."""
 
-    index: tuple[int, int]  # its place in the grid: axes 0 and 1
+    place: tuple[int, int]  # in the grid: axes 0 and 1
     sequence: int
     kv_head: int
     start: int
@@ -158,10 +158,10 @@ class Launch:
     def agrees(self, loads: "Loads") -> bool:
         """Whether every program has read the blocks that it should, of its own KV head."""
         expected = {
-            program.index: {(block, program.kv_head) for block in self.blocks(program)}
+            program.place: {(block, program.kv_head) for block in self.blocks(program)}
             for program in self.programs
         }
-        expected = {index: found for index, found in expected.items() if found}
+        expected = {place: found for place, found in expected.items() if found}
         return loads.by_program == expected and loads.num_bytes == self.num_bytes
 
 
@@ -300,7 +300,7 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
 
 def _draw_row(axes, launch: Launch, program: Program, y: float, wide: float, most: int) -> None:
     name, color = style.letter(program.sequence), style.color(program.sequence)
-    label = f"{program.index[0]}, {program.index[1]}"
+    label = f"{program.place[0]}, {program.place[1]}"
     axes.text(0.1, y + ROW / 2, label, fontsize=6.5, va="center", color=style.FAINT)
     axes.text(LEFT - 0.08, y + ROW / 2, f"{name}, KV head {program.kv_head}", fontsize=7,
               ha="right", va="center", color=style.INK)  # fmt: skip
@@ -369,7 +369,8 @@ def launches_frame(launches: Seq[Launch], turn: int) -> Figure:
 
 def _draw_pool(axes, launch: Launch, turn: int, left: float, top: float, size: float) -> None:
     owner = {block: row for row, table in enumerate(launch.tables) for block in table}
-    now, before = {}, set()  # (block, KV head) -> programs that read it
+    now: dict[tuple[int, int], int] = {}  # (block, KV head) -> programs that read it
+    before: set[tuple[int, int]] = set()
     for program in launch.programs:
         for past in range(turn):
             for block in launch.blocks(program, past):
@@ -524,7 +525,7 @@ def chunk_picture(
             counts[kind] += 1
             corner = left + start * size, top + row * tile_queries * size
             wide = min(tile_keys, context - start) * size
-            look = {
+            look: dict[str, Any] = {
                 "without a mask": dict(edgecolor=style.INK, linewidth=2.2),
                 "with a mask": dict(edgecolor=style.PALETTE[3], linewidth=2.2, linestyle="--"),
                 "never": dict(edgecolor=style.FAINT, linewidth=1, hatch="///"),

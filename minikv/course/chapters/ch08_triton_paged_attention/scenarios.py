@@ -355,7 +355,7 @@ class Case:
 
 def decodes(function: str, mine, case: Case, log: Log) -> None:
     """A case is a Case. Those of a sequence and head, or group of heads, are `splits`."""
-    arguments = [value.clone() for value in case.arguments]
+    arguments = tuple(value.clone() for value in case.arguments)
     options = {"splits": case.splits} if case.splits else {}
     splits, width = case.splits or 1, arguments[2].shape[1]
 

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,7 +59,7 @@ class Launch:
 
     kernel: Callable  # the Python function
     grid: tuple[int, ...]
-    arguments: dict[str, object]
+    arguments: dict[str, Any]
 
 
 class Array:
