@@ -743,7 +743,7 @@ def copy_prefix(table, num_tokens):
                 ("targets.setdefault(source, []).append(target)",
                  "targets.setdefault(source, [target])"),
             )},
-            cause="of several targets of one source not all are filled: [3, 4] are as they were",
+            cause="of several targets of one source not all are filled",
             look="how many targets can one source have, and how many do you keep?",
         ),
         Mistake(

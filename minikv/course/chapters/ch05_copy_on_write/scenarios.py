@@ -626,13 +626,17 @@ def copies_of_a_step(mine, program, log: Log) -> None:
     blocks = torch.randn(shape, generator=torch.Generator().manual_seed(len(copies)))
     before = blocks.clone()
     given = list(copies)
-    log.call(f"memory of shape {shape}, copies {given}", mine.copy_blocks, blocks, given, see=False)
+    text = f"copies {copies}" + (f", memory of shape {shape}" if shape != SMALL else "")
+    log.call(text, lambda: mine.copy_blocks(blocks, given), see=False)
     # Each block is told by the block that it holds a copy of: slot by slot, K and V, each layer.
     held = []
     for block in range(shape[1]):
         same = [b for b in range(shape[1]) if torch.equal(blocks[:, block], before[:, b])]
         held.append(same[0] if same else "a mixture")
-    log("afterwards", {"block by block, it holds what was in": held, "memory": blocks})
+    log(
+        "afterwards",
+        {"blocks 0, 1, … hold what was in": held, "memory": blocks, "the list of copies": given},
+    )
 
 
 scenario(
