@@ -9,14 +9,20 @@ from minikv.course.harness.manifest import chapter_of, chapters
 from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
 from minikv.course.harness.skeletons import skeleton
 
-MISTAKES = all_mistakes()
+
+def case(exercise, *more):
+    """Named by its exercise, and on one worker with the others of it: what the reference and the
+    mistakes do is remembered there."""
+    name = ": ".join([exercise.id, *(mistake.name for mistake in more)])
+    group = pytest.mark.xdist_group(exercise.id)
+    return pytest.param(exercise, *more, id=name, marks=group)
 
 
-def exercise_id(exercise):
-    return exercise.id
+EACH = [case(exercise) for exercise in EXERCISES]
+MISTAKES = [case(*pair) for pair in all_mistakes()]
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+@pytest.mark.parametrize("exercise", EACH)
 def test_the_skeleton_is_not_a_solution(exercise):
     report = examine(exercise, skeleton(chapter_of(exercise.id)))
     assert report.status == "not started"
@@ -28,13 +34,13 @@ def test_the_skeleton_is_not_a_solution(exercise):
         assert any(f"Exercise {exercise.id}" in line.what for line in failures)
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+@pytest.mark.parametrize("exercise", EACH)
 def test_the_reference_passes(exercise):
     report = examine(exercise, right(exercise))
     assert report.passed, report.text()
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+@pytest.mark.parametrize("exercise", EACH)
 def test_a_solution_written_otherwise_passes(exercise):
     text = different(exercise)
     assert text != right(exercise)
@@ -42,9 +48,7 @@ def test_a_solution_written_otherwise_passes(exercise):
     assert report.passed, report.text()
 
 
-@pytest.mark.parametrize(
-    ("exercise", "mistake"), MISTAKES, ids=[f"{e.id}: {m.name}" for e, m in MISTAKES]
-)
+@pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
 def test_a_mistake_is_caught_and_named(exercise, mistake):
     report = examine(exercise, text_of_mistake(exercise, mistake))
     assert not report.passed
@@ -54,7 +58,7 @@ def test_a_mistake_is_caught_and_named(exercise, mistake):
         assert line.ok or (line.what and line.look), line
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=exercise_id)
+@pytest.mark.parametrize("exercise", EACH)
 def test_there_are_enough_mistakes_and_each_has_a_message_of_its_own(exercise):
     mistakes = mistakes_of(exercise)
     assert len(mistakes) >= 4
