@@ -11,11 +11,9 @@ from minikv.course.harness.skeletons import skeleton
 
 
 def case(exercise, *more):
-    """Named by its exercise, and on one worker with the others of it: what the reference and the
-    mistakes do is remembered there."""
+    """Named by its exercise, and by the mistake if there is one."""
     name = ": ".join([exercise.id, *(mistake.name for mistake in more)])
-    group = pytest.mark.xdist_group(exercise.id)
-    return pytest.param(exercise, *more, id=name, marks=group)
+    return pytest.param(exercise, *more, id=name)
 
 
 EACH = [case(exercise) for exercise in EXERCISES]

@@ -13,8 +13,6 @@ from minikv.course.harness.manifest import chapter_of, chapters
 from minikv.course.harness.skeletons import fill, skeleton
 from minikv.course.harness.update import merge
 
-pytestmark = pytest.mark.xdist_group("journey")  # one after the other, on one reader's files
-
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):

@@ -13,7 +13,6 @@ from minikv.course import new_chapter
 
 ROOT = Path(__file__).parents[2]
 NUMBER, NAME = "97", "tried_out"
-pytestmark = pytest.mark.xdist_group("new chapter")  # so that one copy serves them all
 
 
 @pytest.fixture(scope="module")

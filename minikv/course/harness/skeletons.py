@@ -247,7 +247,10 @@ def skeleton(chapter: Chapter) -> str:
             bases = {ref.name.rpartition(".")[2]} if piece.leave_out else set()
             used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))
     return (
-        "\n\n\n".join([_head(chapter) + _imports(used, own), *(p.rstrip() for p in pieces)]) + "\n"
+        "\n\n\n".join(
+            [(_head(chapter) + _imports(used, own)).rstrip(), *(p.rstrip() for p in pieces)]
+        )
+        + "\n"
     )
 
 
