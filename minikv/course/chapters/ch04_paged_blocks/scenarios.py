@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from string import ascii_letters, ascii_uppercase
 from typing import Any
 
@@ -17,10 +17,7 @@ import minikv
 from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
-from minikv.course.harness import reader_files
 from minikv.course.harness.checking import plain, runs_model, tinypy
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -622,33 +619,3 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         f"same tokens as the oracle; at most {held[4]} blocks of 4 held, or {held[16]} of 16: "
         f"{4 * held[4]} and {16 * held[16]} slots, where reservation would hold {reserved:,}."
     )
-
-
-# ── For chapter 08's checks ───────────────────────────────────────────────────
-
-OF_CHAPTER_08 = {
-    "": "", "output not rescaled": "forgets to rescale the output",
-    "sum not rescaled": "forgets to rescale the sum", "nothing rescaled": "rescales nothing",
-    "wrong sign": "turns the factor round, and spares the first block",
-    "swapped": "exchanges K and V", "last token": "stops a token early",
-    "no partial block": "reads only full blocks", "no scale": "forgets the scale",
-    "not divided": "does not divide", "mean of blocks": "averages the blocks",
-    "last block only": "keeps only the last block", "no table": "ignores the table",
-    "unfilled slots": "reads the last block to its end",
-}  # fmt: skip
-
-
-@cache
-def _with_a_mistake(name: str) -> Callable:
-    exercise = find("04.4")
-    mistake = next((one for one in mistakes_of(exercise) if one.name == name), None)
-    if mistake is None:
-        return minikv.blockwise_attention
-    with reader_files.aside(chapter_of("04.4")):
-        text = text_of_mistake(exercise, mistake)
-        return reader_files.load(chapter_of("04.4"), text, keep={"04.4"}).blockwise_attention
-
-
-def attention_with_a_mistake(q, kv, block_ids, context_len, mistake: str) -> torch.Tensor:
-    """blockwise_attention as it comes out with one thing wrong."""
-    return _with_a_mistake(OF_CHAPTER_08[mistake])(q, kv, block_ids, context_len)
