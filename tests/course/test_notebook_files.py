@@ -129,6 +129,24 @@ def test_stores_nothing_of_its_authors_machine(notebook):
         assert "execution" not in cell.metadata  # when it ran
 
 
+def test_says_by_tags_what_nbval_leaves_out(notebook):
+    for cell in code_cells(notebook):
+        assert "NBVAL" not in cell.source, cell.source
+
+
+def test_what_a_prediction_asks_for_is_folded_until_it_is_run(notebook):
+    """Stored outputs of the cells between a prediction and its answer; running one unfolds it."""
+    asked = set()
+    for cell in code_cells(notebook):
+        answered = set(re.findall(r'\bmeasured\(\s*"([^"]+)"', cell.source))
+        begun = set(re.findall(r'\bpredict\(\s*"([^"]+)"', cell.source))
+        folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
+        if (asked and not begun and not cell.source.startswith("check(")) or answered:
+            assert folded or not cell.outputs, cell.source
+        asked = (asked | begun) - answered
+    assert not asked, f"no cell measures {sorted(asked)}"
+
+
 def test_every_picture_has_words(notebook):
     for output in outputs(notebook):
         for kind in output.get("data", {}):
