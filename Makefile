@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 PYTEST := $(BIN)/python -m pytest --durations=5
-PARALLEL := --numprocesses=auto --dist=loadfile
+PARALLEL := --numprocesses=auto --no-loadscope-reorder
 
 # A .venv points at the folder it was made in. One that came along with a copied
 # checkout would run the code of the other place, so it is made again.
