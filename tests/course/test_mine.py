@@ -1,4 +1,4 @@
-"""`mine`: what cells go on with is the reader's own once it has passed, and else the reference's."""
+"""`mine`: a cell goes on with the reader's own part once it has passed, until then the reference's."""
 
 import re
 
