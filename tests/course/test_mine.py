@@ -1,8 +1,9 @@
-"""`mine`: a cell goes on with the reader's own part once it has passed, until then the reference's."""
+"""What `mine` gives a cell: the reader's own part once it has passed, else the reference's."""
 
 import re
 
 import pytest
+import torch
 from four_ways import reference_sources
 
 import minikv
@@ -149,6 +150,17 @@ def test_a_file_that_fails_is_told_and_passed_by(exercises, capsys, added, says)
     lab.own_engine(tinypy())
     said = capsys.readouterr().out
     assert "yours are BlockTable (05.1)" in said and says in said
+
+
+@pytest.mark.skipif(bool(chapters()["08"].cannot_run), reason="needs Triton")
+def test_a_kernel_comes_with_what_starts_it(exercises, capsys):
+    solve(exercises, "08.1")
+    edit(exercises, "08.1", "    return out", "    return out, 'mine'")  # of the given function
+    add = lab.mine("08.1")
+    file_of(exercises, "08.1").write_text("")  # another text by the time it runs
+    total, whose = add(torch.ones(10), torch.ones(10))
+    assert whose == "mine" and total.tolist() == [2.0] * 10
+    assert capsys.readouterr().out == "add: yours (08.1)\n"
 
 
 def test_an_engine_on_them(exercises, capsys):

@@ -121,6 +121,9 @@ class Parts:
             if not kept:
                 return
             module = reader_files.load(chapter, text, keep=kept, strict=True)
+            for part in list(vars(module).values()):
+                if hasattr(part, "rewrite"):  # a kernel, which Triton's interpreter reads when it
+                    part.rewrite()  # first runs: by then the file may be another
         except KeyboardInterrupt:
             raise
         except reader_files.WorkbookError as error:
