@@ -297,12 +297,11 @@ def test_token_texts_stand_under_their_slots():
 
 def test_the_picture_shows_the_chosen_steps_with_words():
     history = walk_through()
-    data, metadata = history.picture(steps=[1, -1])._repr_mimebundle_()
-    alt = metadata["image/png"]["alt"]
-    assert data["image/png"].startswith(b"\x89PNG")
+    picture = history.picture(steps=[1, -1])
+    alt = picture.alt
     assert re.findall(r"Step (\d)", alt) == ["1", "3"]
     assert all(history.steps[index].describe() in alt for index in (1, 3))
-    titles = [text for text in texts(history.picture(steps=[1, -1]).figure) if " more" in text]
+    titles = [text for text in texts(picture.figure) if " more" in text]
     assert titles == ["1  7 more", "3  1 more"]
 
 

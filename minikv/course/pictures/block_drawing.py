@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon, Rectangle
+from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
 from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 
@@ -151,6 +151,7 @@ class Pen:
     """Draws on a paper of its own.
 
     Patches go through `add_artist`: `add_patch` would measure each, for limits that are set.
+    Nothing is clipped: all of it is on the paper, and an SVG would say so for each patch.
     """
 
     def __init__(self, height: float):
@@ -159,13 +160,16 @@ class Pen:
         self.axes.set(xlim=(0, style.WIDTH), ylim=(height, 0))
         self.axes.axis("off")
 
+    def add(self, patch: Patch) -> None:
+        self.axes.add_artist(patch).set_clip_on(False)
+
     def text(self, x, y, text, size, align="left", color=style.INK, **more) -> None:
         self.axes.text(
             x, y, text, fontsize=size, ha=align, va="center_baseline", color=color, **more
         )
 
     def square(self, x, y, width, height, face, edge=style.INK, line=0.6, zorder=1.0) -> None:
-        self.axes.add_artist(
+        self.add(
             Rectangle(
                 (x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line,
                 zorder=zorder,
@@ -180,7 +184,7 @@ class Pen:
             boxstyle=f"round,pad=0,rounding_size={0.3 * slot}", hatch=hatch, zorder=1,
         )  # fmt: skip
         patch.set_hatch_linewidth(0.8)
-        self.axes.add_artist(patch)
+        self.add(patch)
 
     def slot(self, x, y, side, names: Sequence[str] = (), new: bool = False) -> None:
         """A square in the colours of its sequences, with their letters; (x, y) is its middle."""
@@ -225,14 +229,14 @@ class Pen:
             codes += [Path.CURVE4] * 3
         thick = min(1.4, 7 * slot)
         rim = [Stroke(linewidth=thick + 1, foreground=style.INK), Normal()]  # for pale colours
-        self.axes.add_artist(
+        self.add(
             PathPatch(
                 Path(vertices, codes), facecolor="none", edgecolor=color, linewidth=thick,
                 path_effects=rim, zorder=0.8,
             )
         )  # fmt: skip
         triangle = [(x - head, y - head / 2), (x, y), (x - head, y + head / 2)]
-        self.axes.add_artist(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
+        self.add(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
 
 
 def _number(name: str) -> int:
