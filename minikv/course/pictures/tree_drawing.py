@@ -450,7 +450,7 @@ class Panel:
         self._words(cell.text, left + at.body / 2, y, faint)
         if not gone:
             after = self.x + left + at.body + 0.03
-            pen.count(after, self.y + y, cell.ref_count, at.font, cell.wrong)
+            pen.count(after, self.y + y, str(cell.ref_count), at.font, cell.wrong)
         below = y + at.body_height / 2 + at.under / 2
         if at.with_slots:
             for n in range(at.block_size):
