@@ -173,7 +173,7 @@ def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
     )
     title = (
         f"{enough:,} blocks, {enough / rates.num_distinct:.0%} of all distinct ones, "
-        f"find {found / best if best else 1:.0%} of what can be found"
+        f"find {int(100 * found / best) if best else 100}% of what can be found"  # rounded down
     )
     label = f"cache size (blocks of {block_size} tokens)"
     figure, axes = style.new_axes(title, label, f"hit blocks, {first} (% of all)", height=3.3)
