@@ -434,8 +434,7 @@ MISTAKES = {
                 look="which object knows which of them are free? `self.host_pool`"),
         preempt("needs a plan",
                 ("plan is not None and ", ""),
-                cause="it tries to swap without a plan; after a failed step, `recompute_all` "
-                      "preempts without one",
+                cause="without a plan it tries to swap, but then nothing takes the moves",
                 look="the default of `plan`"),
         preempt("does not count",
                 ("    self.num_preemptions += 1\n", ""),

@@ -24,13 +24,13 @@ TEXTS = (
 
 # ── A scheduler without a model ───────────────────────────────────────────────
 
-# A program is (settings, ops). Requests are A, B, C … in the order in which they come. Ops:
+# A program is (settings, ops). Requests are A, B, C … in the order of arrival. Ops:
 #     add 12+5>9x3~8  one waits: 12 tokens of prompt, of which 8 begin the cached text, 5 written
 #                     already, 9 wanted, 3 samples. All but the 12 may be left out.
 #     run 12/8        one runs: 8 of 12 tokens computed; without /8 all, and one is written
 #     cache 12        12 tokens are in the prefix cache, and no sequence uses them
 #     hold 3, free 3  other owners take blocks, and give them back
-#     admit           the first in the queue asks to come in
+#     admit           the first in the queue is considered for admission
 #     preempt A       with a plan; "preempt A alone": without one
 #     leave A         it is aborted
 #     step, steps     one step; all steps until no request is left
@@ -112,7 +112,7 @@ class Desk:
                 f"{who} has written": text_of(one.token_ids[len(one.request.prompt_ids) :]),
                 f"host_block_ids of {who}:": host and f"{len(set(host))} blocks",
                 f"num_preemptions of {who}:": one.num_preemptions,
-                f"cached blocks that {who} stands on:": sum(b in cached for b in blocks or ()),
+                f"cached blocks that {who} shares:": sum(b in cached for b in blocks or ()),
             }
         counts = Counter(bench.pool.ref_count(b) for b in range(bench.pool.num_blocks))
         seen["free blocks:"] = bench.pool.num_free
@@ -164,7 +164,7 @@ class Desk:
         self.scheduler.add(sequence)
         more = f" and {written} of output" if written else ""
         more += f", {shared} of them as in the cache" if shared else ""
-        return f"{who} comes with a prompt of {prompt}{more}{samples}"
+        return f"{who} arrives with a prompt of {prompt}{more}{samples}"
 
     def do(self, op: str) -> None:
         """Do it, and note what can be seen then."""
@@ -180,7 +180,7 @@ class Desk:
         plan, alone = Plan(), "alone" in names
         if verb == "admit":
             sequence = scheduler.waiting[0]
-            text = f"{name(sequence)} asks to come in"
+            text = f"admission of {name(sequence)}"
             said = self.call(text, scheduler._admit, sequence, plan)
             kind = sequence.table and type(sequence.table).__name__
             told = {"the answer is": plain(said), "its table is a": kind, "planned:": planned(plan)}

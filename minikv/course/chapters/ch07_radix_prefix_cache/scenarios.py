@@ -218,7 +218,7 @@ class Steps:
         self.release(prompt)
 
     def keep(self, prompt: str) -> None:
-        self.put(prompt, "insert of {} by a request that goes on")
+        self.put(prompt, "insert of {} by a request that continues")
 
     def end(self, prompt: str) -> None:
         self.release(prompt)
@@ -584,7 +584,7 @@ def names(mine, program, log: Log) -> None:
         if not isinstance(found, list | tuple):
             log(text, {"what comes back is": f"a {type(found).__name__}"})
             return
-        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + ["a rest"]
+        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + ["an incomplete block"]
         log(
             text,
             {
@@ -838,7 +838,7 @@ class Serving:
         self.log(f"evict({count})", {"free blocks:": self.engine.pool.num_free})
 
     def preempt(self) -> None:
-        self.log("the last to come is preempted")
+        self.log("the last to arrive is preempted")
         self.engine.scheduler.preempt(self.engine.scheduler.running[-1], minikv.Plan())
 
     def store(self, name: str) -> None:
