@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import minikv
 from minikv.course.chapters import each
 from minikv.course.harness import reader_files
 from minikv.course.harness.checking import CHECKS, MODEL_RUNS, Wrong, tinypy
@@ -99,46 +100,57 @@ def examine(
     return report
 
 
-def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
-    """Run tinypy on the reader's parts: (which, same tokens as the oracle?, a sentence) each.
+def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
+    """Run tinypy on the reader's parts, and tell what it writes and what each run proves.
 
-    Chapter by chapter, with the reference in every other place, and then, from two chapters of
-    the engine on, all of them in one engine. That one exchanges the reference in this process.
+    Chapter by chapter, with the reference in every other place; then, from two chapters of the
+    engine on, all of them in one engine.
     """
     import_checks("parts")
-    results = []
+    in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
+    own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
+    numbers = sorted({id_[:2] for id_ in own})
+    [(_, together)] = each("together")
 
     def attempt(which: str, ids: list[str], run: Callable[[], str]) -> None:
         try:
-            results.append((which, True, f"{', '.join(ids)}: {run()}"))
+            tell({"proof": {"which": which, "ids": ids, "same": True, "words": run()}})
         except BaseException as error:
-            what = _raised("", error, None, None).what
-            results.append((which, False, f"{', '.join(ids)}: {what}"))
+            failed(which, ids, error)
+
+    def failed(which: str, ids: list[str], error: BaseException) -> None:
+        words = _raised("", error, None, None).what
+        tell({"proof": {"which": which, "ids": ids, "same": False, "words": words}})
 
     def run_alone(run: Callable[..., str], chapter: Chapter, ids: list[str]) -> str:
-        mine = reader_files.load(chapter, reader_files.read(chapter), keep=set(ids))
-        return run(mine, tinypy())
+        text = reader_files.read(chapter)
+        return run(reader_files.load(chapter, text, keep=set(ids), strict=True), tinypy())
 
     for number, chapter in chapters().items():
         runs: dict[Callable[..., str], list[str]] = {}  # what runs them: exercises
         for exercise in chapter.exercises:
             if exercise.id in passed and exercise.id in MODEL_RUNS:
                 runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
+        if runs:
+            tell({"start": number})
         for run, ids in runs.items():
             attempt(number, ids, partial(run_alone, run, chapter, ids))
-    in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
-    own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
-    numbers = sorted({id_[:2] for id_ in own})
+    expected = together.expect(tinypy())  # before the reference is swapped
+    writing = {id_ for id_ in own if chapter_of(id_).needs is None}
+    write = together.write if writing else together.write_naively
+    swaps = _borrow(own or passed)
+    if writing or any(holder is minikv.model for holder, *_ in swaps):  # else it runs on none
+        tell({"start": "a text"})
+        on = f"your parts of {', '.join(sorted({id_[:2] for id_ in writing or passed}))}"
+        try:
+            tell({"written": {"on": on} | write(tinypy(), expected)})
+        except BaseException as error:
+            failed("together", [on], error)
     if len(numbers) > 1:
-        [(_, together)] = each("together")
-        expected = together.expect(tinypy())
-
-        def all_of_them() -> str:
-            _borrow(own)
-            return together.run(tinypy(), expected, _decode_of(in_engine, own))
-
-        attempt("together", [f"all parts of {', '.join(numbers)} in one engine"], all_of_them)
-    return results
+        tell({"start": "all together"})
+        decode = _decode_of(in_engine, own)
+        all_of_them = partial(together.run, tinypy(), expected, decode)
+        attempt("together", [f"your parts of {', '.join(numbers)}"], all_of_them)
 
 
 def _decode_of(in_engine: list[Chapter], own: set[str]) -> Callable | None:
@@ -182,15 +194,18 @@ def _inherited(exercise: Exercise, text: str) -> list[Line]:
     return lines
 
 
-def _borrow(own: set[str], before: str = "99") -> None:
-    """Exchange the reference for the reader's parts of `own`, of chapters below `before`."""
+def _borrow(own: set[str], before: str = "99") -> list[reader_files.Swap]:
+    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places."""
+    swaps: list[reader_files.Swap] = []
     for chapter in chapters().values():  # all, before any of the reference is exchanged
         targets(chapter)
     for number, chapter in chapters().items():
         kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
         if number < before and kept:
-            module = reader_files.load(chapter, reader_files.read(chapter), keep=kept)
-            reader_files.borrow(chapter, module, kept)
+            text = reader_files.read(chapter)
+            module = reader_files.load(chapter, text, keep=kept, strict=True)
+            swaps += reader_files.borrow(chapter, module, kept)
+    return swaps
 
 
 def place_of(exercise: Exercise, done: reader_files.Progress) -> str | None:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,7 +29,7 @@ from time import monotonic, sleep
 import torch
 
 import minikv
-from minikv.course.harness import reader_files
+from minikv.course.harness import progress_file, reader_files
 from minikv.course.harness.checking import tinypy
 from minikv.course.harness.examine import (
     COMPILE_LIMIT,
@@ -47,6 +47,7 @@ from minikv.course.harness.report import Line, Report
 
 TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
+PAUSE = 0.2  # seconds between two looks at what a child has reported
 IDLE_LIMIT = 600.0  # seconds after which a starter that nobody asks ends itself
 MEMORY_LIMIT = 4 << 30  # bytes that the child may take
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
@@ -85,11 +86,12 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
     return report
 
 
-def parts(passed: set[str]) -> list[tuple[str, bool, str]]:
-    """`run_parts` in a process of its own."""
-    messages, ended, _ = _in_child("parts", ",".join(sorted(passed)), 6 * time_limit())
-    found = [tuple(message["part"]) for message in messages if "part" in message]
-    return found if ended is None else [*found, ("", False, f"{ended[0]}: {ended[1]}")]
+def parts(hear: Callable[[dict], None]) -> str | None:
+    """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
+    ended, if badly."""
+    ids = ",".join(sorted(progress_file.passed()))
+    _, ended, _ = _in_child("parts", ids, 6 * time_limit(), hear)
+    return None if ended is None else f"{ended[0]}: {ended[1]}"
 
 
 def time_limit() -> float:
@@ -98,20 +100,32 @@ def time_limit() -> float:
 
 
 def _in_child(
-    what: str, ids: str, limit: float | None = None
+    what: str,
+    ids: str,
+    limit: float | None = None,
+    hear: Callable[[dict], None] = lambda message: None,
 ) -> tuple[list[dict], tuple[str, str, str] | None, str]:
-    """(what it reported, how it ended if badly: what, cause, where to look; what it printed)."""
+    """(what it reported, how it ended if badly: what, cause, where to look; what it printed).
+
+    `hear` gets what it reports, as it does.
+    """
     limit = time_limit() if limit is None else limit
     with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
         messages, hung = Path(scratch, "messages"), Path(scratch, "hung")
         with _Listener(Path(scratch, "printed")) as listener:
             job = {"what": what, "ids": ids, "limit": limit, "scratch": scratch}
+            found: list[dict] = []
+
+            def listen() -> None:
+                lines = messages.read_text("utf-8").splitlines(True) if messages.exists() else []
+                for line in lines[len(found) :]:
+                    if line.endswith("}\n"):
+                        found.append(json.loads(line))
+                        hear(found[-1])
+
             # It ends itself before that.
-            status = _ask(job, START_LIMIT + COMPILE_LIMIT + 3 * limit)
-        found = []
-        if messages.exists():
-            lines = messages.read_text(encoding="utf-8").splitlines()
-            found = [json.loads(line) for line in lines if line.endswith("}")]
+            status = _ask(job, START_LIMIT + COMPILE_LIMIT + 3 * limit, listen)
+            listen()
         stack = hung.read_text(encoding="utf-8") if hung.exists() else ""
         if any("end" in message for message in found):
             return found, None, listener.text
@@ -189,7 +203,7 @@ def _ending(status: int | None, stack: str, limit: float) -> tuple[str, str, str
 _starter: subprocess.Popen | None = None
 
 
-def _ask(job: dict, limit: float) -> int | None:
+def _ask(job: dict, limit: float, meanwhile: Callable[[], None]) -> int | None:
     """Have one child do `job`; its exit status as in `subprocess`, None if it had to be killed
     after `limit` seconds. A starter that was lost is started again, once."""
     global _starter
@@ -202,10 +216,12 @@ def _ask(job: dict, limit: float) -> int | None:
         starter.stdin.write(json.dumps(job) + "\n")
         starter.stdin.flush()
         while True:
-            left = until - monotonic()
-            if left <= 0 or not select.select([starter.stdout], [], [], left)[0]:
+            if monotonic() > until:
                 _stop(starter, pid)
                 return None
+            meanwhile()
+            if not select.select([starter.stdout], [], [], PAUSE)[0]:
+                continue
             line = starter.stdout.readline()
             if not line:  # it is gone: it did the work itself, or the reader's code ended it
                 status = starter.wait()
@@ -332,8 +348,7 @@ def _work(what: str, ids: str, limit: float, scratch: str) -> None:
         _limit_memory()
         faulthandler.dump_traceback_later(limit, exit=True, file=hung)
         if what == "parts":
-            for part in run_parts(own):
-                tell({"part": part})
+            run_parts(own, tell)
         else:
             exercise = find(what)
             text = reader_files.read(chapter_of(what))
