@@ -371,32 +371,32 @@ def random_chunk(seed: int) -> tuple:
 scenario("06.1", chunks,
     Group("a prompt within the budget is computed at once",
           [(4, 16, (7, 0, 0)), (4, 16, (16, 0, 0)), (4, 16, (1, 0, 0)), (4, 16, (1, 0, 0, 3))],
-          look="what is left to compute"),
+          look="how much is left to compute?"),
     Group("a longer one is cut",
           [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
           + [(4, 60, (50, 0, 3)), (4, 5, (50, 0, 3)), (4, 1, (50, 0, 49)), (4, 1, (50, 0, 0))],
-          look="the smaller of two numbers"),
+          look="a chunk is the smaller of two numbers: which two?"),
     Group("no budget, no chunk",
           [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)), (4, 7, (7, 0, 0), (5, 0, 0))],
-          look="what is planned when the budget is 0"),
-    Group("output counts as well when it is computed again",
+          look="what is planned when the budget is 0?"),
+    Group("output counts, too, when it is computed again",
           [(4, 32, (6, 5, 0)), (4, 2, (6, 5, 8)), (4, 9, (6, 5, 0)), (4, 9, (1, 20, 2))],
-          look="prompt and output"),
+          look="prompt and output are both computed again"),
     Group("the slot of the first token, at any block size",
           [random_chunk(seed) for seed in range(48)],
-          look="where the chunk begins"),
+          look="at which position does the chunk begin?"),
     Group("several in one plan",
           [
             (4, 10, (4, 0, 0), (12, 0, 3)),
             (4, 30, (5, 0, 1), (9, 3, 0), (2, 0, 1), (40, 0, 8)),
             (3, 3, (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)),
           ],
-          look="what is in the plan already stays there"),
+          look="the entries that are already in the plan must stay"),
 )  # fmt: skip
 scenario("06.1", desk,
     Group("two prompts share a budget of 10, step by step",
           [(dict(max_batch_tokens=10), then("add 12>2 12>2 3>2", "steps"))],
-          look="what `_add_chunk` returns, and what it plans"),
+          look="what does `_add_chunk` return, and what does it plan?"),
     LOADS,
 )  # fmt: skip
 
@@ -409,11 +409,11 @@ SIZES.sort(key=lambda pair: pair[1] % pair[0] == 0)  # those that fill their blo
 scenario("06.2", desk,
     Group("blocks for all of its tokens, at any block size",
           [(blocks(-(-n // size), block_size=size), f"add {n}, admit") for size, n in SIZES],
-          look="how many tokens the table grows by"),
+          look="by how many tokens does the table grow?"),
     Group("also for what it wrote before a preemption",
           [({}, "add 6+7>9, admit, steps")]
           + [(blocks(3), f"hold {held}, add 6+5>7, admit") for held in (0, 1, 2)],
-          look="how many tokens the table grows by"),
+          look="by how many tokens does the table grow?"),
     Group("a seat for each sample, or no admission",
           [
             (SEATS, then(f"run {running}", f"add {asks}", "admit"))
@@ -452,7 +452,8 @@ scenario("06.2", desk,
           + [(blocks(8, **CACHED), "cache 12, run 12/4, add 14~8, admit, steps")]
           + [(blocks(4, **CACHED), "cache 16, add 13~12, admit")]
           + [(CACHED | dict(min_prefix_tokens=n), "cache 8, add 14~8, admit") for n in (8, 9)],
-          look="what `look_up` returns, and what the table has before it grows"),
+          look="what does `look_up` return, and how many blocks does the table have before it "
+               "grows?"),
     Group("the hit is locked before anything is evicted",
           [
             (blocks(n, **CACHED), f"cache {hit}, hold {n - hit // 4 - 1}, add {n_all}~{hit}, admit")
@@ -468,7 +469,7 @@ scenario("06.2", desk,
             (CACHED | dict(max_num_seqs=2), "cache 12, run 4/2, add 14x2~12, admit, admit"),
             (blocks(6, max_num_seqs=1, **CACHED), "cache 16, run 4/2, add 13, admit, admit"),
           ],
-          look="all that happens before `return False`, and how it is undone"),
+          look="what happens before each `return False`, and how is it undone?"),
     Group("a swapped-out request comes back to its tokens",
           [
             (SWAP, "run 14/10, preempt A, admit, steps"),
@@ -490,7 +491,7 @@ def budget(tokens: int, **more) -> dict:
 scenario("06.3", desk,
     Group("one prompt, and then one token per step",
           [({}, "add 5>3, steps"), ({}, "step"), ({}, "add 1>1, step, step")],
-          look="what the plan is made of"),
+          look="what is in the plan?"),
     Group("decodes first, then chunks, then admissions",
           [
             (budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
@@ -507,10 +508,10 @@ scenario("06.3", desk,
             (budget(1, max_num_seqs=1), then("add 7>3 7>3", "steps")),
             (budget(10), then("add 10>2 3>2", "steps")),
           ],
-          look="what is subtracted, and when"),
+          look="what is subtracted from the budget, and when?"),
     Group("a free seat is taken in the very next step",
           [(SEATS, then("add 2>8 2>2 2>3 2>3 2>6 2>1 2>5 2>7", "steps"))],
-          look="which request is admitted, and when"),
+          look="which request is admitted, and when?"),
     Group("a request that waits is not overtaken",
           [
             (blocks(8), then("add 16>4", "step", "add 20", "add 1>1", "steps")),
@@ -528,7 +529,7 @@ scenario("06.3", desk,
     Group("a victim costs no budget",
           [(blocks(14, **budget(6, **SEATS)), then("run 8 40/8 5", "step"))],
           look="`_add_decodes` may shorten the list: when is its length the number you need?"),
-    Group("samples that are still to fork are not decodes yet",
+    Group("a request that has yet to fork is not a decode",
           [
             (budget(4, **SEATS), "add 5>3x3, steps"),
             (budget(4, **SEATS), "add 1>3x3, steps"),
@@ -541,7 +542,7 @@ scenario("06.3", desk,
             (dict(policy=policy), then("add 9 6", "step", "add 3", "add 7", "steps"))
             for policy in ("shortest prompt first", "the latest first")
           ],
-          look="at which place a sequence joins `running`"),
+          look="at which place does a sequence join `running`?"),
     Group("any load, any budget, any number of seats",
           [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
           look=LOADS.look),
@@ -560,7 +561,7 @@ scenario("06.4", desk,
             for size in (4, 1, 3, 16)
             for request in ("9", "20/8", "5/0")
           ],
-          look="what `_release` does"),
+          look="what does `_release` give back?"),
     Group("it waits at its place in the policy's order",
           [
             ({}, then("run 5 5", "add 5", "add 5", "preempt B", "preempt A", "steps")),
@@ -573,7 +574,7 @@ scenario("06.4", desk,
             (CACHED, "cache 8, add 11~8, step, preempt A, steps"),
             (CACHED | budget(8), "add 11, step, preempt A, steps"),
           ],
-          look="`_release`"),
+          look="what does `_release` do besides releasing the table?"),
     Group("swap: its computed blocks move to the host",
           [
             (HOST | dict(block_size=size), f"run {request}, preempt A, steps")
@@ -582,7 +583,7 @@ scenario("06.4", desk,
           ]
           + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
           + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
-          look="the lines for swap"),
+          look="what does a swap plan, and what does it note in the sequence?"),
     Group("no room on the host: recompute",
           [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
           + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
@@ -593,7 +594,7 @@ scenario("06.4", desk,
           look="when is it a swap, and when not?"),
     Group("nothing computed yet: nothing to move",
           [(SWAP, "run 9/0, preempt A"), (SWAP, "run 9/0, preempt A, admit, step")],
-          look="the smallest number that is moved"),
+          look="at least how many blocks must be in use for a swap?"),
     Group("without a plan nothing can be moved",
           [
             (SWAP, "run 9, preempt A alone, steps"),
@@ -732,7 +733,7 @@ scenario("06.5", crowd,
     Group("the sequence that holds the most blocks gives way",
           [full("8 14 4 6"), full("8 6 14 5"), full("8 5 6 14"), full("8 6 14/4 12/9"),
            full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
-          look="how the victim is chosen"),
+          look="how is the victim chosen?"),
 )  # fmt: skip
 HOSTS: tuple[dict[str, Any], ...] = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
 scenario("06.5", served,
