@@ -76,24 +76,24 @@ BANDWIDTH = 1_008e9  # bytes per second: a large consumer GPU's, as in the claim
 
 CLAIMS: dict[str, Claim] = {
     "7B 4K": Claim(
-        "4,096 tokens of Llama-2-7B take about 2 GB", "meta-llama/Llama-2-7b-hf", 2e9
+        "Llama-2-7B at 4,096 tokens takes about 2 GB", "meta-llama/Llama-2-7b-hf", 2e9
     ),
     "70B 8K": Claim(
-        "8K tokens of Llama-3-70B in fp16 take 4 GB (with MHA they would take 16 GB)",
+        "Llama-3-70B at 8K in fp16 takes 4 GB with GQA, and 16 GB with MHA",
         "meta-llama/Meta-Llama-3-70B", 4e9,
     ),
     "1B token": Claim(
-        "a token of Llama-3.2-1B takes 32 KB", "meta-llama/Llama-3.2-1B", 32 * 2**10
+        "32 KB per token for Llama-3.2-1B", "meta-llama/Llama-3.2-1B", 32 * 2**10
     ),
     "3B token": Claim(
-        "a token of Llama-3.2-3B takes 84 KB", "meta-llama/Llama-3.2-3B", 84 * 2**10
+        "84 KB per token for Llama-3.2-3B", "meta-llama/Llama-3.2-3B", 84 * 2**10
     ),
     "11B token": Claim(
-        "a token of Llama-3.2-11B-Vision takes 5 MB; four contexts of 128K, 2.5 TB",
+        "5 MB per token for the 11B Vision, so 2.5 TB for four contexts of 128K",
         "meta-llama/Llama-3.2-11B-Vision", 5 * 2**20,
     ),
     "1B speed": Claim(
-        "one GPU of 1,008 GB/s writes one text with Llama-3.2-1B at 1,990 tokens per second",
+        "1,990 tokens per second with Llama-3.2-1B on one consumer GPU of 1,008 GB/s",
         "meta-llama/Llama-3.2-1B", 1990,
     ),
 }  # fmt: skip
@@ -106,5 +106,5 @@ MISTAKES = {
     "hidden size": "each head is as large as the whole hidden size",
     "only keys": "keys are counted, and values are not",
     "fp32": "a number takes four bytes, not two",
-    "a batch": "the tokens of several sequences are counted as those of one",
+    "a batch": "these are the tokens of several sequences, and it is not said of how many",
 }

@@ -219,8 +219,8 @@ RIGHT = answers.judge_claims()
 
 scenario(
     "03.3", judgements,
-    Group("4,096 tokens of Llama-2-7B", ["7B 4K"], RATIO),
-    Group("8K tokens of Llama-3-70B", ["70B 8K"], RATIO),
+    Group("Llama-2-7B at 4,096 tokens", ["7B 4K"], RATIO),
+    Group("Llama-3-70B at 8K", ["70B 8K"], RATIO),
     Group("one token: 1B, 3B, 11B", [f"{model} token" for model in ("1B", "3B", "11B")], RATIO),
     Group("a speed that one stream cannot have", ["1B speed"], STEP),
 )  # fmt: skip
