@@ -12,13 +12,14 @@ from minikv.course.harness import process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.harness.mine import mine, own_engine
 from minikv.course.harness.predictions import measured, predict, predictions
 from minikv.course.harness.report import Report, paragraphs
 from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
 
 __all__ = [
-    "check", "diff", "hint", "measured", "predict", "predictions", "progress", "reset",
-    "solution", "source", "watch", "why", "your_parts",
+    "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
+    "progress", "reset", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
     report = process.run(exercise, own)
-    progress_file.note(report)
+    progress_file.note(report, alone=not own)
     report.show_trace = trace
     return report
 

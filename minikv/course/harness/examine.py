@@ -44,6 +44,7 @@ def examine(
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = place_of(exercise, done)
+    report.fingerprint = reader_files.fingerprint(exercise, text)
     if own:
         _borrow(own, chapter.number)
     started = perf_counter()

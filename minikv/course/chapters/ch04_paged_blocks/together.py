@@ -5,8 +5,10 @@ back; samples share blocks and copy on their first write; prefixes are found, sp
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import answers as ch04
@@ -15,6 +17,18 @@ from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesToget
 SYSTEM = 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n'
 QUESTIONS = ("        self.items = []\n", "        self.size = 0\n", "        super().__init__()\n")
 BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS = "for i in range(", 3, 8
+
+# What of the reader's an engine runs on.
+PARTS = {
+    "BlockPool": "minikv.blocks:BlockPool",
+    "BlockTable": "minikv.blocks:BlockTable",
+    "slot_mapping": f"{ch04.__name__}:slot_mapping",
+    "blockwise_attention": "minikv.paged:blockwise_attention",
+    "batched_attention": f"{ch04.__name__}:batched_attention",
+    "next_beams": "minikv.beam:next_beams",
+    "Scheduler": "minikv.scheduler:Scheduler",
+    "RadixCache": "minikv.radix:RadixCache",
+}
 
 
 @dataclass(frozen=True)
@@ -100,20 +114,41 @@ def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = 
 
 def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) -> minikv.Engine:
     """An engine on whatever stands in the reference's places, its decodes by `attend_all`."""
-    return minikv.Engine(
-        lm,
-        minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config),
-        block_pool=minikv.BlockPool,
-        block_table=minikv.BlockTable,
-        prefix_cache=minikv.RadixCache,
-        scheduler=minikv.Scheduler,
-        attention=partial(
+    small = minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config)
+    return minikv.Engine(lm, small, **parts_in_place(attend_all))
+
+
+def parts_in_place(attend_all: Callable) -> dict[str, Any]:
+    """What an engine takes, of what stands in the reference's places now."""
+    return {
+        "block_pool": minikv.BlockPool,
+        "block_table": minikv.BlockTable,
+        "prefix_cache": minikv.RadixCache,
+        "scheduler": minikv.Scheduler,
+        "attention": partial(
             DecodesTogether,
             attend_all=attend_all,
             attend_one=minikv.paged.blockwise_attention,
             slot_mapping=ch04.slot_mapping,
         ),
-    )
+    }
+
+
+class OwnEngine(minikv.Engine):
+    """An engine on the parts that `installed()` puts in the reference's places, while it runs."""
+
+    def __init__(self, lm, config, installed: Callable[[], AbstractContextManager], **more):
+        self._installed = installed
+        with installed():
+            super().__init__(lm, config, **parts_in_place(ch04.batched_attention) | more)
+
+    def step(self) -> list[minikv.RequestOutput]:
+        with self._installed():
+            return super().step()
+
+    def beam_search(self, *args, **options) -> list[minikv.BeamOutput]:
+        with self._installed():
+            return super().beam_search(*args, **options)
 
 
 def decode_by(decode: Callable, lm: minikv.LanguageModel, expected: Expected) -> None:
