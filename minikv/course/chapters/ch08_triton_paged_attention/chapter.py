@@ -284,12 +284,12 @@ join.""",
                 "program writes them, and which comes last here? The step: which of its inputs can "
                 "change from one step to the next, and when does each of them?",
                 "Packing: write down position, held and row for a sequence of 5 tokens in blocks "
-                "of 4 that begins at row 0, and then the first rows of the next sequence. The step: "
+                "of 4 that begins at row 0, and then the first rows of the next one. The step: "
                 "three things can change the table that a row of the batch has; chapters 04 and 05 "
                 "show two of them, and 06 shows the third.",
                 """gather_kernel: 5 tokens, blocks of 4, rows 0 to 4 of out are its own
     block 1 has positions 4 5 6 7 and writes rows 4 5 6 7;  held should be T F F F
-replay: the table has a new entry when a block is opened, a different one when a shared block is
+replay: the table has a new entry when a block is opened, another when a shared block is
     copied, and different rows when the batch changes: even if the lengths happen to fit
 so: which line decides whether the table is copied, and what would you have to know to be sure?""",
             ),
