@@ -277,6 +277,7 @@ def test_shows_itself_with_words(timeline):
     data, metadata = timeline._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == timeline.describe() == data["text/plain"]
+    assert f"alt='{timeline.describe()}'" in data["text/html"]
     assert "5 decode bars" in timeline.describe()
 
 

@@ -286,7 +286,7 @@ class Layout:
 def _frame(pen: Pen, x, y, width, height, round_, **more) -> None:
     """A rounded frame; (x, y) is its upper left corner."""
     look: dict[str, Any] = dict(facecolor="none", edgecolor=style.INK, linewidth=0.9, zorder=0.8)
-    pen.axes.add_artist(
+    pen.add(
         FancyBboxPatch(
             (x, y), width, height, boxstyle=f"round,pad=0,rounding_size={round_}", **look | more
         )
@@ -301,9 +301,7 @@ def padlock(pen: Pen, x: float, y: float, size: float) -> None:
     left, right, high = x + 0.2 * width, x + 0.8 * width, top - 0.95 * (size - body)
     vertices = [(left, top), (left, high), (right, high), (right, top)]
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    pen.axes.add_artist(
-        PathPatch(Path(vertices, codes), facecolor="none", edgecolor=style.INK, linewidth=1.1)
-    )
+    pen.add(PathPatch(Path(vertices, codes), facecolor="none", edgecolor=style.INK, linewidth=1.1))
 
 
 def ordinal(number: int) -> str:
@@ -452,7 +450,7 @@ class Panel:
         self._words(cell.text, left + at.body / 2, y, faint)
         if not gone:
             after = self.x + left + at.body + 0.03
-            pen.count(after, self.y + y, cell.ref_count, at.font, cell.wrong)
+            pen.count(after, self.y + y, str(cell.ref_count), at.font, cell.wrong)
         below = y + at.body_height / 2 + at.under / 2
         if at.with_slots:
             for n in range(at.block_size):

@@ -463,14 +463,13 @@ def test_branches_that_are_never_there_together_share_a_row():
 
 def test_the_picture_shows_the_chosen_steps_with_words():
     history = story()
-    data, metadata = history.picture(steps=[1, -1])._repr_mimebundle_()
-    alt = metadata["image/png"]["alt"]
-    assert data["image/png"].startswith(b"\x89PNG")
+    picture = history.picture(steps=[1, -1])
+    alt = picture.alt
     assert re.findall(r"Step (\d)", alt) == ["1", "6"]
     assert all(history.steps[index].describe() in alt for index in (1, -1))
     assert "evicted." in alt.split("Step 6")[1]  # against step 1
     assert "blocks 0, 1, 2, 3 inserted." in alt.split("Step 6")[0]  # against step 0
-    titles = [text for text in texts(history.picture([1, -1]).figure) if re.match(r"\d  ", text)]
+    titles = [text for text in texts(picture.figure) if re.match(r"\d  ", text)]
     assert titles == ["1  A's prompt is inserted", "6  and three more"]
 
 
