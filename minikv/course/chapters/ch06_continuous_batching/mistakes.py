@@ -435,8 +435,7 @@ MISTAKES = {
                 look="who knows which of them are free? `self.host_pool`"),
         preempt("needs a plan",
                 ("plan is not None and ", ""),
-                cause="without a plan it tries to swap; `recompute_all` preempts like that, "
-                      "after a failed step",
+                cause="without a plan it tries to swap, but then nothing takes the moves",
                 look="the default of `plan`"),
         preempt("does not count",
                 ("    self.num_preemptions += 1\n", ""),
