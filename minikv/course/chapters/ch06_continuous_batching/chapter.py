@@ -21,7 +21,6 @@ CHAPTER = Chapter(
                 "schedule_without",
                 "commit",
                 "remove",
-                "recompute_all",
                 "look_up",
                 "share_full_blocks",
                 "__iter__",

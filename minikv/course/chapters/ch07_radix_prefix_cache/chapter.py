@@ -65,7 +65,7 @@ FREED_COPIES = (
 )
 OTHER_METHODS = (
     "__init__", "add", "add_running", "fork", "schedule", "schedule_without", "commit", "preempt",
-    "remove", "recompute_all",
+    "remove",
     "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
     "_drop_host_blocks", "__iter__",
 )  # fmt: skip
