@@ -8,7 +8,7 @@ import inspect
 import time
 from html import escape
 
-from minikv.course.harness import process, progress_file, reader_files
+from minikv.course.harness import parts, process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
@@ -255,32 +255,13 @@ def _show_in_place(report: Report) -> None:
     display(report)
 
 
-class Parts:
-    """What tinypy wrote on the reader's own parts."""
-
-    def __init__(self, results: list[tuple[str, bool, str]]):
-        self.results = results
-
-    def lines(self) -> list[str]:
-        if not self.results:
-            return [
-                "None of your parts has passed its check yet. "
-                "Once one has, this line runs tinypy on it."
-            ]
-        return [f"{'ok  ' if same else 'FAIL'}  {sentence}" for _, same, sentence in self.results]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return "".join(f"<p style='text-align:left'>{escape(line)}</p>" for line in self.lines())
-
-
-def your_parts() -> Parts:
+def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
-    passed = progress_file.passed()
-    return Parts(process.parts(passed) if passed else [])
+    found = parts.run(lambda what: print(what, end=" … ", flush=True))
+    if found.proofs:
+        print()
+    return found
 
 
 def source(target: str):

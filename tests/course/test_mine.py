@@ -12,6 +12,7 @@ from minikv.course.chapters.ch04_paged_blocks import answers
 from minikv.course.harness import progress_file, reader_files
 from minikv.course.harness.checking import tinypy
 from minikv.course.harness.manifest import chapter_of, chapters, find
+from minikv.course.harness.report import in_terminal
 from minikv.course.harness.skeletons import fill, skeleton
 
 
@@ -177,6 +178,33 @@ def test_an_engine_on_them(exercises, capsys):
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("engine: on the reference's parts, until")
     assert re.search(r"yours are BlockPool \(04.1\), BlockTable \(04.2, 05.1, 05.2\)", last)
+
+
+def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
+    solve(exercises, "04.1", "04.3", "04.6")
+    file = file_of(exercises, "04.3")
+    file.write_text(changed(file.read_text()))
+    parts = lab.your_parts()
+    said = repr(parts)
+    assert said.startswith(parts.written.text) and parts.same and parts.written.same
+    assert "04.1 BlockPool.allocate, BlockPool.release: yours\n" in said
+    assert "04.2 BlockTable.grow: the reference's\n" in said
+    assert "04.6 before_the_sweep: yours, no part of a run\n" in said
+    assert 'the reference\'s, changed since it passed: check("04.3")' in said
+    assert "changed since it passed: python -m minikv check 04.3" in parts.text(in_terminal)
+    shown = parts._repr_html_()
+    assert "BlockPool.allocate" in shown and "ok    04.1: 3 requests at once" in shown
+    assert [proof.ids for proof in parts.proofs] == [["04.1"]]
+
+
+def test_your_parts_before_an_engine_can_run_on_them(exercises):
+    solve(exercises, "01.3")
+    parts = lab.your_parts()
+    assert parts.same and parts.written.on == "your parts of 01" and parts.written.same
+    solve(exercises, "03.1")
+    (exercises / chapter_of("01").file_name).write_text("")
+    parts = lab.your_parts()
+    assert parts.same and parts.written is None and len(parts.proofs) == 1
 
 
 def test_a_wrong_call_says_what_there_is(exercises):

@@ -8,7 +8,7 @@ its check runs here; a check runs everything else, in a process of its own.
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -56,7 +56,16 @@ def own_engine(
     [(_, together)] = each("together")
     parts = Parts({chapter.number for chapter in engine_chapters()})
     print(f"engine: {parts.whose_engine(together.PARTS)}")
-    return together.OwnEngine(lm, config, parts.installed, **more)
+    with parts.installed():
+        engine = minikv.Engine(lm, config, **together.parts_in_place() | more)
+    for name in ("step", "beam_search"):  # some parts are looked for only when they are needed
+
+        def run(*args: Any, method: Callable = getattr(engine, name), **options: Any) -> Any:
+            with parts.installed():
+                return method(*args, **options)
+
+        setattr(engine, name, run)
+    return engine
 
 
 def engine_chapters() -> list[Chapter]:

@@ -38,11 +38,19 @@ def display_name(chapter: Chapter) -> str:
     return f"{folder().name}/{chapter.file_name}"
 
 
+LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+
+
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
     file = folder() / chapter.file_name
     try:
-        return file.read_text(encoding="utf-8")
+        if file.stat().st_size > LONGEST_FILE:
+            raise WorkbookError(
+                f"{display_name(chapter)} has {file.stat().st_size:,} bytes; a file of exercises "
+                f"may have {LONGEST_FILE:,}. Put long data into a file of its own"
+            )
+        return file.read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'

@@ -421,7 +421,7 @@ class Legend:
     def __init__(self, entries: Sequence[Entry]):
         self.places, x, line = [], MARGIN, 0
         for entry in entries:
-            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.5) + 0.11
+            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.53) + 0.11
             if x + width > WIDTH:
                 x, line = MARGIN, line + 1
             self.places.append((entry, x, line))
@@ -562,7 +562,7 @@ def strip(
 
 def _wrapped(words: str, warnings: Sequence[str], width: float) -> list[tuple[str, str]]:
     """The lines over a panel, with their weights."""
-    characters = int(width / width_of("0", WORDS))
+    characters = int(width / width_of("0", WORDS, 0.62))  # bold
     title = textwrap.wrap(words, characters, subsequent_indent="    ")
     lines = [(line, "bold") for line in title]
     for warning in warnings:

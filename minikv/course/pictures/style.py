@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, in an order in which neighbours also differ in grey.
-PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9")
+# Okabe and Ito's palette and a grey, in an order in which neighbours also differ in grey.
+PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#999999")
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 EDGE = "#8a8a8a"  # around the paper, seen on a light page and on a dark one
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size

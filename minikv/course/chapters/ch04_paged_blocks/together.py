@@ -5,9 +5,9 @@ back; samples share blocks and copy on their first write; prefixes are found, sp
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import minikv
@@ -16,6 +16,7 @@ from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesToget
 
 SYSTEM = 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n'
 QUESTIONS = ("        self.items = []\n", "        self.size = 0\n", "        super().__init__()\n")
+TEXT, TEXT_TOKENS = "import os\n\ndef list_files(path):\n    for name in", 40
 BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS = "for i in range(", 3, 8
 
 # What of the reader's an engine runs on.
@@ -28,6 +29,8 @@ PARTS = {
     "next_beams": "minikv.beam:next_beams",
     "Scheduler": "minikv.scheduler:Scheduler",
     "RadixCache": "minikv.radix:RadixCache",
+    "Loop": "minikv.engine:Loop",
+    "Engine": "minikv.engine:Engine",
 }
 
 
@@ -44,6 +47,7 @@ class Expected:
     jobs: list[Job]
     token_ids: list[list[int]]  # the oracle's, one list a job
     beams: list[list[int]]  # the reference's, best first
+    text_ids: list[int]  # the oracle's, after TEXT
 
 
 def expect(lm: minikv.LanguageModel) -> Expected:
@@ -59,7 +63,36 @@ def expect(lm: minikv.LanguageModel) -> Expected:
     jobs += [job(SYSTEM + QUESTIONS[2], 12, cache_salt="tenant"), job("class Queue:", 30)]
     oracle = [lm.generate_naively(one.prompt_ids, one.params.max_tokens) for one in jobs]
     beams = minikv.Engine(lm).beam_search(BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS)
-    return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams])
+    text_ids = lm.generate_naively(lm.encode(TEXT), TEXT_TOKENS)
+    return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams], text_ids)
+
+
+def write(lm: minikv.LanguageModel, expected: Expected) -> dict[str, Any]:
+    """A text by an engine on whatever stands in the reference's places, and how long it took."""
+
+    def generate() -> list[int]:
+        params = minikv.SamplingParams(max_tokens=TEXT_TOKENS, ignore_eos=True)
+        return list(engine.generate(TEXT, params)[0].token_ids)
+
+    engine = engine_of_parts(lm, ch04.batched_attention, num_blocks=32, block_size=4)
+    return _written(lm, expected, generate)
+
+
+def write_naively(lm: minikv.LanguageModel, expected: Expected) -> dict[str, Any]:
+    """The same text by naive attention, for a reader whose parts do not make an engine yet."""
+    prompt_ids = lm.encode(TEXT)
+    return _written(lm, expected, lambda: lm.generate_naively(prompt_ids, TEXT_TOKENS))
+
+
+def _written(lm, expected: Expected, generate: Callable[[], list[int]]) -> dict[str, Any]:
+    started = perf_counter()
+    token_ids = generate()
+    return {
+        "text": TEXT + lm.decode(token_ids),
+        "tokens": len(token_ids),
+        "seconds": perf_counter() - started,
+        "same": token_ids == expected.text_ids,
+    }
 
 
 def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = None) -> str:
@@ -118,7 +151,7 @@ def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) ->
     return minikv.Engine(lm, small, **parts_in_place(attend_all))
 
 
-def parts_in_place(attend_all: Callable) -> dict[str, Any]:
+def parts_in_place(attend_all: Callable | None = None) -> dict[str, Any]:
     """What an engine takes, of what stands in the reference's places now."""
     return {
         "block_pool": minikv.BlockPool,
@@ -127,28 +160,11 @@ def parts_in_place(attend_all: Callable) -> dict[str, Any]:
         "scheduler": minikv.Scheduler,
         "attention": partial(
             DecodesTogether,
-            attend_all=attend_all,
+            attend_all=attend_all or ch04.batched_attention,
             attend_one=minikv.paged.blockwise_attention,
             slot_mapping=ch04.slot_mapping,
         ),
     }
-
-
-class OwnEngine(minikv.Engine):
-    """An engine on the parts that `installed()` puts in the reference's places, while it runs."""
-
-    def __init__(self, lm, config, installed: Callable[[], AbstractContextManager], **more):
-        self._installed = installed
-        with installed():
-            super().__init__(lm, config, **parts_in_place(ch04.batched_attention) | more)
-
-    def step(self) -> list[minikv.RequestOutput]:
-        with self._installed():
-            return super().step()
-
-    def beam_search(self, *args, **options) -> list[minikv.BeamOutput]:
-        with self._installed():
-            return super().beam_search(*args, **options)
 
 
 def decode_by(decode: Callable, lm: minikv.LanguageModel, expected: Expected) -> None:
