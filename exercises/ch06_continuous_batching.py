@@ -35,7 +35,7 @@ class Scheduler(scheduler.Scheduler):
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
-        self.num_looked_up_tokens = self.num_hit_tokens = 0
+        self.num_looked_up_tokens = self.num_hit_tokens = 0  # see COUNTERS
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""

@@ -137,7 +137,7 @@ def test_computed_is_what_was_asked_for_less_what_was_found(comparison):
 
 
 def admissions(run: Run):
-    """For each step: who is in the batch for the first time, and who was before and still is."""
+    """For each step: which requests are in the batch for the first time, and which still are."""
     last = {entry.request_id: i for i, step in enumerate(run.steps) for entry in step.entries}
     seen: set[int] = set()
     for index, step in enumerate(run.steps):
@@ -146,7 +146,7 @@ def admissions(run: Run):
         seen |= here
 
 
-def test_a_static_batch_lets_nobody_in(comparison):
+def test_a_static_batch_admits_no_request(comparison):
     [static, continuous, _] = [runs[0] for runs in comparison.runs.values()]
     joins = [(new, still) for new, still in admissions(static) if new]
     assert len(joins) > 1 and all(not still for _, still in joins)

@@ -968,7 +968,7 @@ scenario(
 
 
 def busy(**parts) -> str:
-    """Shared prompts, equal prompts, two customers and a chat that grows, in a pool that is too
+    """Shared prompts, equal prompts, two tenants and a chat that grows, in a pool that is too
     small for all of them. Raises AssertionError for other tokens than the oracle's."""
     lm, system = tinypy(), prompt_of("s24")
     engine = engine_on(parts, {"num_blocks": 15, "min_prefix_tokens": 4})
