@@ -8,17 +8,18 @@ import inspect
 import time
 from html import escape
 
-from minikv.course.harness import process, progress_file, reader_files
+from minikv.course.harness import parts, process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.harness.mine import mine, own_engine
 from minikv.course.harness.predictions import measured, predict, predictions
 from minikv.course.harness.report import Report, paragraphs
 from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
 
 __all__ = [
-    "check", "diff", "hint", "measured", "predict", "predictions", "progress", "reset",
-    "solution", "source", "watch", "why", "your_parts",
+    "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
+    "progress", "reset", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
     report = process.run(exercise, own)
-    progress_file.note(report)
+    progress_file.note(report, alone=not own)
     report.show_trace = trace
     return report
 
@@ -254,32 +255,13 @@ def _show_in_place(report: Report) -> None:
     display(report)
 
 
-class Parts:
-    """What tinypy wrote on the reader's own parts."""
-
-    def __init__(self, results: list[tuple[str, bool, str]]):
-        self.results = results
-
-    def lines(self) -> list[str]:
-        if not self.results:
-            return [
-                "None of your parts has passed its check yet. "
-                "Once one has, this line runs tinypy on it."
-            ]
-        return [f"{'ok  ' if same else 'FAIL'}  {sentence}" for _, same, sentence in self.results]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return "".join(f"<p style='text-align:left'>{escape(line)}</p>" for line in self.lines())
-
-
-def your_parts() -> Parts:
+def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
-    passed = progress_file.passed()
-    return Parts(process.parts(passed) if passed else [])
+    found = parts.run(lambda what: print(what, end=" … ", flush=True))
+    if found.proofs:
+        print()
+    return found
 
 
 def source(target: str):

@@ -78,8 +78,8 @@ def _watch(args: argparse.Namespace) -> int:
 
 def _parts(args: argparse.Namespace) -> int:
     parts = lab.your_parts()
-    _print(parts)
-    return 0 if all(same for _, same, _ in parts.results) else 1
+    print(parts.text(in_terminal))
+    return 0 if parts.same else 1
 
 
 ONE = ("exercise", {"help": "an exercise's id, as 04.2", "metavar": "ID"})

@@ -37,6 +37,7 @@ class Report:
     model: str | None = None  # what tinypy did on the reader's part
     tries: int = 0
     minutes: float = 0.0  # since the first try
+    fingerprint: str | None = None  # of the code that was checked
     in_terminal: bool = False
     show_trace: bool = False
 
