@@ -584,7 +584,9 @@ def names(mine, program, log: Log) -> None:
         if not isinstance(found, list | tuple):
             log(text, {"what comes back is": f"a {type(found).__name__}"})
             return
-        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + ["an incomplete block"]
+        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + [
+            "an incomplete block"
+        ]
         log(
             text,
             {
