@@ -7,11 +7,21 @@ import pytest
 from PIL import Image
 
 from minikv.course import showcase
+from minikv.course.harness.manifest import chapters
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def exercise_minutes():
+    return sum(e.minutes for chapter in chapters().values() for e in chapter.exercises)
+
+
+def reading_minutes():
+    stated = r"\*\*Minutes:\*\* read (\d+) · "
+    return sum(int(re.search(stated, path.read_text(encoding="utf-8"))[1]) for path in NOTEBOOKS)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -26,6 +36,14 @@ def test_the_readme_is_short_and_links_every_notebook_and_page():
     assert linked == [str(path.relative_to(ROOT)) for path in NOTEBOOKS]
     for page in PAGES[1:]:
         assert f"](docs/{page.name})" in README
+
+
+def test_hours_and_exercises_are_those_of_the_course():
+    [hours, of_which] = re.findall(r"about (\d+) hours, of which (\d+) are exercises", README)[0]
+    assert int(of_which) == round(exercise_minutes() / 60)
+    assert int(hours) == round((exercise_minutes() + reading_minutes()) / 60)
+    count = sum(len(chapter.exercises) for chapter in chapters().values())
+    assert re.findall(r"and (\d+) exercises", README) == [str(count)]
 
 
 def test_the_moving_picture_moves_and_is_small():
