@@ -5,7 +5,7 @@
     engine = minikv.Engine(lm)
     print(engine.generate(["def fib(n):"])[0].text)
 
-Read the files in this order: each uses only those before it. The README says what is in them.
+Read the files in this order: each uses only those before it. docs/ENGINE.md says what is in them.
 
     attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model, checkpoint,
     sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam, invariants, engine

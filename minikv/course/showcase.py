@@ -27,7 +27,7 @@ LINE, CHARACTER, MARGIN = 19, 8.43, 16  # pixels of the SVG, for a font of 14
 
 
 def record_tables() -> History:
-    """Requests and a fork in one pool: blocks are taken, shared, copied, given back, taken again."""
+    """Requests and a fork in one pool: blocks are taken, shared, copied and given back."""
     lm = minikv.load("tinypy")
     pool = minikv.BlockPool(8)
     history, held, texts = History(pool), {}, {}

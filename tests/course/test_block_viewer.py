@@ -375,7 +375,24 @@ def test_the_player_steps_through():
         assert history.steps[step].describe() in player.caption.value  # for a screen reader
     assert len(set(seen)) == 5 and len({picture for picture, _, _ in seen}) == 5
     assert "run this cell" in repr(player)
-    assert player.slider.tooltip and player.play.tooltip
+    assert player.slider.tooltip
+    assert all(button.description and button.tooltip for button in player.buttons.values())
+
+
+def test_the_players_buttons_move_it():
+    player = fork().widget()
+    back, play, forth = (player.buttons[name] for name in ("back", "play", "next"))
+    forth.click(), forth.click(), back.click()
+    assert player.slider.value == 1
+    back.click(), back.click()
+    assert player.slider.value == 0  # the slider's end
+    play.click()
+    assert player.play.playing and play.description == "⏸ Pause"
+    forth.click()
+    assert not player.play.playing and play.description == "▶ Play" and player.slider.value == 1
+    player.slider.value = 4
+    play.click()  # at the end: from the beginning
+    assert player.play.playing and player.slider.value == 0
 
 
 @pytest.mark.parametrize(

@@ -599,7 +599,10 @@ def test_the_words_say_what_was_copied_opened_and_pruned(beams):
     for before, step in pairwise(beams.steps):
         taken = before.num_free - step.num_free
         if "copied" in step.words:
-            assert f"{taken} block" in step.words and next(iter(step.beams.values())).num_computed % 4 != 1
+            assert (
+                f"{taken} block" in step.words
+                and next(iter(step.beams.values())).num_computed % 4 != 1
+            )
         elif "new block each" in step.words:
             assert taken == 4 and next(iter(step.beams.values())).num_computed % 4 == 1
         elif "in place" in step.words:
