@@ -370,7 +370,7 @@ class Timeline:
             parts.append(
                 f"<b>{row.letter}</b> <span style='opacity:.65'>{escape(prompt)}</span>"
                 f"<b>{escape(text[: len(text) - len(newest)])}"
-                f"{_chip(newest)}</b>"
+                f"{_chip(newest) if newest else ''}</b>"
             )
         return "\n\n".join(parts)
 

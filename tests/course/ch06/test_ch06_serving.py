@@ -354,7 +354,7 @@ def test_costs_of_preemption_and_their_pictures(lm):
     # 10 parameters, 4 bytes a token: 20 operations and 8 bytes, out and in.
     assert crossover(10, 4, flops=20) == 8.0
     alt = shown(crossover_picture({"Llama-2-7B": (6.74e9, 524_288), "small": (8e9, 131_072)}))
-    assert "Llama-2-7B on H100, PCIe 5: compute again" in alt
+    assert "Llama-2-7B on H100, PCIe 5: recompute" in alt
     assert "small on H100, PCIe 5: swap" in alt
     times = {running: [ms_a_step(running, 2, False)] for running in (1, 3)}
     assert "3: " in shown(scheduler_picture(times))
