@@ -7,8 +7,9 @@ Then check("06.1") in the notebook, or in a terminal: python -m minikv check 06.
 from bisect import insort
 
 from minikv import scheduler
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.scheduler import Plan, Policy, _seats, first_come_first_served
 from minikv.sequence import Sequence
@@ -35,7 +36,7 @@ class Scheduler(scheduler.Scheduler):
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
-        self.num_looked_up_tokens = self.num_hit_tokens = 0
+        self.num_looked_up_tokens = self.num_hit_tokens = 0  # see COUNTERS
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""

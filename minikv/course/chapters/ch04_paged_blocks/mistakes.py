@@ -299,7 +299,7 @@ def release(self, block_id):
             look="what is compared with `num_free`?",
         ),
         grow(
-            "shrinks", ("if num_tokens < 0:", "if False:"),
+            "shrinks", ('require_int("num_tokens", num_tokens, 0)', "pass"),
             cause="nothing looks at the sign: the table would promise fewer tokens than are stored",
             look="the first lines of `grow`",
         ),

@@ -422,7 +422,7 @@ def _split(self, upper, length):
         ),
         Mistake(
             "frees less than nothing",
-            edits={"RadixCache.evict": (("if num_blocks < 0:", "if False:"),)},
+            edits={"RadixCache.evict": (('require_int("num_blocks", num_blocks, 0)', "pass"),)},
             cause="nothing looks at the sign",
             look="the first lines of `evict`",
         ),
