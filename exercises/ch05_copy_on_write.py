@@ -8,6 +8,7 @@ import torch
 
 from minikv import blocks
 from minikv.blocks import BlockPool
+from minikv.errors import require_int
 from minikv.sequence import Sequence
 
 
@@ -20,10 +21,8 @@ class BlockTable(blocks.BlockTable):
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self.block_ids: list[int] = []
         self.num_tokens = 0
 

@@ -7,8 +7,9 @@ Then check("06.1") in the notebook, or in a terminal: python -m minikv check 06.
 from bisect import insort
 
 from minikv import scheduler
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.scheduler import Plan, Policy, _seats, first_come_first_served
 from minikv.sequence import Sequence

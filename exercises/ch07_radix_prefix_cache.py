@@ -12,6 +12,7 @@ from hashlib import sha256
 from minikv import radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
+from minikv.errors import require_int
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
 from minikv.sequence import Sequence
 
@@ -52,10 +53,8 @@ class RadixCache(radix.RadixCache):
     """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()

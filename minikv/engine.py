@@ -8,10 +8,10 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from numbers import Integral
 from time import perf_counter
 from typing import cast
 
@@ -19,8 +19,9 @@ import torch
 
 from minikv.backend import TorchAttention
 from minikv.beam import beam_search, blocks_needed, make_room
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks, blocks_for
-from minikv.config import EngineConfig, require_int
+from minikv.blocks import BlockPool, BlockTable, blocks_for
+from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks, require_int, require_number
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
@@ -134,9 +135,9 @@ class Engine:
 
     def abort(self, request_id: int) -> None:
         """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
-        request = self._requests.get(request_id) if isinstance(request_id, int) else None
+        request = self._requests.get(require_int("request_id", request_id))
         if request is None:
-            raise ValueError(f"request_id: {request_id!r} is not an unfinished request")
+            raise ValueError(f"request_id: {request_id} is not an unfinished request")
         with self._start_over_on_failure():
             del self._requests[request_id]
             self._moved.pop(request_id, None)
@@ -157,7 +158,7 @@ class Engine:
         """
         if not isinstance(prompts, Seq):
             raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
             prompts = [cast(Prompt, prompts)]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -317,10 +318,7 @@ class Engine:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
         require_int("beam_width", beam_width, 1)
         require_int("max_tokens", max_tokens, 1)
-        if isinstance(length_penalty, bool) or not (
-            isinstance(length_penalty, int | float) and math.isfinite(length_penalty)
-        ):
-            raise ValueError(f"length_penalty: must be a finite number, was {length_penalty!r}")
+        require_number("length_penalty", length_penalty)
         prompt_ids = self._check_prompt(prompt)
         self._check_fits(len(prompt_ids), max_tokens)
         if beam_width > self.config.max_num_seqs:
@@ -395,13 +393,8 @@ class Engine:
         ids = self.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ValueError("prompt: is empty; give at least one token")
-        vocab_size = self.lm.config.vocab_size
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise ValueError(f"prompt: token ids must be ints, found {token_id!r}")
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(f"prompt: token id {token_id} is not in [0, {vocab_size})")
-        return ids
+        last = self.lm.config.vocab_size - 1
+        return [require_int("prompt: a token id", token_id, 0, last) for token_id in ids]
 
     def _check_fits(self, num_prompt: int, max_tokens: int) -> None:
         total, config = num_prompt + max_tokens, self.config

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 

@@ -297,7 +297,7 @@ def release(self, block_id):
             look="what is compared with `num_free`?",
         ),
         grow(
-            "shrinks", ("if num_tokens < 0:", "if False:"),
+            "shrinks", ('require_int("num_tokens", num_tokens, 0)', "pass"),
             cause="a negative number is accepted: the table would have fewer tokens than are "
             "stored",
             look="the first lines of `grow`",

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from minikv import beam, sequence
-from minikv.config import require_int
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import check_surface
 from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
+from minikv.errors import require_int
 from minikv.sampling import SamplingParams
 
 if TYPE_CHECKING:

@@ -425,7 +425,7 @@ def _split(self, upper, length):
         ),
         Mistake(
             "frees less than nothing",
-            edits={"RadixCache.evict": (("if num_blocks < 0:", "if False:"),)},
+            edits={"RadixCache.evict": (('require_int("num_blocks", num_blocks, 0)', "pass"),)},
             cause="negative numbers are not refused",
             look="the first lines of `evict`",
         ),
