@@ -12,6 +12,13 @@ from functools import cache
 from minikv.course.chapters import each
 
 
+class ReaderError(ValueError):
+    """Something that the reader has to correct. A notebook shows the sentence, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for this
+        return [str(self)]
+
+
 @dataclass(frozen=True)
 class Bug:
     """What a debug exercise breaks: edits (old, new) of the reference's text, old once in it."""
@@ -22,7 +29,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the skeleton: to be written, to be mended, or given."""
+    """A function of the skeleton: to be written, to be fixed, or given."""
 
     target: str  # "module:name" of the reference
     write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
@@ -123,18 +130,18 @@ def chapters() -> dict[str, Chapter]:
 
 
 def chapter_of(exercise_id: str) -> Chapter:
-    """The chapter of an exercise, or by its number. Raises ValueError with what there is."""
+    """The chapter of an exercise, or by its number. Raises ReaderError with what there is."""
     number = str(exercise_id).partition(".")[0].zfill(2)
     if number not in chapters():
-        raise ValueError(
+        raise ReaderError(
             f"{exercise_id!r}: there are exercises in chapters {', '.join(chapters())}; "
-            'an exercise is named by its id, as "04.2"'
+            'name one by its id, such as "04.2"'
         )
     return chapters()[number]
 
 
 def find(exercise_id: str) -> Exercise:
-    """An exercise by its id. Raises ValueError with what there is."""
+    """An exercise by its id. Raises ReaderError with what there is."""
     chapter = chapter_of(exercise_id)
     text = str(exercise_id)
     if re.fullmatch(r"\d\.\d+", text):
@@ -143,4 +150,4 @@ def find(exercise_id: str) -> Exercise:
         if exercise.id == text:
             return exercise
     ids = ", ".join(exercise.id for exercise in chapter.exercises)
-    raise ValueError(f"{exercise_id!r}: chapter {chapter.number} has the exercises {ids}")
+    raise ReaderError(f"{exercise_id!r}: chapter {chapter.number} has the exercises {ids}")
