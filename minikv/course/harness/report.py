@@ -197,7 +197,7 @@ class Report:
         parts.append(marked(self.model or ""))
         if self.printed:
             parts.append(f"Your code printed:{markup.preformatted(self.printed)}")
-        if self.trace:
+        if self.trace and (self.panel or self.show_trace):
             trace = markup.preformatted(self.trace)
             parts.append(folded("Stack trace", trace, self.show_trace))
         if self.passed:
@@ -208,10 +208,10 @@ class Report:
             parts.append(f"<small>{fresh}</small>")
         if buttons:
             parts.append(buttons)
+        elif self.passed:
+            parts.append(marked(f'`diff("{exercise.id}")`: your solution beside the reference'))
         else:
-            typed = f'diff("{exercise.id}")' if self.passed else f'hint("{exercise.id}")'
-            use = "for your solution beside the reference" if self.passed else "for a hint"
-            parts.append(f"<code>{escape(typed)}</code> {use}")
+            parts.append(escape(self.next_steps()))
         return markup.block(color, *parts)
 
     def _rows_html(self) -> list[str]:
