@@ -1,6 +1,6 @@
 """Continuous batching: before every step, who computes how many tokens, and who gives way.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("06.1") in the notebook, or in a terminal: python -m minikv check 06.1
 """
 
@@ -173,7 +173,7 @@ class FreesTheMost(Scheduler):
     yet in this step: both are right. With both, also with several samples and with swap, every
     request gets the tokens that it would get alone."""
 
-    # ── 06.5 The largest gives way: broken, mend it ───────────────────────────────
+    # ── 06.5 The largest gives way: broken, fix it ────────────────────────────────
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
     ) -> bool:

@@ -35,6 +35,7 @@ def exercises(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     (folder / FILE).write_text(skeleton(chapter_of(ONE.id)))
     return folder
 

@@ -1,8 +1,8 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-Every folder is one student's: it holds the `chNN_….py` files, or a folder `exercises` with
-them. Each exercise runs in a process of its own, with limits on time and memory. The code
-still runs as you do: use a machine, or a container, that it may spoil.
+Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
+with them. Each exercise runs in its own process, with limits on time and memory. The code
+still runs with your rights: use a machine or a container that it may damage.
 """
 
 import argparse
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
         help="only these chapters",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table, one line a check")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
 
 
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         for student, exercise in progress_bar(students, exercises):
             results.append((student, grade(student, exercise)))
     except KeyboardInterrupt:
-        print("interrupted: what follows is what was checked until then", file=sys.stderr)
+        print("interrupted: this is what was checked so far", file=sys.stderr)
     if args.csv:
         write_whole(args.csv, as_csv(results))
     if args.junit:
@@ -77,7 +79,7 @@ def find_student(folder: Path) -> Student:
     for place in (folder, folder / "exercises"):
         if any(place.glob("ch[0-9][0-9]_*.py")):
             return Student(folder.resolve().name, place.resolve())
-    raise ValueError(f"{folder}: there is no chNN_….py in it, nor in its folder exercises")
+    raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
 def progress_bar(
@@ -109,7 +111,7 @@ def _folder(folder: Path) -> Iterator[None]:
 
 
 def message(report: Report) -> str:
-    """What went wrong first, in one line."""
+    """The first failure, in one line."""
     wrong = next((line for line in report.lines if not line.ok), None)
     if report.passed or report.status == "not started":
         return ""
@@ -165,7 +167,7 @@ def _valid_in_xml(text: str) -> str:
 
 
 def as_text(results: list[tuple[Student, Report]]) -> str:
-    """One line a student: ✓ passed, ✗ failed, · not started."""
+    """One line per student: ✓ passed, ✗ failed, · not started."""
     marks = {"passed": "✓", "failed": "✗", "not started": "·"}
     lines: dict[str, list[str]] = {}
     for student, report in results:

@@ -1,7 +1,7 @@
-"""The manifest's own words: a chapter, its exercises, and which parts of the reference they hold.
+"""What describes a chapter: its exercises, and which parts of the reference they ask for.
 
-The `chapter.py` in a chapter's folder describes it in these words. Everything else about its
-exercises (skeletons, checks, hints, progress) is read from there.
+The `chapter.py` in a chapter's folder is written with these classes. Skeletons, checks, hints
+and progress all read it.
 """
 
 import importlib.util
@@ -21,7 +21,7 @@ class ReaderError(ValueError):
 
 @dataclass(frozen=True)
 class Bug:
-    """What a debug exercise breaks: edits (old, new) of the reference's text, old once in it."""
+    """What a debug exercise breaks: edits (old, new) of the reference's text, each old once."""
 
     exercise: str
     edits: tuple[tuple[str, str], ...]
@@ -29,7 +29,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the skeleton: to be written, to be fixed, or given."""
+    """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
 
     target: str  # "module:name" of the reference
     write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
@@ -38,7 +38,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Class:
-    """A class of the skeleton. Methods in `write` are the reader's, the rest is given.
+    """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
 
     With `leave_out`, the skeleton's class inherits from the reference and does not
     show these members.
@@ -81,9 +81,9 @@ class Chapter:
     doc: str  # what the skeleton file is about
     skeleton: tuple[Function | Class, ...]
     exercises: tuple[Exercise, ...]
-    needs: str | None = None  # a package that there is not for every machine
-    in_engine: bool = False  # its parts also run with those of other chapters, in one engine
-    # Exercises whose function can decode for that engine, the one to be taken first at the front.
+    needs: str | None = None  # a package that does not exist for every machine
+    in_engine: bool = False  # its parts also run in one engine with those of other chapters
+    # Exercises whose function can decode for that engine, in order of preference.
     decodes: tuple[tuple[str, str], ...] = ()  # (id, name of the function)
 
     @property
@@ -102,7 +102,7 @@ class Chapter:
             return None
         return (
             f"chapter {self.number} needs {self.needs.capitalize()}, which is not installed here "
-            "(it exists for Linux only); the other chapters do without it"
+            "(official builds exist for Linux only); the other chapters do not need it"
         )
 
     def __post_init__(self):
