@@ -1,6 +1,6 @@
 """Naive attention: the formula, the mask, heads in groups, RoPE, and what it all costs.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("01.1") in the notebook, or in a terminal: python -m minikv check 01.1
 """
 
@@ -56,7 +56,7 @@ def naive_attention(
     raise NotImplementedError("Exercise 01.3: naive_attention")
 
 
-# ── 01.4 Right with one KV head, wrong with two: broken, mend it ──────────────────
+# ── 01.4 Right with one KV head, wrong with two: broken, fix it ───────────────────
 def grouped_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
 ) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """KV cache: keep keys and values, prefill once, append in place, continue a prefix.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("02.1") in the notebook, or in a terminal: python -m minikv check 02.1
 """
 
@@ -97,7 +97,7 @@ class PreallocatedCache:
         raise NotImplementedError("Exercise 02.4: PreallocatedCache.attend")
 
 
-# ── 02.5 A chunk after a prefix: broken, mend it ──────────────────────────────────
+# ── 02.5 A chunk after a prefix: broken, fix it ───────────────────────────────────
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """`naive_attention` by PyTorch's own function, which uses a fused kernel where it has one.
 
@@ -129,7 +129,7 @@ class SharedPrefix:
         self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
         lm.logits(prefix_ids, self.cache)
 
-    # ── 02.6 The request after the first: broken, mend it ─────────────────────────
+    # ── 02.6 The request after the first: broken, fix it ──────────────────────────
     @torch.inference_mode()
     def logits(self, request_ids: list[int]) -> torch.Tensor:
         """Logits after every token of a request, (T, vocab_size), as if the model had read

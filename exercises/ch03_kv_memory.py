@@ -1,6 +1,6 @@
 """KV memory: what a token costs, which published figures are wrong, what reserving wastes.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("03.1") in the notebook, or in a terminal: python -m minikv check 03.1
 """
 
@@ -29,7 +29,7 @@ def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
     raise NotImplementedError("Exercise 03.1: kv_bytes_per_token")
 
 
-# ── 03.2 A config, read wrongly: broken, mend it ──────────────────────────────────
+# ── 03.2 A config, read wrongly: broken, fix it ───────────────────────────────────
 def shape_of(config: dict) -> Shape:
     """The shape that a published config.json describes.
 

@@ -1,6 +1,6 @@
 """Paged blocks: a pool, a table for each sequence, slots, and attention over blocks.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("04.1") in the notebook, or in a terminal: python -m minikv check 04.1
 """
 
@@ -119,7 +119,7 @@ def blockwise_attention(
     raise NotImplementedError("Exercise 04.4: blockwise_attention")
 
 
-# ── 04.5 Other words in company: broken, mend it ──────────────────────────────────
+# ── 04.5 Other words in company: broken, fix it ───────────────────────────────────
 def batched_attention(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:

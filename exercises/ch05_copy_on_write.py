@@ -1,6 +1,6 @@
 """Copy on write: tables that share blocks, samples, beams, branches.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("05.1") in the notebook, or in a terminal: python -m minikv check 05.1
 """
 
@@ -78,7 +78,7 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     raise NotImplementedError("Exercise 05.4: next_beams")
 
 
-# ── 05.5 A branch in the middle: broken, mend it ──────────────────────────────────
+# ── 05.5 A branch in the middle: broken, fix it ───────────────────────────────────
 def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
 
@@ -97,7 +97,7 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     return branch
 
 
-# ── 05.6 Right for two: broken, mend it ───────────────────────────────────────────
+# ── 05.6 Right for two: broken, fix it ────────────────────────────────────────────
 def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
     """Copy K and V of whole blocks, `(from_block, to_block)` each, before a step writes.
 

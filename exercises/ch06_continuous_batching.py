@@ -1,6 +1,6 @@
 """Continuous batching: which sequences compute how many tokens, and which give way.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("06.1") in the notebook, or in a terminal: python -m minikv check 06.1
 """
 
@@ -174,7 +174,7 @@ class FreesTheMost(Scheduler):
     have no slot yet in this step. Either way, also with several samples and with swap, every
     request gets the tokens that it would get alone."""
 
-    # ── 06.5 The largest gives way: broken, mend it ───────────────────────────────
+    # ── 06.5 The largest gives way: broken, fix it ────────────────────────────────
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
     ) -> bool:

@@ -1,6 +1,6 @@
 """The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
 """
 
@@ -34,7 +34,7 @@ class BlockTrie:
         for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
             _, children = children.setdefault(key, (block_id, {}))
 
-    # ── 07.1 A tree that only knows whole prompts: broken, mend it ────────────────
+    # ── 07.1 A tree that only knows whole prompts: broken, fix it ─────────────────
     def match(self, token_ids: Seq[int]) -> list[int]:
         """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
         in common with any prompt inserted so far."""
@@ -87,7 +87,7 @@ class RadixCache(radix.RadixCache):
         """
         raise NotImplementedError("Exercise 07.3: RadixCache.insert")
 
-    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
         path = []  # up to the root
@@ -100,7 +100,7 @@ class RadixCache(radix.RadixCache):
                 self.num_evictable_blocks -= len(node.block_ids)
             node.lock_count += 1
 
-    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises ValueError for a node that is not locked."""
         path = []  # up to the root
@@ -261,7 +261,7 @@ class ChainedCache:
 class Scheduler(scheduler.Scheduler):
     """Owns the waiting and the running sequences, and gives and takes their blocks."""
 
-    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def look_up(self, sequence: Sequence) -> MatchResult | None:
         """The cached prefix that a waiting sequence can begin with; None if there is none that
         is worth it."""
@@ -274,7 +274,7 @@ class Scheduler(scheduler.Scheduler):
         match = found[sequence]
         return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
 
-    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def share_full_blocks(self, sequence: Sequence) -> None:
         """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
 

@@ -7,7 +7,7 @@ GPU too, so that a wrong one ends in a sentence and not in a crash; then it comp
 GPU, which works without one. To try them yourself, import `kernels` before anything else: without
 a GPU that turns the interpreter on.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("08.1") in the notebook, or in a terminal: python -m minikv check 08.1
 """
 
@@ -188,7 +188,7 @@ def decode_split(
     return out
 
 
-# ── 08.6 Right on this machine: broken, mend it ───────────────────────────────────
+# ── 08.6 Right on this machine: broken, fix it ────────────────────────────────────
 @triton.jit
 def gather_kernel(
     kv, block_tables, starts, out, width, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr
@@ -250,7 +250,7 @@ class CapturedDecode:
             HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         )  # fmt: skip
 
-    # ── 08.6 Right on this machine: broken, mend it ───────────────────────────────
+    # ── 08.6 Right on this machine: broken, fix it ────────────────────────────────
     def replay(
         self, q: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
     ) -> torch.Tensor:

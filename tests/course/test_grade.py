@@ -60,7 +60,7 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch):
 def test_a_folder_without_exercises_is_refused(tmp_path):
     done = grade(tmp_path)
     assert done.returncode == 2
-    assert "there is no chNN_" in done.stderr and "Traceback" not in done.stderr
+    assert "has no chNN_" in done.stderr and "Traceback" not in done.stderr
 
 
 CHEATS = (

@@ -1,8 +1,8 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-Every folder is one student's: it holds the `chNN_….py` files, or a folder `exercises` with
-them. Each exercise runs in a process of its own, with limits on time, memory, processes and
-files. The code still runs as you do: use a machine, or a container, that it may spoil.
+Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
+with them. Each exercise runs in its own process, with limits on time, memory, processes and
+files. The code still runs with your rights: use a machine or a container that it may damage.
 
 A mark says what the checks saw. Code that sets out to deceive them can: it runs in the same
 process. So the table also names each line that reaches for more than an exercise needs, for a
@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
         help="only these chapters",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table, one line a check")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
 
 
@@ -79,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         for student, exercise in progress_bar(students, exercises):
             results.append((student, grade(student, exercise)))
     except KeyboardInterrupt:
-        print("interrupted: what follows is what was checked until then", file=sys.stderr)
+        print("interrupted: this is what was checked so far", file=sys.stderr)
     if args.csv:
         write_whole(args.csv, as_csv(results))
     if args.junit:
@@ -93,7 +95,7 @@ def find_student(folder: Path) -> Student:
     for place in (folder, folder / "exercises"):
         if any(place.glob("ch[0-9][0-9]_*.py")):
             return Student(folder.resolve().name, place.resolve())
-    raise ValueError(f"{folder}: there is no chNN_….py in it, nor in its folder exercises")
+    raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
 def progress_bar(
@@ -153,7 +155,7 @@ def to_be_read(student: Student, exercise: Exercise) -> list[str]:
 
 
 def message(report: Report) -> str:
-    """What went wrong first, in one line."""
+    """The first failure, in one line."""
     wrong = next((line for line in report.lines if not line.ok), None)
     if report.passed or report.status == "not started":
         return ""
@@ -209,7 +211,7 @@ def _valid_in_xml(text: str) -> str:
 
 
 def as_text(results: list[tuple[Student, Report]]) -> str:
-    """One line a student: ✓ passed, ✗ failed, · not started."""
+    """One line per student: ✓ passed, ✗ failed, · not started."""
     marks = {"passed": "✓", "failed": "✗", "not started": "·"}
     lines: dict[str, list[str]] = {}
     for student, report in results:
