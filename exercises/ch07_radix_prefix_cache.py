@@ -1,4 +1,4 @@
-"""The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.
+"""The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the engine's step.
 
 Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
@@ -9,11 +9,13 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 
-from minikv import radix, scheduler
+from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
+from minikv.invariants import why_stuck
+from minikv.outputs import RequestOutput, hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
-from minikv.sequence import Sequence
+from minikv.sequence import Request, Sequence
 
 
 class BlockTrie:
@@ -299,3 +301,42 @@ class Scheduler(scheduler.Scheduler):
                 sequence.table_version += 1
         self.cache.lock(result.node)
         sequence.node, sequence.num_inserted = result.node, num_full
+
+
+class Loop(engine.Loop):
+    """The plain order of work: a step begins when the one before has ended."""
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def step(self, engine: "Engine") -> list[RequestOutput]:
+        """Run one batch. Returns what `Engine.append` returns.
+
+        The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
+        token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
+        sequences that get these tokens, in the same order.
+
+        Raises RuntimeError, with the text of `why_stuck`, if the plan has no sequences.
+        """
+        raise NotImplementedError("Exercise 07.7: Loop.step")
+
+
+class Engine(engine.Engine):
+    """Serves one model from one pool of blocks."""
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
+        """Give each sequence its new token, and finish each sequence that has come to its end.
+        Returns one output for each request that got tokens, in the order of the tokens.
+
+        The scheduler's `share_full_blocks` shares a block that a decode has filled: it is called
+        while the sequence still has its table. A sequence finishes with "stop" if its new token
+        is in its request's `stop_ids`, or if the request's `longest_stop` is above 0 and
+        `hits_stop_string` says so. Otherwise it finishes with "length" when it has `max_length`
+        tokens, prompt included. `self._generated` counts all new tokens.
+        """
+        raise NotImplementedError("Exercise 07.7: Engine.append")
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def _finish(self, sequence: Sequence, reason: str) -> None:
+        """End a sequence for this reason. The scheduler removes it, which frees its blocks; when
+        it was the last sequence of its request, the request leaves `self._requests`."""
+        raise NotImplementedError("Exercise 07.7: Engine._finish")

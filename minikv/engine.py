@@ -36,7 +36,14 @@ class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
     def step(self, engine: "Engine") -> list[RequestOutput]:
-        """Schedule, run, append. Raises RuntimeError, saying why, if nothing can run."""
+        """Run one batch. Returns what `Engine.append` returns.
+
+        The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
+        token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
+        sequences that get these tokens, in the same order.
+
+        Raises RuntimeError, with the text of `why_stuck`, if the plan has no sequences.
+        """
         plan = engine.scheduler.schedule()
         if not plan.sequences:
             raise RuntimeError(why_stuck(engine.scheduler))
@@ -210,8 +217,15 @@ class Engine:
         return outputs
 
     def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
-        """Give each sequence its new token, share the block that a decode has filled, and let go
-        of the sequences that are finished. Returns their requests."""
+        """Give each sequence its new token, and finish each sequence that has come to its end.
+        Returns one output for each request that got tokens, in the order of the tokens.
+
+        The scheduler's `share_full_blocks` shares a block that a decode has filled: it is called
+        while the sequence still has its table. A sequence finishes with "stop" if its new token
+        is in its request's `stop_ids`, or if the request's `longest_stop` is above 0 and
+        `hits_stop_string` says so. Otherwise it finishes with "length" when it has `max_length`
+        tokens, prompt included. `self._generated` counts all new tokens.
+        """
         size, shares = self.config.block_size, self.cache is not None
         moved: dict[Request, None] = {}  # once each, in order
         for sequence, token_id in zip(sequences, token_ids, strict=True):
@@ -231,7 +245,8 @@ class Engine:
         return [RequestOutput(request, self.lm.decode) for request in moved]
 
     def _finish(self, sequence: Sequence, reason: str) -> None:
-        """A sequence gives its blocks back; with the last of its request the request is done."""
+        """End a sequence for this reason. The scheduler removes it, which frees its blocks; when
+        it was the last sequence of its request, the request leaves `self._requests`."""
         self.scheduler.remove(sequence)
         sequence.finish_reason = reason
         request = sequence.request

@@ -212,3 +212,14 @@ def test_a_wrong_call_says_what_there_is(exercises):
         lab.mine()
     with pytest.raises(ValueError, match=r"04\.9"):
         lab.mine("04.9")
+
+
+def test_the_engine_of_the_finale(exercises, capsys):
+    solve(exercises, "07.7")
+    loop, engine_class = lab.mine("07.7")
+    engine = lab.own_engine(tinypy())
+    assert isinstance(engine, engine_class.__mro__[1]) and is_own(type(engine).append)
+    assert is_own(type(engine.loop).step) and type(engine.loop).__name__ == loop.__name__
+    [output] = engine.generate("import os\n", minikv.SamplingParams(max_tokens=3))
+    assert len(output.token_ids) == 3
+    assert "yours are Loop (07.7), Engine (07.7)" in capsys.readouterr().out

@@ -59,13 +59,18 @@ def own_engine(
     with parts.installed():
         engine = minikv.Engine(lm, config, **together.parts_in_place() | more)
     for name in ("step", "beam_search"):  # some parts are looked for only when they are needed
-
-        def run(*args: Any, method: Callable = getattr(engine, name), **options: Any) -> Any:
-            with parts.installed():
-                return method(*args, **options)
-
-        setattr(engine, name, run)
+        setattr(engine, name, _with(parts, getattr(engine, name)))
     return engine
+
+
+def _with(parts: "Parts", method: Callable) -> Callable:
+    """`method`, with the reader's parts in the reference's places while it runs."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with parts.installed():
+            return method(*args, **options)
+
+    return run
 
 
 def engine_chapters() -> list[Chapter]:

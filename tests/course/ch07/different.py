@@ -183,4 +183,46 @@ def share_full_blocks(self, sequence):
     sequence.node, sequence.num_inserted = node, full
 """,
     },
+    "07.7": {  # all tokens first, then all blocks, then who is finished; asks the queues, not all()
+        "Loop.step": """
+def step(self, engine):
+    scheduler, runner = engine.scheduler, engine.runner
+    plan = scheduler.schedule()
+    if len(plan.sequences) == 0:
+        raise RuntimeError(why_stuck(scheduler))
+    new = runner.run(plan)
+    return engine.append(scheduler.commit(plan), new)
+""",
+        "Engine.append": """
+def append(self, sequences, token_ids):
+    pairs = list(zip(sequences, token_ids))
+    for sequence, token_id in pairs:
+        sequence.token_ids += [token_id]
+        self._generated += 1
+    for sequence, _ in pairs:
+        self.scheduler.share_full_blocks(sequence)
+    for sequence, token_id in pairs:
+        reason = self._reason(sequence, token_id)
+        if reason:
+            self._finish(sequence, reason)
+    by_id = {s.request.request_id: s.request for s, _ in pairs}
+    return [RequestOutput(request, self.lm.decode) for request in by_id.values()]
+
+def _reason(self, sequence, token_id):
+    request = sequence.request
+    if token_id in request.stop_ids:
+        return "stop"
+    if request.longest_stop and hits_stop_string(sequence, self.lm.decode):
+        return "stop"
+    new = len(sequence.token_ids) - len(request.prompt_ids)
+    return "length" if new >= request.params.max_tokens else None
+""",
+        "Engine._finish": """
+def _finish(self, sequence, reason):
+    sequence.finish_reason = reason
+    self.scheduler.remove(sequence)
+    if None not in [one.finish_reason for one in sequence.request.sequences]:
+        self._requests.pop(sequence.request.request_id)
+""",
+    },
 }
