@@ -167,11 +167,14 @@ def test_a_kernel_comes_with_what_starts_it(exercises, capsys):
 def test_an_engine_on_them(exercises, capsys):
     lm = tinypy()
     params = minikv.SamplingParams(max_tokens=6, ignore_eos=True)
-    [expected] = lab.own_engine(lm).generate([[1, 2, 3]], params)
+    plain = lab.own_engine(lm)
+    assert isinstance(plain.attention, minikv.TorchAttention)
+    [expected] = plain.generate([[1, 2, 3]], params)
     solve(exercises, *(e.id for n in ("04", "05", "06", "07") for e in chapters()[n].exercises))
     engine = lab.own_engine(lm, minikv.EngineConfig(num_blocks=16, block_size=4))
     for part in (engine.pool, engine.scheduler, engine.cache, engine.block_table):
         assert is_own(part)
+    assert is_own(engine.attention.attend_all)
     [found] = engine.generate([[1, 2, 3]], params)
     assert found.token_ids == expected.token_ids
     engine.beam_search([1, 2, 3], 2, 4)

@@ -56,8 +56,12 @@ def own_engine(
     [(_, together)] = each("together")
     parts = Parts({chapter.number for chapter in engine_chapters()})
     print(f"engine: {parts.whose_engine(together.PARTS)}")
+    attention = [id_ for name in together.ATTENTION for id_ in parts.writers(together.PARTS[name])]
     with parts.installed():
-        engine = minikv.Engine(lm, config, **together.parts_in_place() | more)
+        in_place = together.parts_in_place()
+        if not parts.own & {*attention}:
+            del in_place["attention"]  # the engine's own is faster
+        engine = minikv.Engine(lm, config, **in_place | more)
     for name in ("step", "beam_search"):  # some parts are looked for only when they are needed
         setattr(engine, name, _with(parts, getattr(engine, name)))
     return engine
