@@ -11,7 +11,7 @@ from minikv.course import lab
 from minikv.course.chapters.ch04_paged_blocks import answers
 from minikv.course.harness import progress_file, reader_files
 from minikv.course.harness.checking import tinypy
-from minikv.course.harness.manifest import chapter_of, chapters, find
+from minikv.course.harness.manifest import Chapter, chapter_of, chapters, find
 from minikv.course.harness.report import in_terminal
 from minikv.course.harness.skeletons import fill, skeleton
 
@@ -210,11 +210,14 @@ def test_your_parts_before_an_engine_can_run_on_them(exercises):
     assert parts.same and parts.written is None and len(parts.proofs) == 1
 
 
-def test_a_wrong_call_says_what_there_is(exercises):
+def test_a_wrong_call_says_what_there_is(exercises, monkeypatch):
     with pytest.raises(ValueError, match="at least one"):
         lab.mine()
     with pytest.raises(ValueError, match=r"04\.9"):
         lab.mine("04.9")
+    monkeypatch.setattr(Chapter, "cannot_run", property(lambda chapter: "needs Triton"))
+    with pytest.raises(ValueError, match=r"08\.1: needs Triton"):
+        lab.mine("08.1")
 
 
 def test_the_engine_of_the_finale(exercises, capsys):
