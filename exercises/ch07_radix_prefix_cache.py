@@ -1,4 +1,4 @@
-"""The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.
+"""The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the engine's step.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
@@ -9,10 +9,11 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 
-from minikv import radix, scheduler
+from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
 from minikv.errors import require_int
+from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
 from minikv.sequence import Sequence
 
@@ -298,3 +299,49 @@ class Scheduler(scheduler.Scheduler):
                 sequence.table_version += 1
         self.cache.lock(result.node)
         sequence.node, sequence.num_inserted = result.node, num_full
+
+
+class Loop(engine.Loop):
+    """The plain order of work: a step begins when the one before has ended."""
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def step(self, engine: "Engine") -> bool:
+        """Schedule, run, append. Returns False if nothing can run.
+
+        The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
+        token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
+        sequences that get these tokens, in the same order. A plan without sequences is run as
+        well, for it may move blocks.
+        """
+        raise NotImplementedError("Exercise 07.7: Loop.step")
+
+
+class Engine(engine.Engine):
+    """Serves one model from one pool of blocks.
+
+    What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
+    the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
+    them in any state: they are thrown away and made again, empty, and the tokens of all
+    unfinished requests are computed again. Nothing half done is ever read.
+    """
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def append(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Give each sequence its new token, share the block that a decode has filled, and remove
+        each sequence that is finished.
+
+        `self._moved` notes the requests that got a token, by their ids: `step` returns them.
+        `self._generated` counts the tokens. The scheduler's `share_full_blocks` is called while
+        the sequence still has its table. A sequence that `_finishes` is removed from the
+        scheduler, which frees its blocks; after its last sequence, a request leaves
+        `self._requests`.
+        """
+        raise NotImplementedError("Exercise 07.7: Engine.append")
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def _finishes(self, sequence: Sequence) -> bool:
+        """Whether the newest token of a sequence is its last. If so, `finish_reason` says why:
+        "stop" if the token is in its request's `stop_ids`, or if the request's `longest_stop` is
+        above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
+        `max_length` tokens, prompt included."""
+        raise NotImplementedError("Exercise 07.7: Engine._finishes")

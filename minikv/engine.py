@@ -38,7 +38,13 @@ class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
     def step(self, engine: "Engine") -> bool:
-        """Schedule, run, append. Returns False if nothing can run."""
+        """Schedule, run, append. Returns False if nothing can run.
+
+        The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
+        token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
+        sequences that get these tokens, in the same order. A plan without sequences is run as
+        well, for it may move blocks.
+        """
         plan = engine.scheduler.schedule()
         token_ids = engine.runner.run(plan)
         engine.append(engine.scheduler.commit(plan), token_ids)
@@ -240,8 +246,15 @@ class Engine:
         raise RuntimeError(why_stuck(self.scheduler))
 
     def append(self, sequences: list[Sequence], token_ids: list[int]) -> None:
-        """Give each sequence its new token, share the block that a decode has filled, and let go
-        of the sequences that are finished."""
+        """Give each sequence its new token, share the block that a decode has filled, and remove
+        each sequence that is finished.
+
+        `self._moved` notes the requests that got a token, by their ids: `step` returns them.
+        `self._generated` counts the tokens. The scheduler's `share_full_blocks` is called while
+        the sequence still has its table. A sequence that `_finishes` is removed from the
+        scheduler, which frees its blocks; after its last sequence, a request leaves
+        `self._requests`.
+        """
         size, shares = self.config.block_size, self.cache is not None
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             request = sequence.request
@@ -257,7 +270,10 @@ class Engine:
                     del self._requests[request.request_id]
 
     def _finishes(self, sequence: Sequence) -> bool:
-        """Whether the newest token of a sequence is its last; if so, notes why."""
+        """Whether the newest token of a sequence is its last. If so, `finish_reason` says why:
+        "stop" if the token is in its request's `stop_ids`, or if the request's `longest_stop` is
+        above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
+        `max_length` tokens, prompt included."""
         request = sequence.request
         if sequence.token_ids[-1] in request.stop_ids or (
             request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)

@@ -11,7 +11,7 @@ from minikv.course import lab
 from minikv.course.chapters.ch04_paged_blocks import answers
 from minikv.course.harness import progress_file, reader_files
 from minikv.course.harness.checking import tinypy
-from minikv.course.harness.manifest import chapter_of, chapters, find
+from minikv.course.harness.manifest import Chapter, chapter_of, chapters, find
 from minikv.course.harness.report import in_terminal
 from minikv.course.harness.skeletons import fill, skeleton
 
@@ -167,11 +167,14 @@ def test_a_kernel_comes_with_what_starts_it(exercises, capsys):
 def test_an_engine_on_them(exercises, capsys):
     lm = tinypy()
     params = minikv.SamplingParams(max_tokens=6, ignore_eos=True)
-    [expected] = lab.own_engine(lm).generate([[1, 2, 3]], params)
+    plain = lab.own_engine(lm)
+    assert isinstance(plain.attention, minikv.TorchAttention)
+    [expected] = plain.generate([[1, 2, 3]], params)
     solve(exercises, *(e.id for n in ("04", "05", "06", "07") for e in chapters()[n].exercises))
     engine = lab.own_engine(lm, minikv.EngineConfig(num_blocks=16, block_size=4))
     for part in (engine.pool, engine.scheduler, engine.cache, engine.block_table):
         assert is_own(part)
+    assert is_own(engine.attention.attend_all)
     [found] = engine.generate([[1, 2, 3]], params)
     assert found.token_ids == expected.token_ids
     engine.beam_search([1, 2, 3], 2, 4)
@@ -207,8 +210,22 @@ def test_your_parts_before_an_engine_can_run_on_them(exercises):
     assert parts.same and parts.written is None and len(parts.proofs) == 1
 
 
-def test_a_wrong_call_says_what_there_is(exercises):
+def test_a_wrong_call_says_what_there_is(exercises, monkeypatch):
     with pytest.raises(ValueError, match="at least one"):
         lab.mine()
     with pytest.raises(ValueError, match=r"04\.9"):
         lab.mine("04.9")
+    monkeypatch.setattr(Chapter, "cannot_run", property(lambda chapter: "needs Triton"))
+    with pytest.raises(ValueError, match=r"08\.1: needs Triton"):
+        lab.mine("08.1")
+
+
+def test_the_engine_of_the_finale(exercises, capsys):
+    solve(exercises, "07.7")
+    loop, engine_class = lab.mine("07.7")
+    engine = lab.own_engine(tinypy())
+    assert isinstance(engine, engine_class.__mro__[1]) and is_own(type(engine).append)
+    assert is_own(type(engine.loop).step) and type(engine.loop).__name__ == loop.__name__
+    [output] = engine.generate("import os\n", minikv.SamplingParams(max_tokens=3))
+    assert len(output.token_ids) == 3
+    assert "yours are Loop (07.7), Engine (07.7)" in capsys.readouterr().out

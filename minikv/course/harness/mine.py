@@ -31,14 +31,16 @@ from minikv.course.harness.skeletons import reference, targets
 def mine(*exercise_ids: str) -> Any:
     """What these exercises ask for: yours if it has passed its check, else the reference's.
 
-    One function or class, or a tuple of them in the order of the exercises. A class has those
-    of your methods that have passed, and the reference's in the rest. For a kernel you get the
-    function that starts it. Prints whose each of them is.
+    One function or class, or a tuple of them in the order of the exercises. A class has your
+    methods where they have passed, and the reference's elsewhere. For a kernel you get the
+    function that starts it. Prints whose each one is.
     """
     if not exercise_ids:
         raise ValueError('mine: name at least one exercise, as in mine("04.2")')
     asked: dict[tuple[str, str], list[str]] = {}  # (chapter, name): the exercises that ask for it
     for exercise in map(find, exercise_ids):
+        if why := chapter_of(exercise.id).cannot_run:
+            raise ValueError(f"{exercise.id}: {why}")
         for name in _names(exercise):
             asked.setdefault((chapter_of(exercise.id).number, name), []).append(exercise.id)
     parts = Parts({number for number, _ in asked})
@@ -51,21 +53,30 @@ def mine(*exercise_ids: str) -> Any:
 def own_engine(
     lm: minikv.LanguageModel, config: minikv.EngineConfig | None = None, **more: Any
 ) -> minikv.Engine:
-    """`minikv.Engine(lm, config, **more)` on those of your parts that have passed their checks.
+    """`minikv.Engine(lm, config, **more)`, on your parts where they have passed their checks.
     Prints whose its parts are."""
     [(_, together)] = each("together")
     parts = Parts({chapter.number for chapter in engine_chapters()})
     print(f"engine: {parts.whose_engine(together.PARTS)}")
+    attention = [id_ for name in together.ATTENTION for id_ in parts.writers(together.PARTS[name])]
     with parts.installed():
-        engine = minikv.Engine(lm, config, **together.parts_in_place() | more)
+        in_place = together.parts_in_place()
+        if not parts.own & {*attention}:
+            del in_place["attention"]  # the engine's own is faster
+        engine = minikv.Engine(lm, config, **in_place | more)
     for name in ("step", "beam_search"):  # some parts are looked for only when they are needed
-
-        def run(*args: Any, method: Callable = getattr(engine, name), **options: Any) -> Any:
-            with parts.installed():
-                return method(*args, **options)
-
-        setattr(engine, name, run)
+        setattr(engine, name, _with(parts, getattr(engine, name)))
     return engine
+
+
+def _with(parts: "Parts", method: Callable) -> Callable:
+    """`method`, with the reader's parts in the reference's places while it runs."""
+
+    def run(*args: Any, **options: Any) -> Any:
+        with parts.installed():
+            return method(*args, **options)
+
+    return run
 
 
 def engine_chapters() -> list[Chapter]:

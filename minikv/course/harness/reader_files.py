@@ -43,6 +43,8 @@ def display_name(chapter: Chapter) -> str:
 
 
 LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+
+
 def saved_at(chapter: Chapter) -> float | None:
     """When the file was saved, in seconds since 1970; None if there is none."""
     try:

@@ -32,6 +32,7 @@ PARTS = {
     "Loop": "minikv.engine:Loop",
     "Engine": "minikv.engine:Engine",
 }
+ATTENTION = ("slot_mapping", "blockwise_attention", "batched_attention")
 
 
 @dataclass(frozen=True)

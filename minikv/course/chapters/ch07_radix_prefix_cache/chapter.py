@@ -69,11 +69,18 @@ OTHER_METHODS = (
     "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
     "_drop_host_blocks", "__iter__",
 )  # fmt: skip
+NOT_OF_THE_STEP = (
+    "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
+    "_abort_rest", "step", "_make_parts", "_start_over_on_failure", "_start_over", "beam_search",
+    "update_weights", "forward",
+    "copy_blocks", "stats", "check", "_check_prompt", "_check_fits",
+)  # fmt: skip
 
 CHAPTER = Chapter(
     number="07",
     name="radix_prefix_cache",
-    doc="The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.",
+    doc="The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the "
+    "engine's step.",
     skeleton=(
         Class(
             "minikv.course.chapters.ch07_radix_prefix_cache.answers:BlockTrie",
@@ -103,6 +110,12 @@ CHAPTER = Chapter(
                 "share_full_blocks": Bug("07.6", FREED_COPIES),
             },
             leave_out=OTHER_METHODS,
+        ),
+        Class("minikv.engine:Loop", write={"step": "07.7"}, leave_out=("start_over",)),
+        Class(
+            "minikv.engine:Engine",
+            write={"append": "07.7", "_finishes": "07.7"},
+            leave_out=NOT_OF_THE_STEP,
         ),
     ),
     in_engine=True,
@@ -354,6 +367,54 @@ lock what was found instead of remembering it.
 
 All three break an agreement between two owners of the same block. Neither the tree's own tests nor
 the scheduler's can find them.""",
+        ),
+        Exercise(
+            id="07.7",
+            title="The step of your engine",
+            minutes=20,
+            difficulty=3,
+            kind="build",
+            matters="Pool, table, scheduler and tree do nothing until they are called in the right "
+            "order. That is the engine: about twenty lines.",
+            hints=(
+                "Write `Loop.step` first. Which of the four calls changes what the next one reads? "
+                "Then run one request with one new token on paper: who must have let go of what "
+                "when `append` returns?",
+                "In `append`, go through sequences and tokens in pairs. Four things happen to each "
+                "pair, and the order matters: note its request and append the token; share the "
+                "blocks, while the sequence still has a table; then ask whether it is finished, "
+                "and only then remove it. In `_finishes`, a stop comes before the length.",
+                """step:       plan = schedule();  ids = run(plan);  append(commit(plan), ids)
+            True if the plan has sequences
+append:     for each sequence and its token:
+                self._moved[id of its request] = its request;  append the token;  count it
+                share_full_blocks(sequence)  # it sees itself whether a block is full
+                _finishes?  scheduler.remove(sequence)
+                            all sequences of its request have a finish_reason?
+                            delete the request from self._requests
+_finishes:  stop id, or stop string?     finish_reason = "stop"
+            otherwise max_length tokens?  finish_reason = "length"
+            True if it has one""",
+            ),
+            works="""\
+Data flows one way, and each part knows only the next one. The scheduler decides what to compute
+and knows nothing of a model. The runner computes it and knows nothing of a queue. `commit` comes
+after `run`, because the sampler asks whether a chunk is the last one of its prompt, and the answer
+depends on what has been counted so far.
+
+The newest token has no K and V yet: the next step computes them. So a block that a decode fills is
+full only once `commit` has counted, and `append` is the first that can share it. After `remove`
+there is no table left to share from. Without the call the text is the same, but the next turn of a
+chat computes the last answer again.
+
+Three places know what is alive: the scheduler's queues, the engine's requests, and the pool's
+counts. All three must forget a sequence in the same step. If the scheduler does not, its blocks
+are lost until the process ends; if the requests do not, `generate` waits forever. vLLM's
+`update_from_output` and SGLang's `process_batch_result` do the work of `append`, with many more
+cases.
+
+A fast engine changes only the order: it plans the next step while the GPU still computes this one.
+`minikv/gpu/ahead.py` replaces `Loop` for that, and nothing else.""",
         ),
     ),
 )

@@ -2,6 +2,20 @@
 
 from minikv.course.harness.mistakes import Mistake
 
+SHARES = (  # `Engine.append`
+    "        if filled and sequence.table is not None:\n"
+    "            self.scheduler.share_full_blocks(sequence)\n"
+)
+REMOVES = (
+    "            self.scheduler.remove(sequence)\n"
+    "            if all(sequence.finish_reason for sequence in request.sequences):\n"
+    "                del self._requests[request.request_id]\n"
+)
+OR_A_STRING = (
+    " or (\n            request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)\n"
+    "        )"
+)
+
 MISTAKES = {
     "07.1": (
         Mistake(
@@ -907,6 +921,144 @@ def unlock(self, node):
             cause="its keys and values return from the host; with a hit, they would be written to "
                   "blocks that others read",
             look="the first lines of `look_up`",
+        ),
+    ),
+    "07.7": (
+        Mistake(
+            "never shares what decodes fill",
+            edits={"Engine.append": ((SHARES, ""),)},
+            cause="blocks that a decode fills are never shared: the next turn of a chat computes "
+            "the last answer again",
+            look="`share_full_blocks`",
+        ),
+        Mistake(
+            "shares after finishing",
+            edits={"Engine.append": (
+                (SHARES, ""),
+                (REMOVES, REMOVES + SHARES.replace(" and sequence.table is not None", "")),
+            )},
+            cause="a finished sequence has no table left when its last block is shared",
+            look="the order of sharing and finishing",
+        ),
+        Mistake(
+            "never stops before all tokens are there",
+            edits={"Engine._finishes": (
+                (f"sequence.token_ids[-1] in request.stop_ids{OR_A_STRING}", "False"),
+            )},
+            cause="nothing stops a sequence but its length",
+            look="`stop_ids` and `hits_stop_string`",
+        ),
+        Mistake(
+            "knows stop tokens alone",
+            edits={"Engine._finishes": ((OR_A_STRING, ""),)},
+            cause="a stop string is not looked for",
+            look="`hits_stop_string`",
+        ),
+        Mistake(
+            "knows stop strings alone",
+            edits={"Engine._finishes": (
+                ("sequence.token_ids[-1] in request.stop_ids or (", "("),
+            )},
+            cause="a stop token is not looked for; the end token of the model is one, too",
+            look="`stop_ids`",
+        ),
+        Mistake(
+            "measures the new tokens alone",
+            edits={"Engine._finishes": (
+                ("len(sequence.token_ids) == request.max_length",
+                 "sequence.num_output == request.max_length"),
+            )},
+            cause="a sequence that has `max_length` tokens, prompt included, goes on",
+            look="the comparison with `max_length`, and what it counts",
+        ),
+        Mistake(
+            "one token too many",
+            edits={"Engine._finishes": (
+                ("len(sequence.token_ids) == request.max_length",
+                 "len(sequence.token_ids) > request.max_length"),
+            )},
+            cause="a sequence that has `max_length` tokens, prompt included, goes on",
+            look="the comparison with `max_length`, and what it counts",
+        ),
+        Mistake(
+            "length above stop",
+            edits={"Engine._finishes": (("elif len(", "if len("),)},
+            cause="where both reasons are true, \"length\" replaces \"stop\"",
+            look="can both reasons be true?",
+        ),
+        Mistake(
+            "nobody hears of it",
+            edits={"Engine.append": (
+                ("        self._moved[request.request_id] = request\n", ""),
+            )},
+            cause="a request that got a token is not noted in `_moved`, so no step returns it",
+            look="`self._moved`",
+        ),
+        Mistake(
+            "counts no tokens",
+            edits={"Engine.append": (("        self._generated += 1\n", ""),)},
+            cause="`_generated` does not count the new tokens",
+            look="`self._generated`",
+        ),
+        Mistake(
+            "commits before it runs",
+            edits={"Loop.step": (
+                ("    token_ids = engine.runner.run(plan)\n"
+                 "    engine.append(engine.scheduler.commit(plan), token_ids)",
+                 "    ready = engine.scheduler.commit(plan)\n"
+                 "    engine.append(ready, engine.runner.run(plan))"),
+            )},
+            cause="the plan is counted as computed before it is: the runner begins too late in "
+            "every sequence",
+            look="the order of `run` and `commit`",
+        ),
+        Mistake(
+            "never commits",
+            edits={"Loop.step": (("engine.scheduler.commit(plan)", "plan.sequences"),)},
+            cause="nothing is counted as computed, so the next step computes the same again",
+            look="`commit`: what does it count, and what does it return?",
+        ),
+        Mistake(
+            "gives the tokens to the whole plan",
+            edits={"Loop.step": (
+                ("engine.append(engine.scheduler.commit(plan), token_ids)",
+                 "(engine.scheduler.commit(plan), engine.append(plan.sequences, token_ids))"),
+            )},
+            cause="not every sequence of a plan gets a token: a chunk in the middle of a prompt "
+            "gets none, and samples that fork get one each",
+            look="what `commit` returns",
+        ),
+        Mistake(
+            "an empty plan is a step like any other",
+            edits={"Loop.step": (("return len(plan.sequences) > 0", "return True"),)},
+            cause="nothing can run, and the step does not say so: `generate` asks forever",
+            look="a plan without sequences",
+        ),
+        Mistake(
+            "keeps its blocks",
+            edits={"Engine.append": (("            self.scheduler.remove(sequence)\n", ""),)},
+            cause="a finished sequence stays in the scheduler, with its blocks",
+            look="`append`: what frees the blocks of a finished sequence?",
+        ),
+        Mistake(
+            "done with the first sample",
+            edits={"Engine.append": (("if all(", "if any("),)},
+            cause="a request leaves with its first finished sample, though others still run",
+            look="`append`: when is a request done?",
+        ),
+        Mistake(
+            "the request stays",
+            edits={"Engine.append": ((REMOVES, REMOVES.partition("\n")[0] + "\n"),)},
+            cause="a request whose sequences are all finished is still among the unfinished",
+            look="`self._requests`",
+        ),
+        Mistake(
+            "forgets the reason",
+            edits={"Engine._finishes": (
+                ('        sequence.finish_reason = "length"\n', "        return True\n"),
+            )},
+            cause="a finished sequence has no `finish_reason`, so its request is never done",
+            look="`finish_reason`",
         ),
     ),
 }  # fmt: skip

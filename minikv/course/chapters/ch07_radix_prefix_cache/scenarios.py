@@ -9,8 +9,11 @@ from itertools import combinations
 from typing import Any
 
 import minikv
+from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.harness.checking import runs_model, tinypy
+from minikv.course.harness.mine import Parts
 from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.engine import Loop
 from minikv.radix import Node
 from minikv.testing import LoggingPool
 
@@ -713,6 +716,7 @@ TEXTS = {
     "q": "class Queue:\n    def push(self, item):\n        self.items.append(item)\n",
     "i": "import os\n",
     "d": "def fib(n):\n    return",
+    "m": "if __name__ == '__main__':",
 }
 
 
@@ -740,9 +744,9 @@ def params_of(num_tokens: int, salt: str = "") -> minikv.SamplingParams:
     return minikv.SamplingParams(max_tokens=num_tokens, ignore_eos=True, cache_salt=SALTS[salt])
 
 
-def engine_on(parts: dict, config: dict) -> minikv.Engine:
+def engine_on(parts: dict, config: dict, kind: type = minikv.Engine) -> minikv.Engine:
     values = dict(num_blocks=128, block_size=4, max_num_seqs=8, min_prefix_tokens=0) | config
-    return minikv.Engine(tinypy(), minikv.EngineConfig(**values), sampler=KeepsLogits(), **parts)
+    return kind(tinypy(), minikv.EngineConfig(**values), sampler=KeepsLogits(), **parts)
 
 
 # A program is (config, steps). Steps:
@@ -760,7 +764,7 @@ class Serving:
 
     def __init__(self, parts, mine, program, log: Log):
         config, steps = program
-        self.engine, self.log = engine_on(parts(mine), config), log
+        self.engine, self.log = self.made(parts, mine, config), log
         self.cache: Any = self.engine.cache  # None for programs that ask nothing of it
         self.outputs: dict[int, list[int]] = {}
         self.held: list[int] = []
@@ -770,6 +774,9 @@ class Serving:
             getattr(self, verb)(*more)
             if log.events[-1].error is not None:
                 return
+
+    def made(self, parts, mine, config) -> minikv.Engine:
+        return engine_on(parts(mine), config)
 
     def add(self, name: str, num_tokens: str, salt: str = "") -> None:
         prompt = list(prompt_of(name))
@@ -964,14 +971,160 @@ scenario(
 )  # fmt: skip
 
 
+# ── 07.7 The step of your engine ──────────────────────────────────────────────
+
+# What a request asks for besides tokens: its name in a program, in words, as parameters.
+ASKS: dict[str, tuple[str, dict]] = {
+    "": ("", {}),
+    "colon": (", to stop at '):'", {"stop": (293,)}),
+    "self": (", to stop at 'self.'", {"stop": ("self.",)}),
+    "either": (", to stop at '):' or at 'push('", {"stop": (293, "push(")}),
+    "end": (", to stop at the end token", {"ignore_eos": False}),
+    "three": (", 3 samples, to stop at '):'",
+              {"n": 3, "temperature": 0.9, "seed": 1, "stop": (293,)}),
+    "two": (", 2 samples", {"n": 2, "temperature": 0.9, "seed": 2}),
+}  # fmt: skip
+
+
+class Stepping(Serving):
+    """The reader's engine and its loop, seen after every step."""
+
+    prompt: list[int]  # of the last request
+    outputs: dict[int, list[int]]
+
+    def made(self, parts, mine, config) -> minikv.Engine:
+        engine = engine_on({}, config, mine.Engine)
+        engine.loop = mine.Loop()
+        return engine
+
+    def add(self, name: str, num_tokens: str, kind: str = "") -> None:
+        self.ask(list(prompt_of(name)), int(num_tokens), kind)
+
+    def again(self, num_tokens: str) -> None:
+        """The last prompt and its answer, and a token more."""
+        answer = self.outputs.get(self.engine._next_id - 1, [])
+        self.ask([*self.prompt, *answer, 199], int(num_tokens), "")
+
+    def ask(self, prompt: list[int], num_tokens: int, kind: str) -> None:
+        self.prompt, (words, more) = prompt, ASKS[kind]
+        params = minikv.SamplingParams(**{"max_tokens": num_tokens, "ignore_eos": True} | more)
+        number = self.engine.add_request(prompt, params)
+        self.log(f"request {number} of {len(prompt)} tokens for {num_tokens} more{words}")
+
+    def step(self, count: str = "1") -> None:
+        for _ in range(int(count)):
+            outputs = self.log.call("a step", self.engine.step, see=False)
+            if self.log.events[-1].error is not None:
+                return
+            self.see(outputs)
+
+    def see(self, outputs) -> None:
+        stats, pool = self.engine.stats(), self.engine.pool
+        self.outputs |= {one.request_id: one.token_ids for one in outputs}
+        self.log("a step", {
+            "requests that got tokens:": [one.request_id for one in outputs],
+            "new tokens, by request and sample:":
+                [[sample.token_ids for sample in one.samples] for one in outputs],
+            "why the samples finished:":
+                [[sample.finish_reason for sample in one.samples] for one in outputs],
+            "(running, waiting):": [stats.running, stats.waiting],
+            "are there unfinished requests:": self.engine.has_unfinished,
+            "blocks in use:": pool.num_blocks - pool.num_free,
+            HITS: stats.hit_tokens,
+            "new tokens counted:": stats.generated_tokens,
+        })  # fmt: skip
+        if not self.held:
+            self.log.call("a step", self.engine.check, see=False)
+
+    def finish(self) -> None:
+        for _ in range(60):
+            if self.log.events[-1].error is not None or not self.engine.has_unfinished:
+                return
+            self.step()
+
+    def abort(self, number: str) -> None:
+        self.log.call(f"request {number} is aborted", self.engine.abort, int(number))
+        self.log.call(f"request {number} is aborted", self.engine.check, see=False)
+
+
+def stepping(mine, program, log: Log) -> None:
+    Stepping(lambda mine: {}, mine, program, log)
+
+
+ALL = "`append`: what happens to each pair of a sequence and a token, and in which order"
+
+scenario(
+    "07.7",
+    stepping,
+    Group(
+        "one request: a token per step, until it has all",
+        [({}, "add s5 1; step"), ({}, "add s5 3; finish"),
+         ({"prefix_cache": False}, "add q9 4; finish")],
+        look=ALL,
+    ),
+    Group(
+        "several requests: one output each",
+        [({}, "add s5 2; add q9 3; finish"), ({}, "add s13 1; add i3 4; step 2; add q9 2; finish")],
+        look="`append`: the requests that got a token",
+    ),
+    Group(
+        "a prompt in chunks gets its token after the last one",
+        [({"max_batch_tokens": 8}, "add s13 2; finish"),
+         ({"max_batch_tokens": 8}, "add i3 6; step; add s20 2; finish")],
+        look="`step`: which sequences the token ids belong to",
+    ),
+    Group(
+        "a stop token, a stop string, the end token",
+        [({}, "add s13 9 colon; step"), ({}, "add q9 9 colon; finish"),
+         ({}, "add s13 9 self; finish"), ({}, "add s24 9 either; finish"),
+         ({}, "add q9 9 either; finish"), ({}, "add q9 4 colon; finish"),
+         ({}, "add m9 9 end; finish")],
+        look="`_finishes`: when is a sequence finished, and why?",
+    ),
+    Group(
+        "samples of a request finish one by one",
+        [({}, "add q9 2 two; finish"), ({}, "add q9 8 three; finish"),
+         ({}, "add q9 8 three; add s13 6; finish")],
+        look="`append`: when is a request done?",
+    ),
+    Group(
+        "what was written is found by the next turn",
+        [({}, "add s7 6; finish; again 2; finish"), ({}, "add s8 5; finish; again 2; finish"),
+         ({"block_size": 1}, "add i3 3; finish; again 3; finish")],
+        look="`append`: the blocks that a decode fills",
+    ),
+    Group(
+        "short of blocks: some wait, some are preempted",
+        [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
+         ({"num_blocks": 8, "preemption": "swap", "swap_blocks": 8}, "add s13 9; add q9 9; finish"),
+         ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 2; add q9 2; add i3 2; finish")],
+        look=ALL,
+    ),
+    Group(
+        "an abort, in the middle of everything",
+        [({}, "add s5 9; step 2; abort 0"),
+         ({}, "add s13 9; add q9 8 three; step 2; abort 1; finish"),
+         ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 4; add q9 2; step; abort 1; finish")],
+        look="`append`: which sequences it gets, and which are gone",
+    ),
+    Group(
+        "where nothing can run, the engine says so",
+        [({"num_blocks": 8}, "hold 7; add s13 2; step"),
+         ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
+        look="`step`: a plan without sequences",
+    ),
+)  # fmt: skip
+
+
 # ── The reader's parts in the engine ──────────────────────────────────────────
 
 
-def busy(**parts) -> str:
+def busy(kind: type = minikv.Engine, loop: type = Loop, **parts) -> str:
     """Shared prompts, equal prompts, two tenants and a chat that grows, in a pool that is too
     small for all of them. Raises AssertionError for other tokens than the oracle's."""
     lm, system = tinypy(), prompt_of("s24")
-    engine = engine_on(parts, {"num_blocks": 15, "min_prefix_tokens": 4})
+    engine = engine_on(parts, {"num_blocks": 15, "min_prefix_tokens": 4}, kind)
+    engine.loop = loop()
     asked = [
         system + lm.encode(f"    def {name}(self):\n") for name in ("pop", "top", "size", "top")
     ]
@@ -1010,3 +1163,23 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 def _(mine, lm: minikv.LanguageModel) -> str:
     """The same without a tree."""
     return f"{busy(prefix_cache=mine.ChainedCache)}, on your chained hashes."
+
+
+@runs_model("07.7")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """The reader's engine, on all parts of chapters 04 to 07 that are passed."""
+    parts = Parts({"07"})
+    with parts.installed():
+        in_place = together.parts_in_place()
+        served = busy(mine.Engine, mine.Loop, **in_place)
+        engine = mine.Engine(lm, **in_place)
+        engine.loop = mine.Loop()
+        params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
+        [output] = engine.generate(together.TEXT, params)
+    if output.token_ids != lm.generate_naively(output.prompt_ids, params.max_tokens):
+        raise AssertionError(f"{output.text!r} is not what the oracle writes")
+    line = output.text.splitlines()[0]
+    return (
+        f"tinypy ran on your engine: {served}. Its parts: {parts.whose_engine(together.PARTS)}. "
+        f"After {together.TEXT.splitlines()[-1].strip()!r} it writes {line!r}."
+    )
