@@ -50,7 +50,8 @@ def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
     blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
     place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
     step; most steps ask for none. After the call each `to_block` holds what its `from_block`
-    held when its turn came: a block may be a target after it was a source.
+    held before. A block may be a target after it has been a source, but no block is a source
+    after it has been a target.
     """
     targets: dict[int, list[int]] = {}  # by source
     for source, target in copies:
