@@ -30,7 +30,7 @@ class ConcatCache:
         raise NotImplementedError("Exercise 02.1: ConcatCache.attend")
 
 
-# ── 02.2 Prefill once, then one token a step ──────────────────────────────────────
+# ── 02.2 Prefill once, then one token per step ────────────────────────────────────
 @torch.inference_mode()
 def generate_with_cache(
     lm: LanguageModel,
