@@ -378,8 +378,8 @@ the scheduler's can find them.""",
             "order. That is the engine: about twenty lines.",
             hints=(
                 "Write `Loop.step` first. Which of the four calls changes what the next one reads? "
-                "Then run one request with one new token on paper: who must have let go of what "
-                "when `append` returns?",
+                "Then run one request with one new token on paper: which parts of the engine must "
+                "have forgotten it when `append` returns?",
                 "In `append`, go through sequences and tokens in pairs. Four things happen to each "
                 "pair, and the order matters: note its request and append the token; share the "
                 "blocks, while the sequence still has a table; then ask whether it is finished, "
@@ -388,7 +388,7 @@ the scheduler's can find them.""",
             True if the plan has sequences
 append:     for each sequence and its token:
                 self._moved[id of its request] = its request;  append the token;  count it
-                share_full_blocks(sequence)  # it sees itself whether a block is full
+                share_full_blocks(sequence)  # it checks itself whether a block is full
                 _finishes?  scheduler.remove(sequence)
                             all sequences of its request have a finish_reason?
                             delete the request from self._requests

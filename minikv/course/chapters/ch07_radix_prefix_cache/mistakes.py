@@ -967,7 +967,7 @@ def unlock(self, node):
                 ("len(sequence.token_ids) == request.max_length",
                  "sequence.num_output == request.max_length"),
             )},
-            cause="a sequence that has `max_length` tokens, prompt included, goes on",
+            cause="a sequence that has `max_length` tokens, prompt included, continues",
             look="the comparison with `max_length`, and what it counts",
         ),
         Mistake(
@@ -976,7 +976,7 @@ def unlock(self, node):
                 ("len(sequence.token_ids) == request.max_length",
                  "len(sequence.token_ids) > request.max_length"),
             )},
-            cause="a sequence that has `max_length` tokens, prompt included, goes on",
+            cause="a sequence that has `max_length` tokens, prompt included, continues",
             look="the comparison with `max_length`, and what it counts",
         ),
         Mistake(
