@@ -1,4 +1,4 @@
-"""The radix prefix cache: a trie, the tree, a cache without one, hits that went wrong.
+"""The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the engine's step.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
@@ -9,15 +9,17 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 
-from minikv import radix, scheduler
+from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
+from minikv.errors import require_int
+from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
 from minikv.sequence import Sequence
 
 
 class BlockTrie:
-    """Prompts, a node for each block. Two prompts share nodes as far as they agree.
+    """Prompts, one node per block. Two prompts share nodes as far as they agree.
 
     A node is what its parent's dictionary has under the block's tokens: the physical block
     that holds their K and V, and the dictionary of the nodes that follow it.
@@ -52,10 +54,8 @@ class RadixCache(radix.RadixCache):
     """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()
@@ -180,10 +180,10 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
     """A name for each whole block of a prompt, in order: the hash of (the name before it, the
     block's tokens).
 
-    Two blocks have the same name if the salts are equal and the tokens are, from the beginning
-    of the prompt to the end of the block. Otherwise their names differ, also if somebody looks
-    for two that do not: Python's own `hash` will not do, for hash(0) == hash(2**61 - 1), nor will
-    a short checksum, for among 200,000 blocks two have the same crc32.
+    Two blocks have the same name if the salts are equal, and the tokens from the beginning of
+    the prompt to the end of the block. Otherwise their names differ, even if an attacker searches
+    for two that do not. Python's own `hash` is not enough: hash(0) == hash(2**61 - 1). Nor is a
+    short checksum: among 200,000 blocks two have the same crc32.
     """
     raise NotImplementedError("Exercise 07.4: chained_hashes")
 
@@ -191,7 +191,7 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
 class ChainedCache:
     """A prefix cache without a tree: blocks by name, the least recently used first to go.
 
-    The pool's reference counts say who else uses a block, so nothing has to be locked. It
+    The pool's reference counts say whether a block is in use, so nothing has to be locked. It
     has the public methods of `minikv.RadixCache` and can take its place in the engine.
     """
 
@@ -223,7 +223,7 @@ class ChainedCache:
 
     # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
-        """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
+        """Release up to `num_blocks` blocks that only the cache holds, least recently used
         first. Returns how many; less than asked when the others are in use."""
         raise NotImplementedError("Exercise 07.4: ChainedCache.evict")
 
@@ -246,7 +246,7 @@ class ChainedCache:
         self.blocks.clear()
 
     def lock(self, node: None) -> None:
-        """Nothing to do: a sequence that stands on a block holds it."""
+        """Nothing to do: a sequence that uses a block holds it."""
 
     def unlock(self, node: None) -> None:
         """Nothing to undo."""
@@ -299,3 +299,49 @@ class Scheduler(scheduler.Scheduler):
                 sequence.table_version += 1
         self.cache.lock(result.node)
         sequence.node, sequence.num_inserted = result.node, num_full
+
+
+class Loop(engine.Loop):
+    """The plain order of work: a step begins when the one before has ended."""
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def step(self, engine: "Engine") -> bool:
+        """Schedule, run, append. Returns False if nothing can run.
+
+        The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
+        token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
+        sequences that get these tokens, in the same order. A plan without sequences is run as
+        well, for it may move blocks.
+        """
+        raise NotImplementedError("Exercise 07.7: Loop.step")
+
+
+class Engine(engine.Engine):
+    """Serves one model from one pool of blocks.
+
+    What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
+    the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
+    them in any state: they are thrown away and made again, empty, and the tokens of all
+    unfinished requests are computed again. Nothing half done is ever read.
+    """
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def append(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Give each sequence its new token, share the block that a decode has filled, and remove
+        each sequence that is finished.
+
+        `self._moved` notes the requests that got a token, by their ids: `step` returns them.
+        `self._generated` counts the tokens. The scheduler's `share_full_blocks` is called while
+        the sequence still has its table. A sequence that `_finishes` is removed from the
+        scheduler, which frees its blocks; after its last sequence, a request leaves
+        `self._requests`.
+        """
+        raise NotImplementedError("Exercise 07.7: Engine.append")
+
+    # ── 07.7 The step of your engine ──────────────────────────────────────────────
+    def _finishes(self, sequence: Sequence) -> bool:
+        """Whether the newest token of a sequence is its last. If so, `finish_reason` says why:
+        "stop" if the token is in its request's `stop_ids`, or if the request's `longest_stop` is
+        above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
+        `max_length` tokens, prompt included."""
+        raise NotImplementedError("Exercise 07.7: Engine._finishes")

@@ -10,18 +10,19 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from minikv.course.harness import markup, process, progress_file, reader_files
+from minikv.course.harness import markup, parts, process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, ReaderError, chapter_of, find
+from minikv.course.harness.mine import mine, own_engine
 from minikv.course.harness.overview import Overview
 from minikv.course.harness.predictions import measured, predict, predictions
 from minikv.course.harness.report import Report
 from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
 
 __all__ = [
-    "check", "diff", "hint", "measured", "predict", "predictions", "progress", "reset",
-    "solution", "source", "watch", "why", "your_parts",
+    "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
+    "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     saved = reader_files.saved_at(chapter_of(exercise.id))
     report = process.run(exercise, own)
     report.saved, report.show_trace = saved, trace
-    progress_file.note(report)
+    progress_file.note(report, alone=not own)
     if markup.server_root() is not None:
         report.panel = _show_with_buttons
     return report
@@ -240,32 +241,21 @@ def _show_in_place(report: Report) -> None:
     display(report)
 
 
-class Parts:
-    """What tinypy wrote on the reader's own parts."""
+def sandbox(**classes):
+    """Buttons over a pool, block tables and a prefix cache, and a drawing of what each one does:
+    of the engine's classes or of yours, as in `sandbox(block_table=mine("04.2"))`."""
+    from minikv.course.sandbox import sandbox as opened  # imports what draws: not in a terminal
 
-    def __init__(self, results: list[tuple[str, bool, str]]):
-        self.results = results
-
-    def lines(self) -> list[str]:
-        if not self.results:
-            return [
-                "None of your parts has passed its check yet. "
-                "Once one has, this line runs tinypy on it."
-            ]
-        return [f"{'ok  ' if same else 'FAIL'}  {sentence}" for _, same, sentence in self.results]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines())
-
-    def _repr_html_(self) -> str:
-        return "".join(f"<p style='text-align:left'>{escape(line)}</p>" for line in self.lines())
+    return opened(**classes)
 
 
-def your_parts() -> Parts:
+def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
-    passed = progress_file.passed()
-    return Parts(process.parts(passed) if passed else [])
+    found = parts.run(lambda what: print(what, end=" … ", flush=True))
+    if found.proofs:
+        print()
+    return found
 
 
 def source(target: str):

@@ -21,7 +21,7 @@ from minikv.course.harness.manifest import chapter_of
 from minikv.course.measure import running_table
 from minikv.course.measure.running_table import Run, Rung, RunningTable
 from minikv.course.pictures import ladder, style
-from minikv.course.pictures.timeline import Timeline, visible
+from minikv.course.pictures.timeline import Timeline, _chip, visible
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")
@@ -286,6 +286,7 @@ def test_shows_itself_with_words(timeline):
     data, metadata = timeline._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == timeline.describe() == data["text/plain"]
+    assert f"alt='{timeline.describe()}'" in data["text/html"]
     assert "5 decode bars" in timeline.describe()
 
 
@@ -299,9 +300,15 @@ def test_the_slider_moves_the_picture_and_the_text(timeline):
         assert all(old != new for old, new in zip(before, after, strict=True))
     assert player.slider.max == player.play.max == len(timeline.steps)
     final = timeline.output(next(iter(timeline.rows))).text
-    assert final in re.sub(r"</?(b|span)[^>]*>", "", timeline.text_so_far(len(timeline.steps)))
+    shown = re.sub(r"</?(b|span)[^>]*>", "", timeline.text_so_far(len(timeline.steps)))
+    assert final in shown.replace("↵", "")
     player.slider.value = 1
     assert (player.picture.value, player.text.value, player.caption.value) == seen[1]
+
+
+def test_the_newest_token_is_framed_and_its_line_end_seen(timeline):
+    assert [timeline.text_so_far(i).count("border:1.5px") for i in (0, 1, 2)] == [0, 1, 1]
+    assert re.fullmatch(r"<span [^>]*>x↵</span>\n", _chip("x\n"))
 
 
 def test_text_is_escaped_and_labels_are_readable(make_engine):

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import minikv
 from minikv.course.chapters import each
 from minikv.course.harness import reader_files
 from minikv.course.harness.checking import CHECKS, MODEL_RUNS, Wrong, tinypy
@@ -18,6 +19,8 @@ from minikv.course.harness.scenarios import Outcome, Played, diagnose
 from minikv.course.harness.skeletons import definitions, targets
 
 MODEL_RUN = "tinypy on your part"
+MOST_FRAMES = 60  # of a stack trace
+LONGEST_MESSAGE, LINES_OF_A_MESSAGE = 1_000, 10  # characters and lines of an error's message
 COMPILE_LIMIT = 60.0  # seconds for a GPU's compiler, beyond the time of a check
 COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
 
@@ -44,6 +47,7 @@ def examine(
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = place_of(exercise, done)
+    report.fingerprint = reader_files.fingerprint(exercise, text)
     if own:
         _borrow(own, chapter.number)
     started = perf_counter()
@@ -98,46 +102,57 @@ def examine(
     return report
 
 
-def run_parts(passed: set[str]) -> list[tuple[str, bool, str]]:
-    """Run tinypy on the reader's parts: (which, same tokens as the oracle?, a sentence) each.
+def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
+    """Run tinypy on the reader's parts, and tell what it writes and what each run proves.
 
-    Chapter by chapter, with the reference in every other place, and then, from two chapters of
-    the engine on, all of them in one engine. That one exchanges the reference in this process.
+    Chapter by chapter, with the reference in every other place; then, from two chapters of the
+    engine on, all of them in one engine.
     """
     import_checks("parts")
-    results = []
+    in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
+    own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
+    numbers = sorted({id_[:2] for id_ in own})
+    [(_, together)] = each("together")
 
     def attempt(which: str, ids: list[str], run: Callable[[], str]) -> None:
         try:
-            results.append((which, True, f"{', '.join(ids)}: {run()}"))
+            tell({"proof": {"which": which, "ids": ids, "same": True, "words": run()}})
         except BaseException as error:
-            what = _raised("", error, None, None).what
-            results.append((which, False, f"{', '.join(ids)}: {what}"))
+            failed(which, ids, error)
+
+    def failed(which: str, ids: list[str], error: BaseException) -> None:
+        words = _raised("", error, None, None).what
+        tell({"proof": {"which": which, "ids": ids, "same": False, "words": words}})
 
     def run_alone(run: Callable[..., str], chapter: Chapter, ids: list[str]) -> str:
-        mine = reader_files.load(chapter, reader_files.read(chapter), keep=set(ids))
-        return run(mine, tinypy())
+        text = reader_files.read(chapter)
+        return run(reader_files.load(chapter, text, keep=set(ids), strict=True), tinypy())
 
     for number, chapter in chapters().items():
         runs: dict[Callable[..., str], list[str]] = {}  # what runs them: exercises
         for exercise in chapter.exercises:
             if exercise.id in passed and exercise.id in MODEL_RUNS:
                 runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
+        if runs:
+            tell({"start": number})
         for run, ids in runs.items():
             attempt(number, ids, partial(run_alone, run, chapter, ids))
-    in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
-    own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
-    numbers = sorted({id_[:2] for id_ in own})
+    expected = together.expect(tinypy())  # before the reference is swapped
+    writing = {id_ for id_ in own if chapter_of(id_).needs is None}
+    write = together.write if writing else together.write_naively
+    swaps = _borrow(own or passed)
+    if writing or any(holder is minikv.model for holder, *_ in swaps):  # else it runs on none
+        tell({"start": "a text"})
+        on = f"your parts of {', '.join(sorted({id_[:2] for id_ in writing or passed}))}"
+        try:
+            tell({"written": {"on": on} | write(tinypy(), expected)})
+        except BaseException as error:
+            failed("together", [on], error)
     if len(numbers) > 1:
-        [(_, together)] = each("together")
-        expected = together.expect(tinypy())
-
-        def all_of_them() -> str:
-            _borrow(own)
-            return together.run(tinypy(), expected, _decode_of(in_engine, own))
-
-        attempt("together", [f"all parts of {', '.join(numbers)} in one engine"], all_of_them)
-    return results
+        tell({"start": "all together"})
+        decode = _decode_of(in_engine, own)
+        all_of_them = partial(together.run, tinypy(), expected, decode)
+        attempt("together", [f"your parts of {', '.join(numbers)}"], all_of_them)
 
 
 def _decode_of(in_engine: list[Chapter], own: set[str]) -> Callable | None:
@@ -181,15 +196,18 @@ def _inherited(exercise: Exercise, text: str) -> list[Line]:
     return lines
 
 
-def _borrow(own: set[str], before: str = "99") -> None:
-    """Exchange the reference for the reader's parts of `own`, of chapters below `before`."""
+def _borrow(own: set[str], before: str = "99") -> list[reader_files.Swap]:
+    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places."""
+    swaps: list[reader_files.Swap] = []
     for chapter in chapters().values():  # all, before any of the reference is exchanged
         targets(chapter)
     for number, chapter in chapters().items():
         kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
         if number < before and kept:
-            module = reader_files.load(chapter, reader_files.read(chapter), keep=kept)
-            reader_files.borrow(chapter, module, kept)
+            text = reader_files.read(chapter)
+            module = reader_files.load(chapter, text, keep=kept, strict=True)
+            swaps += reader_files.borrow(chapter, module, kept)
+    return swaps
 
 
 def place_of(exercise: Exercise, done: reader_files.Progress) -> str | None:
@@ -221,7 +239,7 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         return Line(name, False, error.what, error.cause or cause, error.look or look)
     if isinstance(error, NotImplementedError) and "Exercise " in str(error):
         return Line(name, False, f"not written yet: {error}", None, None, origin=str(error))
-    what, origin = f"{type(error).__name__}: {error}".rstrip(": "), None
+    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
     own = [f for f in frames if is_readers(f.filename)]
     if own:
@@ -243,6 +261,14 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
     return Line(name, False, what, cause, look or where, origin)
 
 
+def _cut(message: str) -> str:
+    """The beginning of a message that would fill pages."""
+    message = message.encode("utf-8", "replace").decode()  # half a pair cannot be printed
+    lines = message[:LONGEST_MESSAGE].splitlines()
+    kept = "\n".join(lines[:LINES_OF_A_MESSAGE])
+    return kept if kept == message else f"{kept} …"
+
+
 def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
     """A group's line, and the error that the reader's code raised, if that is what differs."""
     name, first = outcome.played.name, outcome.counterexample
@@ -260,7 +286,9 @@ def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
 
 
 def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+    return "".join(
+        line[:LONGEST_MESSAGE] for line in traceback.format_exception(error)[-MOST_FRAMES:]
+    )
 
 
 def is_readers(file: str) -> bool:

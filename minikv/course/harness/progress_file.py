@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minikv.course.harness import reader_files
 from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import Exercise, chapters
+from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.harness.report import Report
 
 
@@ -17,10 +17,11 @@ class Entry:
 
     tries: int = 0
     first: float | None = None
-    passed: float | None = None  # None: not passed, or not any more
+    passed: float | None = None  # when it first did; None: not passed
     hints: int = 0
     seen_solution: bool = False
     solved: bool = False  # it was passed once, so nothing is given away any more
+    fingerprint: str | None = None  # of the code that passed; None: passed before these were kept
     last: float | None = None  # when it was last checked
 
 
@@ -47,7 +48,28 @@ def entry(exercise_id: str) -> Entry:
 
 
 def passed() -> set[str]:
-    return {id_ for id_, entry in entries().items() if entry.passed is not None}
+    """Exercises that are passed, and whose code is still what passed."""
+    return _passed() - changed()
+
+
+def changed() -> set[str]:
+    """Exercises that are passed, but whose code is another by now: to be checked again. What
+    passed is known by its fingerprint, so with the old code an exercise is passed again."""
+    kept, found = entries(), set()
+    for id_ in _passed():
+        try:
+            text = reader_files.read(chapter_of(id_))
+            same = kept[id_].fingerprint in (None, reader_files.fingerprint(find(id_), text))
+        except reader_files.WorkbookError:
+            same = False
+        if not same:
+            found.add(id_)
+    return found
+
+
+def _passed() -> set[str]:
+    known = {exercise.id for chapter in chapters().values() for exercise in chapter.exercises}
+    return {id_ for id_, entry in entries().items() if entry.passed is not None} & known
 
 
 def save(exercise_id: str, changed: Entry) -> None:
@@ -57,8 +79,11 @@ def save(exercise_id: str, changed: Entry) -> None:
     write_whole(folder() / "progress.json", json.dumps(raw, indent=1) + "\n")
 
 
-def note(report: Report) -> None:
-    """Keep the result of a check, and tell the report what it can only know from here."""
+def note(report: Report, alone: bool = True) -> None:
+    """Keep the result of a check, and tell the report what it can only know from here.
+
+    `alone`: on the reference's other parts; a failure on others does not undo a pass.
+    """
     now, kept = time.time(), entry(report.exercise)
     if report.status != "not started":
         if kept.passed is None:
@@ -66,8 +91,11 @@ def note(report: Report) -> None:
             kept.first = kept.first or now
         if report.saved is not None and kept.last is not None:
             report.unchanged = report.saved < kept.last
-        kept.passed = (kept.passed or now) if report.passed else None
-        kept.solved |= report.passed
+        if report.passed:
+            kept.passed, kept.fingerprint = kept.passed or now, report.fingerprint
+            kept.solved = True
+        elif alone and kept.fingerprint in (None, report.fingerprint):  # the code that passed
+            kept.passed = None
         kept.last = now
         report.tries = kept.tries
         report.minutes = ((kept.passed or now) - (kept.first or now)) / 60

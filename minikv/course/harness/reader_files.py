@@ -1,18 +1,27 @@
 """A reader's exercise files: where they are, which parts are written, and what they do when run."""
 
 import ast
+import copy
+import hashlib
 import linecache
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
 import minikv
 from minikv.course.harness.manifest import Chapter, Exercise, ReaderError, chapter_of
-from minikv.course.harness.skeletons import definitions, is_unwritten, targets, text_of
+from minikv.course.harness.skeletons import (
+    definitions,
+    docstring_of,
+    is_unwritten,
+    targets,
+    text_of,
+)
 
 
 class WorkbookError(ReaderError):
@@ -33,6 +42,9 @@ def display_name(chapter: Chapter) -> str:
     return f"{folder().name}/{chapter.file_name}"
 
 
+LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+
+
 def saved_at(chapter: Chapter) -> float | None:
     """When the file was saved, in seconds since 1970; None if there is none."""
     try:
@@ -44,7 +56,13 @@ def saved_at(chapter: Chapter) -> float | None:
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
     try:
-        return path_of(chapter).read_text(encoding="utf-8")
+        size = path_of(chapter).stat().st_size
+        if size > LONGEST_FILE:
+            raise WorkbookError(
+                f"{display_name(chapter)} has {size:,} bytes; a file of exercises may have "
+                f"{LONGEST_FILE:,}. Put long data into another file"
+            )
+        return path_of(chapter).read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
@@ -101,6 +119,48 @@ def progress_of(exercise: Exercise, text: str) -> Progress:
     return Progress(written, unwritten, missing)
 
 
+@lru_cache(maxsize=256)
+def fingerprint(exercise: Exercise, text: str) -> str:
+    """Names the code of one exercise in `text`, whatever its layout, comments and docstrings:
+    the functions that it asks for, and what the reader has added for them to use.
+
+    Raises WorkbookError if Python cannot read it.
+    """
+    chapter = chapter_of(exercise.id)
+    tree = parse(chapter, text)
+    found: dict[str, ast.stmt] = dict(definitions(tree))
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            found |= {to.id: node for to in node.targets if isinstance(to, ast.Name)}
+    asked = targets(chapter)
+    others = {*asked, *(path.partition(".")[0] for path in asked)}  # not looked into from outside
+    todo = [path for path, target in asked.items() if target.exercise == exercise.id]
+    seen: dict[str, str] = {}
+    while todo:
+        path = todo.pop()
+        if path in seen or path not in found:
+            continue
+        seen[path] = ast.unparse(_without_docstrings(found[path]))
+        owner = path.rpartition(".")[0]
+        for inner in ast.walk(found[path]):
+            if isinstance(inner, ast.Name) and inner.id not in others:
+                todo.append(inner.id)
+            if owner and isinstance(inner, ast.Attribute):
+                method = f"{owner}.{inner.attr}"
+                todo += [method] if method not in others else []
+    code = "\n".join(f"{path}: {seen[path]}" for path in sorted(seen))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _without_docstrings(node: ast.stmt) -> ast.stmt:
+    """A copy without them, as another release of the course may word them otherwise."""
+    node = copy.deepcopy(node)
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.FunctionDef) and docstring_of(inner):
+            inner.body = inner.body[1:] or [ast.Pass()]
+    return node
+
+
 def line_of(exercise: Exercise) -> int:
     """The line of the reader's file where an exercise begins, or 1 where it cannot be found."""
     chapter = chapter_of(exercise.id)
@@ -118,10 +178,10 @@ def same_code(one: str, other: str) -> bool:
     return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
 
 
-def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
+def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> ModuleType:
     """Run the reader's text as a complete module: what belongs to no exercise in `keep` is
     the reference's. Other methods of a class in `keep` stay the reader's where they are
-    written, since methods of one class rely on each other.
+    written, since methods of one class rely on each other; not if `strict`.
     """
     name = f"exercises.{Path(chapter.file_name).stem}"
     module = ModuleType(name)
@@ -135,13 +195,13 @@ def load(chapter: Chapter, text: str, keep: set[str]) -> ModuleType:
     kept_classes = {
         path.rpartition(".")[0]
         for path, target in targets(chapter).items()
-        if target.exercise in keep
+        if target.exercise in keep and "." in path
     }
     for path, target in targets(chapter).items():
         owner, _, method = path.rpartition(".")
         node = found.get(path)
         done = node is not None and not is_unwritten(node) and not target.is_bug
-        if target.exercise in keep or (owner and owner in kept_classes and done):
+        if target.exercise in keep or (not strict and owner in kept_classes and done):
             continue
         holder = getattr(module, owner, None) if owner else module
         if holder is not None:
@@ -165,8 +225,15 @@ def aside(chapter: Chapter) -> Iterator[None]:
             linecache.cache[file] = lines
 
 
-def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> None:
-    """Replace the reference by the reader's parts of the exercises in `kept`, in this process."""
+Swap = tuple[ModuleType, str, object, object]  # where, under which name, the reference's, yours
+
+
+def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
+    """Replace the reference by the reader's parts of the exercises in `kept`, in this process.
+
+    Returns what was done, for `give_back`.
+    """
+    swaps: list[Swap] = []
     for path, target in targets(chapter).items():
         name = path.partition(".")[0]
         if target.exercise not in kept:
@@ -176,5 +243,13 @@ def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> None:
         reference, mine = getattr(sys.modules[home], original), getattr(module, name)
         for holder in list(sys.modules.values()):
             held = getattr(holder, "__name__", "").startswith("minikv")
-            if held and vars(holder).get(original) is reference:
+            if held and reference is not mine and vars(holder).get(original) is reference:
                 setattr(holder, original, mine)
+                swaps.append((holder, original, reference, mine))
+    return swaps
+
+
+def give_back(swaps: list[Swap]) -> None:
+    """Undo what `borrow` did."""
+    for holder, name, reference, _ in reversed(swaps):
+        setattr(holder, name, reference)

@@ -57,6 +57,7 @@ class Report:
     model: str | None = None  # what tinypy did on the reader's part
     tries: int = 0
     minutes: float = 0.0  # from the first try to the pass
+    fingerprint: str | None = None  # of the code that was checked
     saved: float | None = None  # when the file was saved, in seconds since 1970
     unchanged: bool = False  # it has not been saved since the check before this one
     following: str | None = None  # the exercise to do next

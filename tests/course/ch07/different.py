@@ -183,4 +183,41 @@ def share_full_blocks(self, sequence):
     sequence.node, sequence.num_inserted = node, full
 """,
     },
+    "07.7": {  # all tokens first, then all blocks, then who is finished; asks the queues, not all()
+        "Loop.step": """
+def step(self, engine):
+    scheduler, runner = engine.scheduler, engine.runner
+    plan = scheduler.schedule()
+    new = runner.run(plan)
+    engine.append(scheduler.commit(plan), new)
+    return bool(plan.sequences)
+""",
+        "Engine.append": """
+def append(self, sequences, token_ids):
+    for sequence, token_id in zip(sequences, token_ids):
+        sequence.token_ids += [token_id]
+        self._moved.setdefault(sequence.request.request_id, sequence.request)
+    self._generated += len(token_ids)
+    for sequence in sequences:
+        self.scheduler.share_full_blocks(sequence)
+    for sequence in sequences:
+        if self._finishes(sequence):
+            self.scheduler.remove(sequence)
+            if None not in [one.finish_reason for one in sequence.request.sequences]:
+                self._requests.pop(sequence.request.request_id)
+""",
+        "Engine._finishes": """
+def _finishes(self, sequence):
+    request, new = sequence.request, sequence.token_ids[len(sequence.request.prompt_ids) :]
+    reason = None
+    if len(new) >= request.params.max_tokens:
+        reason = "length"
+    if new[-1] in request.stop_ids:
+        reason = "stop"
+    elif request.longest_stop and hits_stop_string(sequence, self.lm.decode):
+        reason = "stop"
+    sequence.finish_reason = reason
+    return reason is not None
+""",
+    },
 }

@@ -7,6 +7,8 @@ back; samples share blocks and copy on their first write; prefixes are found, sp
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
+from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import answers as ch04
@@ -14,7 +16,23 @@ from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesToget
 
 SYSTEM = 'class Stack:\n    """Last in, first out."""\n\n    def __init__(self):\n'
 QUESTIONS = ("        self.items = []\n", "        self.size = 0\n", "        super().__init__()\n")
+TEXT, TEXT_TOKENS = "import os\n\ndef list_files(path):\n    for name in", 40
 BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS = "for i in range(", 3, 8
+
+# What of the reader's an engine runs on.
+PARTS = {
+    "BlockPool": "minikv.blocks:BlockPool",
+    "BlockTable": "minikv.blocks:BlockTable",
+    "slot_mapping": f"{ch04.__name__}:slot_mapping",
+    "blockwise_attention": "minikv.paged:blockwise_attention",
+    "batched_attention": f"{ch04.__name__}:batched_attention",
+    "next_beams": "minikv.beam:next_beams",
+    "Scheduler": "minikv.scheduler:Scheduler",
+    "RadixCache": "minikv.radix:RadixCache",
+    "Loop": "minikv.engine:Loop",
+    "Engine": "minikv.engine:Engine",
+}
+ATTENTION = ("slot_mapping", "blockwise_attention", "batched_attention")
 
 
 @dataclass(frozen=True)
@@ -30,6 +48,7 @@ class Expected:
     jobs: list[Job]
     token_ids: list[list[int]]  # the oracle's, one list a job
     beams: list[list[int]]  # the reference's, best first
+    text_ids: list[int]  # the oracle's, after TEXT
 
 
 def expect(lm: minikv.LanguageModel) -> Expected:
@@ -45,7 +64,36 @@ def expect(lm: minikv.LanguageModel) -> Expected:
     jobs += [job(SYSTEM + QUESTIONS[2], 12, cache_salt="tenant"), job("class Queue:", 30)]
     oracle = [lm.generate_naively(one.prompt_ids, one.params.max_tokens) for one in jobs]
     beams = minikv.Engine(lm).beam_search(BEAM_PROMPT, BEAM_WIDTH, BEAM_TOKENS)
-    return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams])
+    text_ids = lm.generate_naively(lm.encode(TEXT), TEXT_TOKENS)
+    return Expected(jobs, oracle, [list(beam.token_ids) for beam in beams], text_ids)
+
+
+def write(lm: minikv.LanguageModel, expected: Expected) -> dict[str, Any]:
+    """A text by an engine on whatever stands in the reference's places, and how long it took."""
+
+    def generate() -> list[int]:
+        params = minikv.SamplingParams(max_tokens=TEXT_TOKENS, ignore_eos=True)
+        return list(engine.generate(TEXT, params)[0].token_ids)
+
+    engine = engine_of_parts(lm, ch04.batched_attention, num_blocks=32, block_size=4)
+    return _written(lm, expected, generate)
+
+
+def write_naively(lm: minikv.LanguageModel, expected: Expected) -> dict[str, Any]:
+    """The same text by naive attention, for a reader whose parts do not make an engine yet."""
+    prompt_ids = lm.encode(TEXT)
+    return _written(lm, expected, lambda: lm.generate_naively(prompt_ids, TEXT_TOKENS))
+
+
+def _written(lm, expected: Expected, generate: Callable[[], list[int]]) -> dict[str, Any]:
+    started = perf_counter()
+    token_ids = generate()
+    return {
+        "text": TEXT + lm.decode(token_ids),
+        "tokens": len(token_ids),
+        "seconds": perf_counter() - started,
+        "same": token_ids == expected.text_ids,
+    }
 
 
 def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = None) -> str:
@@ -100,20 +148,24 @@ def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = 
 
 def engine_of_parts(lm: minikv.LanguageModel, attend_all: Callable, **config) -> minikv.Engine:
     """An engine on whatever stands in the reference's places, its decodes by `attend_all`."""
-    return minikv.Engine(
-        lm,
-        minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config),
-        block_pool=minikv.BlockPool,
-        block_table=minikv.BlockTable,
-        prefix_cache=minikv.RadixCache,
-        scheduler=minikv.Scheduler,
-        attention=partial(
+    small = minikv.EngineConfig(max_num_seqs=8, max_batch_tokens=64, min_prefix_tokens=4, **config)
+    return minikv.Engine(lm, small, **parts_in_place(attend_all))
+
+
+def parts_in_place(attend_all: Callable | None = None) -> dict[str, Any]:
+    """What an engine takes, of what stands in the reference's places now."""
+    return {
+        "block_pool": minikv.BlockPool,
+        "block_table": minikv.BlockTable,
+        "prefix_cache": minikv.RadixCache,
+        "scheduler": minikv.Scheduler,
+        "attention": partial(
             DecodesTogether,
-            attend_all=attend_all,
+            attend_all=attend_all or ch04.batched_attention,
             attend_one=minikv.paged.blockwise_attention,
             slot_mapping=ch04.slot_mapping,
         ),
-    )
+    }
 
 
 def decode_by(decode: Callable, lm: minikv.LanguageModel, expected: Expected) -> None:
