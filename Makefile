@@ -6,11 +6,15 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/installed
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+CHECKED := .venv/checked
+TRUSTED := .venv/trusted
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+# Where PyTorch itself publishes builds without CUDA: a tenth of the download.
+TORCH_CPU := https://download.pytorch.org/whl/cpu
 NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 PYTEST := $(BIN)/python -m pytest --durations=5
-PARALLEL := --numprocesses=auto --dist=loadfile
+PARALLEL := --numprocesses=auto --no-loadscope-reorder
 
 # A .venv points at the folder it was made in. One that came along with a copied
 # checkout would run the code of the other place, so it is made again.
@@ -18,14 +22,28 @@ ifeq ($(shell $(BIN)/python -c 'import pip' 2>&1; grep -csF ' $(CURDIR)/.venv' .
 HAVE_VENV := yes
 endif
 
-# Opens the notebook by its address, so that the file browser shows the whole course.
-LAB := $(BIN)/jupyter lab --log-level=WARN --LabApp.default_url=/lab/tree/$(NOTEBOOK)
+# torch's threads spin while they wait for each other. On a machine that is busy with something
+# else that makes a step ten times slower; asleep, they wait at little cost.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+# Opens the notebook by its address, so that the file browser shows the whole course. Control-C
+# ends it without a question.
+LAB := $(BIN)/jupyter lab --log-level=ERROR -y --KernelManager.transport_encryption=auto \
+	--LabApp.default_url=/lab/tree/$(NOTEBOOK)
 ifeq ($(shell id -u),0)
 LAB += --allow-root
 endif
 ifeq ($(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname)),)
 HEADLESS := yes
 endif
+
+# Prints pip's option for a torch without CUDA: on Linux without an NVIDIA driver, if PyTorch's own
+# index answers. Otherwise nothing, and pip takes what its usual index has.
+define FIND_CPU_BUILD
+[ "$$(uname)" = Linux ] && ! command -v nvidia-smi > /dev/null \
+	&& $(BIN)/python -c 'from urllib.request import urlopen; urlopen("$(TORCH_CPU)/torch/", timeout=5)' \
+	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
+endef
 
 .PHONY: help setup lab test lint notebooks clean
 
@@ -53,21 +71,30 @@ ifndef HAVE_VENV
 		echo "$(PYTHON) could not make .venv: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 endif
 	@echo "== Installing torch, the largest download: this takes some minutes"
-	@$(PIP) "$$(grep '^torch==' requirements.txt)"
-	@echo "== Installing the rest of requirements.txt"
-	@$(PIP) -r requirements.txt
+	@$(PIP) $$($(FIND_CPU_BUILD)) "$$(grep '^torch==' requirements.txt)"
+	@echo "== Installing the rest of requirements.txt: this takes some minutes, too"
+	@$(PIP) --quiet -r requirements.txt
 	@echo "== Installing this checkout"
-	@$(PIP) --no-deps --editable .
+	@$(PIP) --quiet --no-deps --editable .
 	@# JupyterLab asks newcomers about news and updates, over the first page. Not here.
 	@$(BIN)/jupyter labextension disable --log-level=ERROR \
 		"@jupyterlab/apputils-extension:announcements"
 	@touch $@
 
-lab: setup
+# Once they have passed, the checks run again only when something was installed since.
+$(CHECKED): $(STAMP) $(wildcard .venv/lib/python3*/site-packages)
 	@echo "== Checking the machine"
 	@$(BIN)/python -m minikv doctor || { echo; \
-		echo "Mend what FAILs above and run make lab again, or open the notebooks as they are:"; \
+		echo "Fix what FAILs above and run make lab again, or open the notebooks as they are:"; \
 		echo "    $(LAB)"; exit 1; }
+	@touch $@
+
+# JupyterLab shows the pictures of a stored page only if it trusts the notebook.
+$(TRUSTED): $(CHECKED) $(wildcard $(NOTEBOOKS))
+	@$(BIN)/jupyter trust --log-level=ERROR $(NOTEBOOKS) > /dev/null
+	@touch $@
+
+lab: $(TRUSTED)
 ifdef HEADLESS
 	@echo
 	@echo "There is no display here, so no browser opens."

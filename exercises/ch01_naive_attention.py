@@ -1,6 +1,6 @@
 """Naive attention: the formula, the mask, heads in groups, RoPE, and what it all costs.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("01.1") in the notebook, or in a terminal: python -m minikv check 01.1
 """
 
@@ -15,15 +15,15 @@ def attend_one_query(
 ) -> list[float]:
     """Attention for one query and one head, in plain Python: no tensors, no mask.
 
-    query: D numbers. keys: L lists of D numbers. values: L lists of any one width.
-    Returns the weighted mean of the values, a list of that width, and changes no list it is given:
+    query: D numbers. keys: L lists of D numbers. values: L lists, all of one width.
+    Returns the weighted mean of the values, a list of that width. The arguments stay unchanged.
 
         score[i]  = query · keys[i] / sqrt(D)
         weight[i] = exp(score[i]) / (exp(score[0]) + … + exp(score[L - 1]))
         result    = weight[0] values[0] + … + weight[L - 1] values[L - 1]
 
     Scores may be as large as 10,000 or as low as -10,000, and math.exp(710) raises
-    OverflowError: the weights have to be computed so that it cannot.
+    OverflowError: compute the weights in a way that cannot overflow.
 
     Two equal keys get half the weight each:
 
@@ -56,16 +56,16 @@ def naive_attention(
     raise NotImplementedError("Exercise 01.3: naive_attention")
 
 
-# ── 01.4 Right with one KV head, wrong with two: broken, mend it ──────────────────
+# ── 01.4 Right with one KV head, wrong with two: broken, fix it ───────────────────
 def grouped_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None = None
 ) -> torch.Tensor:
-    """Naive attention, but K and V are not repeated: the query heads of a group lie side by side.
+    """Naive attention that does not repeat k and v: the query heads of a group lie side by side.
 
     q (T, num_heads, head_dim); k, v (L, num_kv_heads, head_dim) with L >= T, all float32; the
     queries stand at the last T of the L positions. Returns (T, num_heads, head_dim), equal to
-    `naive_attention(q, k, v, window)`, and writes to none of q, k and v. In the letters below K
-    counts the KV heads and G the query heads of each group, so num_heads = K * G.
+    `naive_attention(q, k, v, window)`, and does not modify q, k or v. In the letters below, K is
+    the number of KV heads and G the number of query heads per group, so num_heads = K * G.
     """
     mask = causal_mask(len(q), len(k), window)
     q = q.unflatten(1, (-1, k.shape[1])) * q.shape[-1] ** -0.5  # (T, G, K, D)
@@ -87,18 +87,18 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 # ── 01.6 How much is computed twice ───────────────────────────────────────────────
 def work_of_generation(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """What naive generation computes, for a prompt of at least one token and at least one new one.
+    """What naive generation computes, for at least one prompt token and at least one new token.
 
     Every pass feeds all tokens so far and gives one new token. The last new token is never fed.
 
     "rows"        token rows that go through the model, all passes together
-    "new rows"    how many of them no earlier pass had computed
+    "new rows"    how many of them no earlier pass has computed
     "scores"      products q · k that one head of one layer computes, all passes together: each
                   row with each row of its pass, masked or not
-    "new scores"  how many of them are needed by a generation that computes no row twice and
-                  nothing that is masked: each row, once, with itself and those before it
+    "new scores"  how many of them remain if no row is computed twice and no masked score is
+                  computed: each row once, with itself and the rows before it
 
-    A prompt of 2 tokens and 3 new ones: the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
+    With 2 prompt tokens and 3 new ones, the passes have 2, 3 and 4 rows. That is 9 rows, 4 of
     them new; 4 + 9 + 16 = 29 scores, of which 1 + 2 + 3 + 4 = 10 are needed.
     """
     raise NotImplementedError("Exercise 01.6: work_of_generation")

@@ -1,6 +1,6 @@
-"""KV cache: keep K and V, prefill once and decode, append in place, continue a prefix.
+"""KV cache: keep keys and values, prefill once, append in place, continue a prefix.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("02.1") in the notebook, or in a terminal: python -m minikv check 02.1
 """
 
@@ -38,13 +38,13 @@ def generate_with_cache(
     prompt_ids: list[int],
     max_tokens: int,
 ) -> list[int]:
-    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token a step.
+    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token per step.
 
     `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
-    least one token, follows the tokens that are already in it: its first stands at position
-    cache.num_tokens. `max_tokens` is at least 1, and exactly so many new tokens are returned,
-    end token or not. The last of them is never fed: nobody asks what follows. For a prompt
-    p0 … p4, an empty cache and three new tokens a, b, c:
+    least one token, follows the tokens that are already in it: its first token stands at position
+    cache.num_tokens. `max_tokens` is at least 1, and exactly that number of new tokens is
+    returned, end token or not. The last of them is never fed. For a prompt p0 … p4, an empty
+    cache and three new tokens a, b, c:
 
         pass     token_ids         positions         gives
         prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
@@ -52,22 +52,22 @@ def generate_with_cache(
         decode   b                 6                 c
 
     One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
-    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has a row for each row it is given.
+    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has one row for each row it is given.
     """
     raise NotImplementedError("Exercise 02.2: generate_with_cache")
 
 
 # ── 02.3 What appending moves ─────────────────────────────────────────────────────
 def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """How often a token's K and V are written while a prompt is prefilled in one pass into an
-    empty cache and new tokens are generated, at least one of each. The last is never fed.
+    """How many times a token's keys and values are written while a prompt is prefilled in one pass
+    into an empty cache and new tokens are generated, at least one of each. The last is never fed.
 
-    "concat"    by torch.cat. Its result is a new tensor, so that every call writes all tokens
-                of that tensor. The prompt is kept as the model made it: nothing is written.
+    "concat"    by torch.cat. Its result is a new tensor, so every call writes all tokens of that
+                tensor. The prompt is kept as the model made it, which writes nothing.
     "in place"  into preallocated storage: every token that is fed is written once.
 
-    A prompt of 5 tokens and 3 new ones: the two decode steps concatenate 5 + 1 and 6 + 1
-    tokens, 13 in all; in place 5 + 1 + 1 = 7 are written.
+    For a prompt of 5 tokens and 3 new ones, the two decode steps concatenate 5 + 1 and 6 + 1
+    tokens, 13 in all; in place, 5 + 1 + 1 = 7 are written.
     """
     raise NotImplementedError("Exercise 02.3: tokens_written")
 
@@ -97,9 +97,9 @@ class PreallocatedCache:
         raise NotImplementedError("Exercise 02.4: PreallocatedCache.attend")
 
 
-# ── 02.5 A chunk after a prefix: broken, mend it ──────────────────────────────────
+# ── 02.5 A chunk after a prefix: broken, fix it ───────────────────────────────────
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """`naive_attention` by PyTorch's own function, which takes a fused kernel where it has one.
+    """`naive_attention` by PyTorch's own function, which uses a fused kernel where it has one.
 
     q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
     positions, and each sees the keys at its own position and before. H is a multiple of K.
@@ -117,19 +117,19 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 class SharedPrefix:
-    """The beginning of a prompt, computed once. Every request goes on from there.
+    """The beginning of a prompt, computed once. Every request continues from there.
 
-    What a prefix cache (chapter 07) does for every prefix it has seen, for a single one.
+    A prefix cache (chapter 07) does this for every prefix it has seen; this does it for one.
     """
 
     def __init__(self, lm: LanguageModel, prefix_ids: list[int], capacity: int):
-        """`capacity`: tokens of the prefix and of the longest request together."""
+        """`capacity`: tokens of the prefix plus those of the longest request."""
         self.lm = lm
         self.num_prefix = len(prefix_ids)
         self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
         lm.logits(prefix_ids, self.cache)
 
-    # ── 02.6 The request after the first: broken, mend it ─────────────────────────
+    # ── 02.6 The request after the first: broken, fix it ──────────────────────────
     @torch.inference_mode()
     def logits(self, request_ids: list[int]) -> torch.Tensor:
         """Logits after every token of a request, (T, vocab_size), as if the model had read

@@ -1,28 +1,25 @@
 """KV memory: what a token costs, which published figures are wrong, what reserving wastes.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("03.1") in the notebook, or in a terminal: python -m minikv check 03.1
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import combinations
 
-from minikv.course.chapters.ch03_kv_memory.memory import NoHole, Shape, SlotUse, llama_parameters
-from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS
+from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape, SlotUse
 from minikv.course.measure.workload import Length
 
 
-# ── 03.1 Bytes a token ────────────────────────────────────────────────────────────
+# ── 03.1 Bytes per token ──────────────────────────────────────────────────────────
 def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
     """Bytes that one cached token takes, in all layers together.
 
     `shape` has num_layers, num_heads (query heads), num_kv_heads, head_dim and latent_dim.
     With MHA, GQA and MQA each KV head keeps a key and a value of `head_dim` numbers, in each
-    layer. Multi-head latent attention (latent_dim > 0) keeps `latent_dim` numbers in each
-    layer, once: no heads, and one vector that both keys and values are computed from. Every
-    number takes `bytes_per_number` bytes.
+    layer. Multi-head latent attention (latent_dim > 0) keeps one vector of `latent_dim` numbers
+    in each layer, from which all heads compute both keys and values. Every number takes
+    `bytes_per_number` bytes.
 
     3 layers, 8 query heads on 2 KV heads, head dim 4, fp16:
 
@@ -32,16 +29,16 @@ def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
     raise NotImplementedError("Exercise 03.1: kv_bytes_per_token")
 
 
-# ── 03.2 A config, read wrongly: broken, mend it ──────────────────────────────────
+# ── 03.2 A config, read wrongly: broken, fix it ───────────────────────────────────
 def shape_of(config: dict) -> Shape:
     """The shape that a published config.json describes.
 
     - A model of text and images has its language model under "text_config".
     - Without "num_key_value_heads" (or with null), every query head has a KV head of its own.
     - "head_dim", or "v_head_dim" in DeepSeek's configs, may be missing or null, too. Then the
-      query heads share "hidden_size" evenly. It is a whole number, as all five are.
-    - Multi-head latent attention keeps "kv_lora_rank" numbers and, beside them, a key of
-      "qk_rope_head_dim" numbers that carries the position. Elsewhere these are missing or null.
+      query heads share "hidden_size" evenly. The head dim is an int, as all five numbers are.
+    - Multi-head latent attention keeps "kv_lora_rank" numbers and a key of "qk_rope_head_dim"
+      numbers that carries the position. In other models these are missing or null.
     """
     text = config.get("text_config", config)
     heads = text["num_attention_heads"]
@@ -55,49 +52,39 @@ def shape_of(config: dict) -> Shape:
 def decode_ceiling(
     weight_bytes: float, bandwidth: float, batch: int = 1, kv_bytes: float = 0
 ) -> float:
-    """Tokens a second that decode cannot exceed, all `batch` sequences together.
+    """Tokens per second that decode cannot exceed, all `batch` sequences together.
 
     A decode step gives each sequence one token. It reads the weights once, whatever the batch,
-    and each sequence's own K and V, `kv_bytes` of it. `bandwidth` in bytes a second.
+    and each sequence's own K and V, `kv_bytes` each. `bandwidth` is in bytes per second.
 
-    Weights of 10 bytes, 3 sequences of 5 bytes each, 100 bytes a second: a step reads 25 bytes,
-    so there are 4 steps a second, 12 tokens.
+    Weights of 10 bytes, 3 sequences of 5 bytes each, 100 bytes per second: a step reads 25 bytes,
+    so there are 4 steps per second, 12 tokens.
     """
     raise NotImplementedError("Exercise 03.3: decode_ceiling")
 
 
 # ── 03.3 Published claims ─────────────────────────────────────────────────────────
-def judge_claims() -> dict[str, tuple[float, str]]:
-    """The figure that arithmetic gives for each of CLAIMS, and what the claim is.
+def judge_claims() -> dict[str, str | None]:
+    """Which mistake is behind each of CLAIMS: one of MISTAKES by name, or None if it is right.
 
-    Memory in bytes, two bytes a number (fp16, bf16), K = 1,024 tokens:
+    For memory: None if the claim is within 10 % of what arithmetic gives, with two bytes per
+    number and K = 1,024 tokens. Otherwise the one mistake that gives the claimed figure (again
+    within 10 %). Of the 11B all 40 layers of its text model count.
 
-    "7B 4K"         one context of 4,096 tokens of Llama-2-7B
-    "70B 32K"       one context of 32K tokens of a Llama of 70B, with its 8 KV heads
-    "70B 8K GQA"    one context of 8K tokens of Llama-3-70B, as it is
-    "70B 8K MHA"    the same, had every query head a KV head of its own
-    "1B token"      one token of Llama-3.2-1B
-    "3B token"      one token of Llama-3.2-3B
-    "11B token"     one token of Llama-3.2-11B-Vision, all 40 layers of its text model counted
-    "11B 4 x 128K"  four contexts of 128K tokens of that model
-        "right" if the claim and your figure are within 10 % of each other, else "wrong"
-    "1B speed"      the tokens a second that one stream of Llama-3.2-1B in bf16 cannot exceed at
-                    BANDWIDTH, its K and V not counted: "impossible" if the claim is more
-    "1B batch"      the smallest batch with which the claim is not impossible: "possible"
+    For the speed: None if the ceiling of one stream, in bf16 and with its K and V not counted, is
+    at least the claim.
 
-    CONFIGS holds config.json by hub id, CLAIMS[key].said is the claim in the same units. Use the
-    other functions of this file and llama_parameters; while this one is checked, the others are
-    the reference's. Returns
+    CLAIMS and MISTAKES are in minikv/course/chapters/ch03_kv_memory/published.py; the notebook
+    prints both. Returns
 
-        {"7B 4K": (bytes, "right" or "wrong"), …, "1B speed": (tokens a second, "impossible" or
-        "possible"), "1B batch": (sequences, "possible")}
+        {"7B 4K": …, "70B 8K": …, "1B token": …, "3B token": …, "11B token": …, "1B speed": …}
     """
     raise NotImplementedError("Exercise 03.3: judge_claims")
 
 
 # ── 03.4 Used, for the future, never ──────────────────────────────────────────────
 def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
-    """The slots of a request with `reserved` of them, as they are after step `step` of its life.
+    """How a request uses its `reserved` slots after step `step` of its life.
 
     Step 1 is the prefill: it stores the prompt and gives the first output token. Each later step
     stores the newest token and gives the next. Step `output` gives the last, which is never
@@ -114,12 +101,12 @@ def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
 
 # ── 03.4 Used, for the future, never ──────────────────────────────────────────────
 def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -> list[float]:
-    """Of all the slots that these requests hold, in every step of every life: the shares that
-    are used, held for the future, and never used. They add up to 1.
+    """Of all slots that these requests hold, in every step of every life: the shares that are
+    used, held for the future, and never used. They add up to 1.
 
     Each `length` has a `prompt` and an `output`, in tokens; `reserve` is a function, and
-    `reserve(length)` says how many slots such a request gets. A life has the steps 1 to `output`.
-    Long requests count for more: they hold their slots for longer.
+    `reserve(length)` is the number of slots that such a request gets. A life has the steps 1 to
+    `output`. Long requests count for more, because they hold their slots for longer.
 
     Two requests with 4 slots each, of 1 + 2 and of 3 + 1 tokens, hold 4 slots in 3 steps. Used:
     1 and 2 by the first, 3 by the other, of 12. For the future: 1. Never: 2 + 2 + 1.
@@ -138,10 +125,10 @@ def five_processes() -> dict[str, int]:
     "pairs"    there are 10 pairs of processes that could leave: after how many of them can a
                process of 5 KB start?
     "triples"  there are 10 triples, too: after how many of those?
-    "most"     the most KB that can be free, whoever has left, while 5 KB do not fit
+    "most"     the most KB that can be free, whichever processes have left, while 5 KB do not fit
 
-    Had one process left in place of two, whoever it was, 4 KB would be free in one piece, and
-    5 KB would not fit after any of the 5.
+    If only one process left, whichever it was, 4 KB would be free in one piece, and 5 KB would
+    not fit after any of the 5.
     """
     raise NotImplementedError("Exercise 03.5: five_processes")
 
@@ -168,9 +155,9 @@ class ContiguousMemory:
 
     # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
     def allocate(self, size: int) -> int:
-        """Take `size` units, at least 1, from the beginning of the first hole that has them; what
-        is left of the hole stays one. Returns where the piece starts. Raises
-        NoHole(size, largest_hole, num_free) if no hole is large enough, and changes nothing then.
+        """Take `size` units, at least 1, from the beginning of the first hole that is large
+        enough; the rest of it stays a hole. Returns where the piece starts. Raises
+        NoHole(size, largest_hole, num_free), changing nothing, if no hole is large enough.
 
         In a memory of 10: allocate(4) is 0, allocate(3) is 4, and `holes` are [(7, 3)].
         """
@@ -178,9 +165,9 @@ class ContiguousMemory:
 
     # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
     def release(self, start: int) -> None:
-        """Give back the piece that starts there. It becomes one hole with the holes that it
-        touches, before it and behind it. Raises ValueError if no piece starts there, and changes
-        nothing then.
+        """Give back the piece that starts at `start`. It becomes one hole with the holes that it
+        touches, before it and behind it. Raises ValueError, changing nothing, if no piece starts
+        there.
 
         Then, in the same memory: release(0) makes `holes` [(0, 4), (7, 3)], and release(4)
         makes them [(0, 10)].

@@ -1,13 +1,13 @@
 """Paged blocks: a pool, a table for each sequence, slots, and attention over blocks.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("04.1") in the notebook, or in a terminal: python -m minikv check 04.1
 """
 
 import torch
 
 from minikv import blocks
-from minikv.blocks import OutOfBlocks
+from minikv.errors import OutOfBlocks, require_int
 
 
 class BlockPool:
@@ -18,9 +18,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int):
-        if not isinstance(num_blocks, int) or num_blocks < 1:
-            raise ValueError(f"num_blocks: must be an int of at least 1, was {num_blocks!r}")
-        self.num_blocks = num_blocks
+        self.num_blocks = require_int("num_blocks", num_blocks, 1)
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
         self._ref_counts = [0] * num_blocks
 
@@ -46,6 +44,8 @@ class BlockPool:
 
     def ref_count(self, block_id: int) -> int:
         """How many hold this block: block tables, and the prefix cache counts as one."""
+        if type(block_id) is not int:
+            require_int("block_id", block_id)
         if not 0 <= block_id < self.num_blocks:
             raise ValueError(f"block {block_id} is not in this pool of {self.num_blocks} blocks")
         return self._ref_counts[block_id]
@@ -60,10 +60,8 @@ class BlockTable(blocks.BlockTable):
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self.block_ids: list[int] = []
         self.num_tokens = 0
 
@@ -98,8 +96,8 @@ def slot_mapping(block_ids: list[int], block_size: int, start: int, end: int) ->
         place in the block  2   3 | 0   1
         slot               30  31 | 4   5
 
-    A decode asks for one position, a prompt for all of its, a chunk of a prompt for some in
-    the middle. `start` == `end` asks for none.
+    A decode asks for one position, a prompt for all its positions, a chunk of a prompt for some
+    in the middle. `start` == `end` asks for none.
     """
     raise NotImplementedError("Exercise 04.3: slot_mapping")
 
@@ -121,7 +119,7 @@ def blockwise_attention(
     raise NotImplementedError("Exercise 04.4: blockwise_attention")
 
 
-# ── 04.5 Other words in company: broken, mend it ──────────────────────────────────
+# ── 04.5 Other words in company: broken, fix it ───────────────────────────────────
 def batched_attention(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:

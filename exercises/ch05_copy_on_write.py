@@ -1,6 +1,6 @@
 """Copy on write: tables that share blocks, samples, beams, branches.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("05.1") in the notebook, or in a terminal: python -m minikv check 05.1
 """
 
@@ -8,6 +8,7 @@ import torch
 
 from minikv import blocks
 from minikv.blocks import BlockPool
+from minikv.errors import require_int
 from minikv.sequence import Sequence
 
 
@@ -20,10 +21,8 @@ class BlockTable(blocks.BlockTable):
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self.block_ids: list[int] = []
         self.num_tokens = 0
 
@@ -58,10 +57,10 @@ def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -
     """Blocks that `n` samples of one prompt hold together: (shared, copied).
 
     The prompt has `num_prompt` tokens, at least 1. After them each sample has stored `num_new`
-    tokens of its own, all the same number, perhaps 0.
+    tokens of its own, the same number for all, perhaps 0.
 
     shared    every sample began as a fork, and shared blocks were copied on first write
-    copied    every sample has a copy of all its blocks to itself
+    copied    every sample has all its blocks to itself
 
     Worked for 2 samples of a prompt of 7 tokens, blocks of 4: (2, 4) before either has stored
     a token, (3, 4) when both have stored one, (5, 6) when both have stored two.
@@ -79,13 +78,13 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     raise NotImplementedError("Exercise 05.4: next_beams")
 
 
-# ── 05.5 A branch in the middle: broken, mend it ──────────────────────────────────
+# ── 05.5 A branch in the middle: broken, fix it ───────────────────────────────────
 def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
 
-    What the tokens up to there have in K and V is read through both tables, and none of it is
-    computed again or moved. Later the two go separate ways: neither sees what the other
-    writes. Raises ValueError if `table` does not have so many tokens.
+    K and V of these tokens are read through both tables; none of it is computed again or
+    moved. Afterwards neither table sees what is written through the other. Raises ValueError
+    if `table` has fewer tokens.
     """
     if not 0 <= num_tokens <= table.num_tokens:
         raise ValueError(f"num_tokens: must be 0 to {table.num_tokens}, was {num_tokens}")
@@ -98,14 +97,15 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     return branch
 
 
-# ── 05.6 Right for two: broken, mend it ───────────────────────────────────────────
+# ── 05.6 Right for two: broken, fix it ────────────────────────────────────────────
 def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
     """Copy K and V of whole blocks, `(from_block, to_block)` each, before a step writes.
 
     blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
     place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
-    step; most steps ask for none. After the call each `to_block` holds what its `from_block`
-    held when its turn came: a block may be a target after it was a source.
+    step; most steps ask for none. A block may be a target after it has been a source; no block
+    is a source after it has been a target. After the call each `to_block` holds what its
+    `from_block` held before.
     """
     targets: dict[int, int] = {}  # by source
     for source, target in copies:

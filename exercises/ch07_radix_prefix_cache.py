@@ -1,6 +1,6 @@
 """The radix prefix cache: a trie, a tree, chained hashes, hits that went wrong, the engine's step.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.1
 """
 
@@ -12,14 +12,14 @@ from hashlib import sha256
 from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import keys_of
-from minikv.invariants import why_stuck
-from minikv.outputs import RequestOutput, hits_stop_string
+from minikv.errors import require_int
+from minikv.outputs import hits_stop_string
 from minikv.radix import InsertResult, Key, MatchResult, Node, Root
-from minikv.sequence import Request, Sequence
+from minikv.sequence import Sequence
 
 
 class BlockTrie:
-    """Prompts, a node for each block. Two prompts share nodes as far as they agree.
+    """Prompts, one node per block. Two prompts share nodes as far as they agree.
 
     A node is what its parent's dictionary has under the block's tokens: the physical block
     that holds their K and V, and the dictionary of the nodes that follow it.
@@ -35,7 +35,7 @@ class BlockTrie:
         for key, block_id in zip(keys_of(token_ids, self.block_size), block_ids, strict=False):
             _, children = children.setdefault(key, (block_id, {}))
 
-    # ── 07.1 A tree that only knows whole prompts: broken, mend it ────────────────
+    # ── 07.1 A tree that only knows whole prompts: broken, fix it ─────────────────
     def match(self, token_ids: Seq[int]) -> list[int]:
         """The blocks of the longest beginning of `token_ids`, in whole blocks, that this one has
         in common with any prompt inserted so far."""
@@ -54,10 +54,8 @@ class RadixCache(radix.RadixCache):
     """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()
@@ -90,7 +88,7 @@ class RadixCache(radix.RadixCache):
         """
         raise NotImplementedError("Exercise 07.3: RadixCache.insert")
 
-    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
         path = []  # up to the root
@@ -103,7 +101,7 @@ class RadixCache(radix.RadixCache):
                 self.num_evictable_blocks -= len(node.block_ids)
             node.lock_count += 1
 
-    # ── 07.5 A prefix that vanished: broken, mend it ──────────────────────────────
+    # ── 07.5 A prefix that vanished: broken, fix it ───────────────────────────────
     def unlock(self, node: Node) -> None:
         """Undo one `lock`. Raises ValueError for a node that is not locked."""
         path = []  # up to the root
@@ -182,10 +180,10 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
     """A name for each whole block of a prompt, in order: the hash of (the name before it, the
     block's tokens).
 
-    Two blocks have the same name if the salts are equal and the tokens are, from the beginning
-    of the prompt to the end of the block. Otherwise their names differ, also if somebody looks
-    for two that do not: Python's own `hash` will not do, for hash(0) == hash(2**61 - 1), nor will
-    a short checksum, for among 200,000 blocks two have the same crc32.
+    Two blocks have the same name if the salts are equal, and the tokens from the beginning of
+    the prompt to the end of the block. Otherwise their names differ, even if an attacker searches
+    for two that do not. Python's own `hash` is not enough: hash(0) == hash(2**61 - 1). Nor is a
+    short checksum: among 200,000 blocks two have the same crc32.
     """
     raise NotImplementedError("Exercise 07.4: chained_hashes")
 
@@ -193,7 +191,7 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
 class ChainedCache:
     """A prefix cache without a tree: blocks by name, the least recently used first to go.
 
-    The pool's reference counts say who else uses a block, so nothing has to be locked. It
+    The pool's reference counts say whether a block is in use, so nothing has to be locked. It
     has the public methods of `minikv.RadixCache` and can take its place in the engine.
     """
 
@@ -225,7 +223,7 @@ class ChainedCache:
 
     # ── 07.4 Chained hashes ───────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
-        """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
+        """Release up to `num_blocks` blocks that only the cache holds, least recently used
         first. Returns how many; less than asked when the others are in use."""
         raise NotImplementedError("Exercise 07.4: ChainedCache.evict")
 
@@ -248,7 +246,7 @@ class ChainedCache:
         self.blocks.clear()
 
     def lock(self, node: None) -> None:
-        """Nothing to do: a sequence that stands on a block holds it."""
+        """Nothing to do: a sequence that uses a block holds it."""
 
     def unlock(self, node: None) -> None:
         """Nothing to undo."""
@@ -264,7 +262,7 @@ class ChainedCache:
 class Scheduler(scheduler.Scheduler):
     """Owns the waiting and the running sequences, and gives and takes their blocks."""
 
-    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def look_up(self, sequence: Sequence) -> MatchResult | None:
         """The cached prefix that a waiting sequence can begin with; None if there is none that
         is worth it."""
@@ -277,7 +275,7 @@ class Scheduler(scheduler.Scheduler):
         match = found[sequence]
         return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
 
-    # ── 07.6 Three hits that went wrong: broken, mend it ──────────────────────────
+    # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def share_full_blocks(self, sequence: Sequence) -> None:
         """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
 
@@ -307,36 +305,43 @@ class Loop(engine.Loop):
     """The plain order of work: a step begins when the one before has ended."""
 
     # ── 07.7 The step of your engine ──────────────────────────────────────────────
-    def step(self, engine: "Engine") -> list[RequestOutput]:
-        """Run one batch. Returns what `Engine.append` returns.
+    def step(self, engine: "Engine") -> bool:
+        """Run one batch. Returns False if nothing can run: the plan has no sequences.
 
         The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
         token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
-        sequences that get these tokens, in the same order.
-
-        Raises RuntimeError, with the text of `why_stuck`, if the plan has no sequences.
+        sequences that get these tokens, in the same order. `Engine.append` hands them out.
         """
         raise NotImplementedError("Exercise 07.7: Loop.step")
 
 
 class Engine(engine.Engine):
-    """Serves one model from one pool of blocks."""
+    """Serves one model from one pool of blocks.
+
+    What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
+    the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
+    them in any state: they are thrown away and made again, empty, and the tokens of all
+    unfinished requests are computed again. Nothing half done is ever read.
+    """
 
     # ── 07.7 The step of your engine ──────────────────────────────────────────────
-    def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
-        """Give each sequence its new token, and finish each sequence that has come to its end.
-        Returns one output for each request that got tokens, in the order of the tokens.
+    def append(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Give each sequence its new token, and let go of the sequences that are finished.
 
-        The scheduler's `share_full_blocks` shares a block that a decode has filled: it is called
-        while the sequence still has its table. A sequence finishes with "stop" if its new token
-        is in its request's `stop_ids`, or if the request's `longest_stop` is above 0 and
-        `hits_stop_string` says so. Otherwise it finishes with "length" when it has `max_length`
-        tokens, prompt included. `self._generated` counts all new tokens.
+        `self._moved` notes each request that got a token, by its id; `self._generated` counts the
+        tokens. The scheduler's `share_full_blocks` shares a block that a decode has filled: it
+        is called while the sequence still has its table. When a token is the last (`_finishes`),
+        the scheduler removes the sequence, which frees its blocks. When it was the last sequence
+        of its request, the request leaves `self._requests`.
         """
         raise NotImplementedError("Exercise 07.7: Engine.append")
 
     # ── 07.7 The step of your engine ──────────────────────────────────────────────
-    def _finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence for this reason. The scheduler removes it, which frees its blocks; when
-        it was the last sequence of its request, the request leaves `self._requests`."""
-        raise NotImplementedError("Exercise 07.7: Engine._finish")
+    def _finishes(self, sequence: Sequence) -> bool:
+        """Whether the newest token of a sequence is its last; if so, `finish_reason` says why.
+
+        "stop": the token is in its request's `stop_ids`, or the request's `longest_stop` is above
+        0 and `hits_stop_string` says so. Otherwise "length", when the sequence has `max_length`
+        tokens, prompt included.
+        """
+        raise NotImplementedError("Exercise 07.7: Engine._finishes")

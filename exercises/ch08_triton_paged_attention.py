@@ -1,13 +1,13 @@
 """Triton kernels, each the one before plus one idea: from adding two vectors to attention over
 blocks, with grouped heads and split contexts.
 
-Where you are asked for a kernel, what Python calls stands under it: that makes the output and
-starts the programs. A check always runs them in Triton's interpreter, on a machine with a GPU
-too, so that a wrong one ends in a sentence and not in a crash; then it has a GPU's compiler look
-at the text, which needs no GPU. To try them yourself, import `kernels` before anything else:
-without a GPU that turns the interpreter on.
+Below each kernel that you write is the function that Python calls: it allocates the output and
+starts the programs. A check always runs your kernels in Triton's interpreter, on a machine with a
+GPU too, so that a wrong one ends in a sentence and not in a crash; then it compiles them for a
+GPU, which works without one. To try them yourself, import `kernels` before anything else: without
+a GPU that turns the interpreter on.
 
-Write what raises NotImplementedError, mend what is marked as broken; the rest is given.
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("08.1") in the notebook, or in a terminal: python -m minikv check 08.1
 """
 
@@ -23,8 +23,8 @@ import triton.language as tl
 def add_kernel(x, y, out, size, TILE: tl.constexpr):
     """out[i] = x[i] + y[i] for i < size; each program does TILE of them.
 
-    x, y, out: pointers to arrays of `size` elements of one type, whichever. Program p does TILE
-    elements from p * TILE on. Three programs of 4 for arrays of 10:
+    x, y, out: pointers to arrays of `size` elements, all of one type, which may be any. Program p
+    does TILE elements from p * TILE on. Three programs of 4 for arrays of 10:
 
         element     0 1 2 3 | 4 5 6 7 | 8 9 . .
         program     0         1         2
@@ -36,9 +36,9 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
 
 
 def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
-    """x + y, both (size,) and contiguous. `tile` is a power of two: `tl.arange` asks for it."""
+    """x + y, both (size,) and contiguous. `tile` is a power of two, as `tl.arange` demands."""
     out = torch.empty_like(x)
-    grid = (triton.cdiv(len(x), tile),)  # so many programs
+    grid = (triton.cdiv(len(x), tile),)  # the number of programs
     add_kernel[grid](x, y, out, len(x), TILE=tile)
     return out
 
@@ -46,14 +46,14 @@ def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
 # ── 08.2 A running softmax ────────────────────────────────────────────────────────
 @triton.jit
 def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
-    """out = softmax(scale * q k^T) v, by one program, with TILE keys in hand at a time.
+    """out = softmax(scale * q k^T) v, by one program that holds TILE keys at a time.
 
-    Each key and value is read once, and nothing is written but `out`.
+    Each key and value is read once, and only `out` is written.
     q, out: (HEAD_DIM,). k, v: (context, HEAD_DIM), contiguous, so key j begins at j * HEAD_DIM.
     From tile to tile three things are carried: the largest score so far, the sum of
-    exp(score - top), and the sum of exp(score - top) v. Powers of 2 do as well, if the scores
-    are multiplied by log2(e). Keys from `context` on do not exist: they are not read, and have a
-    weight of 0.
+    exp(score - top), and the sum of exp(score - top) v. Powers of 2 work as well, if the scores
+    are multiplied by log2(e). Keys from `context` on do not exist: they are not read, and their
+    weight is 0.
     """
     raise NotImplementedError("Exercise 08.2: attend_kernel")
 
@@ -78,8 +78,8 @@ def decode_kernel(
 
     q, out: (S, HEADS, HEAD_DIM). kv: (num_blocks, BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM), K of a slot
     before its V. block_tables: (S, width); only the blocks that a context needs are looked up.
-    context_lens: (S,), the tokens each query sees. All contiguous. A tile is one block (or some,
-    of 32 tokens at most), and each program reads K and V of a token once. Heads of a group lie
+    context_lens: (S,), the tokens each query sees. All contiguous. A tile is one block (or several,
+    of at most 32 tokens), and each program reads K and V of a token once. Heads of a group lie
     side by side: with 4 query and 2 KV heads, heads 0 and 1 read KV head 0.
     """
     raise NotImplementedError("Exercise 08.3: decode_kernel")
@@ -116,8 +116,8 @@ def packed_kernel(
     Tensors as in `decode_kernel`, with KV_HEADS * GROUP query heads; group g has the heads from
     g * GROUP on. They are the rows of one matrix, so a block is read once for all of them; their
     scores are one `tl.dot`, and so is their weighted sum of V, both with
-    input_precision="ieee". ROWS is at least GROUP; the rows beyond are padding, and neither
-    read nor written.
+    input_precision="ieee". ROWS is at least GROUP; the rows past GROUP are padding and are
+    neither read nor written.
     """
     raise NotImplementedError("Exercise 08.4: packed_kernel")
 
@@ -125,7 +125,7 @@ def packed_kernel(
 def decode_packed(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
-    """`decode`, one program a sequence and KV head. D and the block size are at least 16."""
+    """`decode` with one program per sequence and KV head. D and the block size are at least 16."""
     q = q.contiguous()
     (num_seqs, heads, dim), (_, block_size, _, kv_heads, _) = q.shape, kv.shape
     group = heads // kv_heads
@@ -147,12 +147,12 @@ def split_kernel(
 ):  # fmt: skip
     """Program (s, g, i): split i of what program (s, g) of `packed_kernel` does.
 
-    Of n blocks a split takes n / SPLITS, rounded up; split i those behind the splits before it.
-    So the last ones may be shorter, or empty.
+    Of n blocks each split takes n / SPLITS, rounded up, beginning where the split before it ends.
+    So the last splits may be shorter, or empty.
 
     partial: (S, KV_HEADS * GROUP, SPLITS, HEAD_DIM), the output over this split's tokens alone.
     lse: (S, KV_HEADS * GROUP, SPLITS), the logarithm of the sum of exp(score) over them. Every
-    split writes both, an empty one 0 and -inf, or so little that it weighs nothing.
+    split writes both. An empty one writes 0 and -inf, or a logarithm so small that it weighs 0.
     """
     raise NotImplementedError("Exercise 08.5: split_kernel")
 
@@ -160,10 +160,10 @@ def split_kernel(
 # ── 08.5 Split and join ───────────────────────────────────────────────────────────
 @triton.jit
 def join_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """Program r: joins the splits of row r, a sequence's query head. Rows are counted through.
+    """Program r: joins the splits of row r, where the rows are the query heads of all sequences.
 
-    partial: (rows, SPLITS, HEAD_DIM); lse: (rows, SPLITS); out: (rows, HEAD_DIM). A split counts
-    as much as its share of the sum of exp(score), that is by the softmax of lse.
+    partial: (rows, SPLITS, HEAD_DIM); lse: (rows, SPLITS); out: (rows, HEAD_DIM). A split's weight
+    is its share of the sum of exp(score), which is the softmax of lse.
     """
     raise NotImplementedError("Exercise 08.5: join_kernel")
 
@@ -188,16 +188,16 @@ def decode_split(
     return out
 
 
-# ── 08.6 Right on this machine: broken, mend it ───────────────────────────────────
+# ── 08.6 Right on this machine: broken, fix it ────────────────────────────────────
 @triton.jit
 def gather_kernel(
     kv, block_tables, starts, out, width, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """Program (s, i): copies block i of sequence s, its tokens alone, to their places in `out`.
+    """Program (s, i): copies the tokens of block i of sequence s, and no more, to `out`.
 
     kv: (num_blocks, BLOCK_SIZE, ROW), K and V of a token are one row. block_tables: (S, width).
     starts: (S + 1,); the tokens of sequence s are the rows starts[s] to starts[s + 1] of `out`,
-    which is (starts[S], ROW). Programs beyond the end of a sequence have nothing to do.
+    which is (starts[S], ROW). Programs past the end of a sequence have nothing to do.
     """
     sequence, i = tl.program_id(0), tl.program_id(1)
     start = tl.load(starts + sequence)
@@ -214,7 +214,7 @@ def gather_kernel(
 def gather(
     kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
-    """K and V of all tokens of all sequences, packed, one sequence behind the other.
+    """K and V of all tokens of all sequences, packed, one sequence after another.
 
     kv (num_blocks, block_size, 2, K, D); block_tables (S, B) and context_lens (S,) int64;
     returns (tokens, 2, K, D).
@@ -232,8 +232,8 @@ class CapturedDecode:
     """A decode step as a CUDA graph keeps it: the same launch, on the same tensors, every time.
 
     A graph is a recording of addresses. So the inputs of a step are copied into tensors that
-    were made once, before the recording is played; another tensor in their place would not be
-    noticed. On a CPU a function with its arguments does as well.
+    were allocated once, before the recording is replayed; it would not notice another tensor in
+    their place. On a CPU, a function with fixed arguments behaves the same way.
     """
 
     def __init__(self, kv: torch.Tensor, num_heads: int, max_seqs: int, max_blocks: int):
@@ -250,7 +250,7 @@ class CapturedDecode:
             HEADS=num_heads, KV_HEADS=kv_heads, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         )  # fmt: skip
 
-    # ── 08.6 Right on this machine: broken, mend it ───────────────────────────────
+    # ── 08.6 Right on this machine: broken, fix it ────────────────────────────────
     def replay(
         self, q: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
     ) -> torch.Tensor:

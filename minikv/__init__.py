@@ -5,18 +5,20 @@
     engine = minikv.Engine(lm)
     print(engine.generate(["def fib(n):"])[0].text)
 
-Read the files in this order: each uses only those before it. The README says what is in them.
+Read the files in this order: each uses only those before it. docs/ENGINE.md says what is in them.
 
-    attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model, checkpoint,
-    sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam, invariants, engine
+    errors, attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model,
+    checkpoint, sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam,
+    invariants, engine
 """
 
 from minikv.attention import causal_mask, naive_attention
 from minikv.backend import AttentionBackend, TorchAttention
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.blocks import BlockPool, BlockTable
 from minikv.checkpoint import BUNDLED, load
-from minikv.config import CheckpointError, EngineConfig, ModelConfig
+from minikv.config import EngineConfig, ModelConfig
 from minikv.engine import Engine
+from minikv.errors import CheckpointError, OutOfBlocks
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput, Delta, RequestOutput, SampleOutput, Stats

@@ -97,6 +97,7 @@ class BatchBuilder:
         stale: Iterable[int] = range(len(sequences))
         if sequences == self._held:
             stale = [row for row in stale if versions[row] != self._versions[row]]
+        self._held = []  # until all rows are written
         for row in stale:
             block_ids = sequences[row].table.block_ids
             self._tables[row, : len(block_ids)] = block_ids

@@ -7,7 +7,7 @@ Chapter 05. Scores and the rule for stopping are those of `transformers`
 
 import torch
 
-from minikv.blocks import OutOfBlocks, blocks_for
+from minikv.blocks import blocks_for
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput
 from minikv.runner import Runner
@@ -27,39 +27,36 @@ def beam_search(
 ) -> list[BeamOutput]:
     """The `width` best continuations of at most `max_tokens` tokens, best first.
 
-    Runs to its end on the scheduler's pool, beside requests that are waiting or running.
-    Raises OutOfBlocks, holding nothing, when the blocks that it may need cannot be had now.
+    Runs to its end on the scheduler's pool, beside requests that are waiting or running. The pool
+    must have `blocks_needed` free blocks.
     """
-    _make_room(scheduler, len(prompt_ids), width, max_tokens)
     request = Request(-1, prompt_ids, SamplingParams(max_tokens=max_tokens))
     root = request.sequences[0]
     root.table = scheduler.block_table(scheduler.pool, scheduler.config.block_size)
     beams, scores = [root], torch.zeros(1, dtype=torch.float64)
     finished: list[tuple[float, list[int]]] = []  # (score, tokens), best first
     ends = set(lm.config.eos_ids)
-    try:
-        while beams and not _decided(finished, scores, beams, width, length_penalty):
-            log_probs = log_probs_of(runner, beams).double().cpu() + scores[:, None]  # (beams, V)
-            count = min(width * max(2, 1 + len(ends)), log_probs.numel())
-            best, flat = log_probs.flatten().topk(count)
-            chosen: list[tuple[int, int]] = []  # (which beam, its next token)
-            chosen_scores = []
-            for rank, (score, index) in enumerate(zip(best.tolist(), flat.tolist(), strict=True)):
-                row, token_id = divmod(index, log_probs.shape[1])
-                length = beams[row].num_output + 1
-                if token_id in ends or length == max_tokens:
-                    if rank < width:
-                        tokens = [*beams[row].output_ids, token_id]
-                        finished.append((score / length**length_penalty, tokens))
-                elif len(chosen) < width:
-                    chosen.append((row, token_id))
-                    chosen_scores.append(score)
-            beams = next_beams(beams, chosen)
-            scores = torch.tensor(chosen_scores, dtype=torch.float64)
-            finished = sorted(finished, key=lambda one: -one[0])[:width]
-    finally:
-        for beam in beams:
-            beam.table.release()
+    while beams and not _decided(finished, scores, beams, width, length_penalty):
+        log_probs = log_probs_of(runner, beams).double().cpu() + scores[:, None]  # (beams, V)
+        count = min(width * max(2, 1 + len(ends)), log_probs.numel())
+        best, flat = log_probs.flatten().topk(count)
+        chosen: list[tuple[int, int]] = []  # (which beam, its next token)
+        chosen_scores = []
+        for rank, (score, index) in enumerate(zip(best.tolist(), flat.tolist(), strict=True)):
+            row, token_id = divmod(index, log_probs.shape[1])
+            length = beams[row].num_output + 1
+            if token_id in ends or length == max_tokens:
+                if rank < width:
+                    tokens = [*beams[row].output_ids, token_id]
+                    finished.append((score / length**length_penalty, tokens))
+            elif len(chosen) < width:
+                chosen.append((row, token_id))
+                chosen_scores.append(score)
+        beams = next_beams(beams, chosen)
+        scores = torch.tensor(chosen_scores, dtype=torch.float64)
+        finished = sorted(finished, key=lambda one: -one[0])[:width]
+    for beam in beams:
+        beam.table.release()
     return [
         BeamOutput(tokens, lm.decode(tokens) if lm.tokenizer is not None else "", score)
         for score, tokens in finished
@@ -82,16 +79,18 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     return children
 
 
-def _make_room(scheduler: Scheduler, num_prompt: int, width: int, max_tokens: int) -> None:
-    """Evict until even beams that share no more than the prompt's full blocks would fit."""
-    size, pool, cache = scheduler.config.block_size, scheduler.pool, scheduler.cache
-    shared = num_prompt // size
-    needed = shared + width * (blocks_for(num_prompt + max_tokens, size) - shared)
-    short = needed - pool.num_free
-    if short > 0 and cache is not None:
-        short -= cache.evict(short)
-    if short > 0:
-        raise OutOfBlocks(needed, pool.num_free)
+def blocks_needed(num_prompt: int, width: int, max_tokens: int, block_size: int) -> int:
+    """How many blocks a search needs if its beams share no more than the prompt's full blocks."""
+    shared = num_prompt // block_size
+    return shared + width * (blocks_for(num_prompt + max_tokens, block_size) - shared)
+
+
+def make_room(scheduler: Scheduler, needed: int) -> bool:
+    """Evict until `needed` blocks are free. Returns False if that is not enough."""
+    short = needed - scheduler.pool.num_free
+    if short > 0 and scheduler.cache is not None:
+        short -= scheduler.cache.evict(short)
+    return short <= 0
 
 
 def _decided(

@@ -7,18 +7,12 @@ slot `block_id * block_size + position % block_size` there belongs to a position
 
 from collections.abc import Sequence
 
+from minikv.errors import OutOfBlocks, require_int
+
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
     """How many blocks `num_tokens` tokens need, the last one perhaps not full."""
     return -(-num_tokens // block_size)
-
-
-class OutOfBlocks(Exception):
-    """The pool cannot give what was asked. Nothing was changed: free something and try again."""
-
-    def __init__(self, needed: int, free: int):
-        super().__init__(f"blocks needed: {needed}, free: {free}")
-        self.needed, self.free = needed, free
 
 
 class BlockPool:
@@ -29,9 +23,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int):
-        if not isinstance(num_blocks, int) or num_blocks < 1:
-            raise ValueError(f"num_blocks: must be an int of at least 1, was {num_blocks!r}")
-        self.num_blocks = num_blocks
+        self.num_blocks = require_int("num_blocks", num_blocks, 1)
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: block 0 is on top
         self._ref_counts = [0] * num_blocks
 
@@ -64,6 +56,8 @@ class BlockPool:
 
     def ref_count(self, block_id: int) -> int:
         """How many hold this block: block tables, and the prefix cache counts as one."""
+        if type(block_id) is not int:
+            require_int("block_id", block_id)
         if not 0 <= block_id < self.num_blocks:
             raise ValueError(f"block {block_id} is not in this pool of {self.num_blocks} blocks")
         return self._ref_counts[block_id]
@@ -80,10 +74,8 @@ class BlockTable:
     __slots__ = ("block_ids", "block_size", "num_tokens", "pool")
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self.block_ids: list[int] = []
         self.num_tokens = 0
 
@@ -92,8 +84,7 @@ class BlockTable:
 
         All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
         """
-        if num_tokens < 0:
-            raise ValueError(f"num_tokens: must be at least 0, was {num_tokens}")
+        require_int("num_tokens", num_tokens, 0)
         total = self.num_tokens + num_tokens
         needed = -(-total // self.block_size) - len(self.block_ids)
         if needed > 0:
@@ -118,6 +109,7 @@ class BlockTable:
 
         The new one is acquired before the old one is released, so neither is ever unowned.
         """
+        require_int("index", index, 0, len(self.block_ids) - 1)
         self.pool.acquire(block_id)
         self.pool.release(self.block_ids[index])
         self.block_ids[index] = block_id
@@ -140,6 +132,7 @@ class BlockTable:
         Raises OutOfBlocks, changing nothing, when a copy is due and no block is free, and
         ValueError for a position that the table has no token for.
         """
+        require_int("position", position)
         if not 0 <= position < self.num_tokens:
             raise ValueError(
                 f"position {position} is not among this table's {self.num_tokens} tokens"

@@ -11,7 +11,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
-from minikv.config import CheckpointError, ModelConfig
+from minikv.config import ModelConfig
+from minikv.errors import CheckpointError
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 

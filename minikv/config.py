@@ -10,15 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from minikv.errors import require_int
 
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read: says what is missing or not supported."""
-
-
-def require_int(name: str, value, low: int) -> None:
-    """Raise ValueError, naming the argument, unless `value` is an int of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ValueError(f"{name}: must be an int of at least {low}, was {value!r}")
+SMALLEST = {  # of each integer of EngineConfig
+    "num_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_batch_tokens": 1,
+    "min_prefix_tokens": 0, "swap_blocks": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,10 +44,8 @@ class EngineConfig:
     attention: str = "torch"
 
     def __post_init__(self):
-        for name in ("num_blocks", "block_size", "max_num_seqs", "max_batch_tokens"):
-            require_int(name, getattr(self, name), 1)
-        require_int("min_prefix_tokens", self.min_prefix_tokens, 0)
-        require_int("swap_blocks", self.swap_blocks, 0)
+        for name, low in SMALLEST.items():
+            object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         if not isinstance(self.prefix_cache, bool):
             raise ValueError(f"prefix_cache: must be True or False, was {self.prefix_cache!r}")
         if self.max_batch_tokens < self.max_num_seqs:

@@ -8,25 +8,27 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from numbers import Integral
 from time import perf_counter
 from typing import cast
 
 import torch
 
 from minikv.backend import TorchAttention
-from minikv.beam import beam_search
+from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable, blocks_for
-from minikv.config import EngineConfig, require_int
+from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks, require_int, require_number
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
 from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, MakeBackend, Runner
 from minikv.sampling import Sampler, SamplingParams
-from minikv.scheduler import Policy, Scheduler, first_come_first_served
+from minikv.scheduler import COUNTERS, Policy, Scheduler, first_come_first_served
 from minikv.sequence import Request, Sequence
 
 Prompt = str | Seq[int]
@@ -35,27 +37,30 @@ Prompt = str | Seq[int]
 class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
-    def step(self, engine: "Engine") -> list[RequestOutput]:
-        """Run one batch. Returns what `Engine.append` returns.
+    def step(self, engine: "Engine") -> bool:
+        """Run one batch. Returns False if nothing can run: the plan has no sequences.
 
         The scheduler's `schedule()` makes a plan, and the runner's `run(plan)` returns the new
         token ids. The scheduler's `commit(plan)` counts what was computed, and returns the
-        sequences that get these tokens, in the same order.
-
-        Raises RuntimeError, with the text of `why_stuck`, if the plan has no sequences.
+        sequences that get these tokens, in the same order. `Engine.append` hands them out.
         """
         plan = engine.scheduler.schedule()
-        if not plan.sequences:
-            raise RuntimeError(why_stuck(engine.scheduler))
         token_ids = engine.runner.run(plan)
-        return engine.append(engine.scheduler.commit(plan), token_ids)
+        engine.append(engine.scheduler.commit(plan), token_ids)
+        return len(plan.sequences) > 0
 
     def start_over(self) -> None:
         """Forget what is under way: between two steps, nothing."""
 
 
 class Engine:
-    """Serves one model from one pool of blocks."""
+    """Serves one model from one pool of blocks.
+
+    What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
+    the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
+    them in any state: they are thrown away and made again, empty, and the tokens of all
+    unfinished requests are computed again. Nothing half done is ever read.
+    """
 
     def __init__(
         self,
@@ -78,17 +83,16 @@ class Engine:
             raise ValueError(f"config: must be EngineConfig, was {config!r}")
         self.lm = lm
         self.config = config
-        self.pool = block_pool(config.num_blocks)
-        self.cache = prefix_cache(self.pool, config.block_size) if config.prefix_cache else None
-        self.scheduler = scheduler(
-            config, self.pool, self.cache, block_table=block_table, policy=policy
-        )
+        self.block_table = block_table
+        self._parts = block_pool, prefix_cache, scheduler, policy
+        self._make_parts()
         self.runner = Runner(lm, config, sampler or Sampler(), attention or _backend(config))
         self.store, self.attention = self.runner.store, self.runner.attention
-        self.block_table = block_table
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
+        self._moved: dict[int, Request] = {}  # have new tokens that no step has returned yet
         self._next_id = 0
+        self._is_sound = True  # between two calls; False: one was left before its end
         self._steps = self._generated = 0
         self._host_seconds = 0.0
         if lm.device.type == "cuda":
@@ -96,11 +100,19 @@ class Engine:
 
             run_ahead(self)
 
+    def _make_parts(self) -> None:
+        block_pool, prefix_cache, scheduler, policy = self._parts
+        self.pool, size = block_pool(self.config.num_blocks), self.config.block_size
+        self.cache = prefix_cache(self.pool, size) if self.config.prefix_cache else None
+        self.scheduler = scheduler(
+            self.config, self.pool, self.cache, block_table=self.block_table, policy=policy
+        )
+
     # ── Requests ──────────────────────────────────────────────────────────────
 
     @property
     def has_unfinished(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._moved)
 
     def add_request(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Queue a prompt (text or token ids); returns its request id.
@@ -121,18 +133,23 @@ class Engine:
             )
         request = Request(self._next_id, prompt_ids, params, self.lm.config.eos_ids)
         self._next_id += 1
-        self._requests[request.request_id] = request
-        self.scheduler.add(request.sequences[0])
+        with self._start_over_on_failure():
+            self.scheduler.add(request.sequences[0])
+            self._requests[request.request_id] = request
         return request.request_id
 
     def abort(self, request_id: int) -> None:
         """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
-        request = self._requests.get(request_id) if isinstance(request_id, int) else None
+        request = self._requests.get(require_int("request_id", request_id))
         if request is None:
-            raise ValueError(f"request_id: {request_id!r} is not an unfinished request")
-        for sequence in request.sequences:
-            if sequence.finish_reason is None:
-                self._finish(sequence, "abort")
+            raise ValueError(f"request_id: {request_id} is not an unfinished request")
+        with self._start_over_on_failure():
+            del self._requests[request_id]
+            self._moved.pop(request_id, None)
+            for sequence in request.sequences:
+                if sequence.finish_reason is None:
+                    sequence.finish_reason = "abort"
+                    self.scheduler.remove(sequence)
 
     def generate(
         self,
@@ -146,7 +163,7 @@ class Engine:
         """
         if not isinstance(prompts, Seq):
             raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
             prompts = [cast(Prompt, prompts)]
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
@@ -154,15 +171,15 @@ class Engine:
             raise ValueError(f"params: must be SamplingParams or a list of them, was {params!r}")
         if len(params) != len(prompts):
             raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
-        ids: list[int] = []
-        outputs: dict[int, RequestOutput] = {}
+        first, outputs = self._next_id, {}
         try:
             for prompt, one in zip(cast(Seq[Prompt], prompts), params, strict=True):
-                ids.append(self.add_request(prompt, one))
+                self.add_request(prompt, one)
+            ids = range(first, self._next_id)
             while any(request_id in self._requests for request_id in ids):
                 outputs |= {output.request_id: output for output in self.step()}
         finally:
-            self._abort_rest(ids)
+            self._abort_rest(range(first, self._next_id))
         return [outputs[request_id] for request_id in ids]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
@@ -191,72 +208,119 @@ class Engine:
         finally:
             self._abort_rest([request.request_id])
 
-    def _abort_rest(self, request_ids: list[int]) -> None:
+    def _abort_rest(self, request_ids: Iterable[int]) -> None:
         for request_id in request_ids:
             if request_id in self._requests:
                 self.abort(request_id)
+            self._moved.pop(request_id, None)
 
     # ── One step ──────────────────────────────────────────────────────────────
 
     def step(self) -> list[RequestOutput]:
         """Run one batch. Returns the requests that got tokens, as they stand now.
 
-        If it is interrupted or fails, no request is lost: all are computed again
-        from their tokens.
+        Raises RuntimeError, saying why, if nothing can run. If a step is interrupted or fails,
+        no request is lost: the next one computes all of them again from their tokens, and
+        returns also what the failed one should have returned.
         """
-        if not self._requests:
+        if not self._is_sound:
+            self._start_over()
+        if not self.has_unfinished:
             return []
         started, in_runner = perf_counter(), self.runner.seconds
+        moved, self._is_sound = self._moved, False
         try:
-            outputs = self.loop.step(self)
+            can_run = not self._requests or self.loop.step(self)
+            if can_run or moved:
+                self._steps += 1
+                self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
+                outputs = [RequestOutput(request, self.lm.decode) for request in moved.values()]
+                self._moved, self._is_sound = {}, True
+                return outputs
+            self._is_sound = True
         except BaseException:
+            self._moved = moved
             self._start_over()
             raise
-        self._steps += 1
-        self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
-        return outputs
+        raise RuntimeError(why_stuck(self.scheduler))
 
-    def append(self, sequences: list[Sequence], token_ids: list[int]) -> list[RequestOutput]:
-        """Give each sequence its new token, and finish each sequence that has come to its end.
-        Returns one output for each request that got tokens, in the order of the tokens.
+    def append(self, sequences: list[Sequence], token_ids: list[int]) -> None:
+        """Give each sequence its new token, and let go of the sequences that are finished.
 
-        The scheduler's `share_full_blocks` shares a block that a decode has filled: it is called
-        while the sequence still has its table. A sequence finishes with "stop" if its new token
-        is in its request's `stop_ids`, or if the request's `longest_stop` is above 0 and
-        `hits_stop_string` says so. Otherwise it finishes with "length" when it has `max_length`
-        tokens, prompt included. `self._generated` counts all new tokens.
+        `self._moved` notes each request that got a token, by its id; `self._generated` counts the
+        tokens. The scheduler's `share_full_blocks` shares a block that a decode has filled: it
+        is called while the sequence still has its table. When a token is the last (`_finishes`),
+        the scheduler removes the sequence, which frees its blocks. When it was the last sequence
+        of its request, the request leaves `self._requests`.
         """
         size, shares = self.config.block_size, self.cache is not None
-        moved: dict[Request, None] = {}  # once each, in order
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             request = sequence.request
-            moved[request] = None
+            self._moved[request.request_id] = request
             sequence.token_ids.append(token_id)
+            self._generated += 1
             filled = shares and sequence.num_computed // size > sequence.num_inserted
             if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
-            if token_id in request.stop_ids or (
-                request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)
-            ):
-                self._finish(sequence, "stop")
-            elif len(sequence.token_ids) == request.max_length:
-                self._finish(sequence, "length")
-        self._generated += len(sequences)
-        return [RequestOutput(request, self.lm.decode) for request in moved]
+            if self._finishes(sequence):
+                self.scheduler.remove(sequence)
+                if all(sequence.finish_reason for sequence in request.sequences):
+                    del self._requests[request.request_id]
 
-    def _finish(self, sequence: Sequence, reason: str) -> None:
-        """End a sequence for this reason. The scheduler removes it, which frees its blocks; when
-        it was the last sequence of its request, the request leaves `self._requests`."""
-        self.scheduler.remove(sequence)
-        sequence.finish_reason = reason
+    def _finishes(self, sequence: Sequence) -> bool:
+        """Whether the newest token of a sequence is its last; if so, `finish_reason` says why.
+
+        "stop": the token is in its request's `stop_ids`, or the request's `longest_stop` is above
+        0 and `hits_stop_string` says so. Otherwise "length", when the sequence has `max_length`
+        tokens, prompt included.
+        """
         request = sequence.request
-        if all(sequence.finish_reason for sequence in request.sequences):
-            del self._requests[request.request_id]
+        if sequence.token_ids[-1] in request.stop_ids or (
+            request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)
+        ):
+            sequence.finish_reason = "stop"
+        elif len(sequence.token_ids) == request.max_length:
+            sequence.finish_reason = "length"
+        return sequence.finish_reason is not None
+
+    # ── After a failure ───────────────────────────────────────────────────────
+
+    @contextmanager
+    def _start_over_on_failure(self) -> Iterator[None]:
+        if not self._is_sound:
+            self._start_over()
+        self._is_sound = False
+        try:
+            yield
+        except BaseException:
+            self._start_over()
+            raise
+        self._is_sound = True
 
     def _start_over(self) -> None:
-        """Compute every K and V again, from the tokens that there are."""
+        """Make every part again, empty, and let all unfinished sequences compute their tokens' K
+        and V again.
+
+        Of what was there it reads requests, their tokens and counters. If it is interrupted as
+        well, the next call of the engine begins with it.
+        """
+        self._is_sound = False
         self.loop.start_over()
-        self.scheduler.recompute_all()
+        before = self.scheduler
+        self._make_parts()
+        for name in COUNTERS:
+            setattr(self.scheduler, name, getattr(before, name))
+        for request in list(self._requests.values()):
+            unfinished = [
+                sequence
+                for sequence in request.start_over()
+                if sequence.num_output == 0 or not self._finishes(sequence)
+            ]
+            for sequence in unfinished:
+                self.scheduler.add(sequence)
+            if not unfinished:
+                del self._requests[request.request_id]
+        self._is_sound = True
 
     # ── Everything else ───────────────────────────────────────────────────────
 
@@ -270,10 +334,7 @@ class Engine:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
         require_int("beam_width", beam_width, 1)
         require_int("max_tokens", max_tokens, 1)
-        if isinstance(length_penalty, bool) or not (
-            isinstance(length_penalty, int | float) and math.isfinite(length_penalty)
-        ):
-            raise ValueError(f"length_penalty: must be a finite number, was {length_penalty!r}")
+        require_number("length_penalty", length_penalty)
         prompt_ids = self._check_prompt(prompt)
         self._check_fits(len(prompt_ids), max_tokens)
         if beam_width > self.config.max_num_seqs:
@@ -281,10 +342,14 @@ class Engine:
                 f"beam_width: {beam_width} beams do not fit a batch of "
                 f"max_num_seqs={self.config.max_num_seqs}"
             )
-        return beam_search(
-            self.lm, self.scheduler, self.runner,
-            prompt_ids, beam_width, max_tokens, length_penalty,
-        )  # fmt: skip
+        needed = blocks_needed(len(prompt_ids), beam_width, max_tokens, self.config.block_size)
+        with self._start_over_on_failure():
+            if make_room(self.scheduler, needed):
+                return beam_search(
+                    self.lm, self.scheduler, self.runner,
+                    prompt_ids, beam_width, max_tokens, length_penalty,
+                )  # fmt: skip
+        raise OutOfBlocks(needed, self.pool.num_free)
 
     def update_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
         """Go on with other weights (same shapes, `transformers` names).
@@ -295,10 +360,10 @@ class Engine:
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"state_dict: must map names to tensors, was {state_dict!r}")
-        self.runner.update_weights(state_dict)
+        transformer = self.runner.with_weights(state_dict)
+        self._is_sound = False  # so that even an interrupt here is followed by the line below
+        self.runner.use(transformer)
         self._start_over()
-        if self.cache is not None:
-            self.cache.clear()
 
     def forward(
         self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]
@@ -334,6 +399,8 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        if not self._is_sound:
+            self._start_over()
         check(self.scheduler, self._requests.values())
 
     def _check_prompt(self, prompt: Prompt) -> list[int]:
@@ -342,13 +409,8 @@ class Engine:
         ids = self.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise ValueError("prompt: is empty; give at least one token")
-        vocab_size = self.lm.config.vocab_size
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise ValueError(f"prompt: token ids must be ints, found {token_id!r}")
-            if not 0 <= token_id < vocab_size:
-                raise ValueError(f"prompt: token id {token_id} is not in [0, {vocab_size})")
-        return ids
+        last = self.lm.config.vocab_size - 1
+        return [require_int("prompt: a token id", token_id, 0, last) for token_id in ids]
 
     def _check_fits(self, num_prompt: int, max_tokens: int) -> None:
         total, config = num_prompt + max_tokens, self.config

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from tokenizers import Tokenizer
 
-from minikv.config import CheckpointError
+from minikv.errors import CheckpointError
 from minikv.model import Transformer
 from minikv.oracle import generate_naively
 

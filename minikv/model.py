@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from minikv.attention import naive_attention
-from minikv.config import CheckpointError, ModelConfig
+from minikv.config import ModelConfig
+from minikv.errors import CheckpointError
 from minikv.fast import FastLinear, FastRMSNorm
 
 # attend(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D)

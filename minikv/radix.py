@@ -21,6 +21,7 @@ from collections.abc import Sequence as Seq
 from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
+from minikv.errors import require_int
 
 Key = tuple[int, ...]  # the tokens of one block
 
@@ -68,10 +69,8 @@ class RadixCache:
     """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
 
     def __init__(self, pool: BlockPool, block_size: int):
-        if not isinstance(block_size, int) or block_size < 1:
-            raise ValueError(f"block_size: must be an int of at least 1, was {block_size!r}")
         self.pool = pool
-        self.block_size = block_size
+        self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()
@@ -144,8 +143,7 @@ class RadixCache:
     def evict(self, num_blocks: int) -> int:
         """Let go of up to `num_blocks` blocks, least recently used leaves first, each
         from its end. Returns how many; less than asked when the rest is locked."""
-        if num_blocks < 0:
-            raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
+        require_int("num_blocks", num_blocks, 0)
         gone = 0
         while gone < num_blocks and self.unlocked:
             leaf = next(iter(self.unlocked))

@@ -59,6 +59,8 @@ class Runner:
         """Compute a plan. Returns a token id for each sequence that gets one, in the order of
         `Scheduler.commit`."""
         self.move_blocks(plan)
+        if not plan.sequences:
+            return []
         started = perf_counter()
         logits = self.forward(plan.sequences, plan.num_tokens, plan.slots)
         token_ids = self.sample(logits, plan)
@@ -118,8 +120,12 @@ class Runner:
             logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
         return self.sampler(logits, params, draws)
 
-    def update_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Go on with other weights, of the same shapes and names. Raises CheckpointError,
-        changing nothing, for a bad state_dict."""
+    def with_weights(self, state_dict: Mapping[str, torch.Tensor]) -> Transformer:
+        """The same transformer with other weights, of the same shapes and names. Raises
+        CheckpointError for a bad state_dict."""
         old = self.transformer
-        self.transformer = Transformer(old.config, state_dict, old.device, old.dtype)
+        return Transformer(old.config, state_dict, old.device, old.dtype)
+
+    def use(self, transformer: Transformer) -> None:
+        """Continue with another transformer of the same shape."""
+        self.transformer = transformer

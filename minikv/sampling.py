@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minikv.config import require_int
+from minikv.errors import require_int, require_number
 
 
 @dataclass(frozen=True)
@@ -38,31 +38,22 @@ class SamplingParams:
     cache_salt: Hashable = None
 
     def __post_init__(self):
-        require_int("max_tokens", self.max_tokens, 1)
-        require_int("top_k", self.top_k, 0)
-        require_int("n", self.n, 1)
-        if self.seed is not None:
-            require_int("seed", self.seed, 0)
-        for name in ("temperature", "top_p"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise ValueError(f"{name}: must be a number, was {value!r}")
-        if not 0 <= self.temperature < float("inf"):
-            raise ValueError(
-                f"temperature: must be finite and at least 0 (greedy), was {self.temperature!r}"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p: must be above 0 and at most 1, was {self.top_p!r}")
+        for name, low in (("max_tokens", 1), ("top_k", 0), ("n", 1), ("seed", 0)):
+            if name != "seed" or self.seed is not None:
+                object.__setattr__(self, name, require_int(name, getattr(self, name), low))
+        require_number("temperature", self.temperature, " of at least 0 (greedy)", lambda x: x >= 0)
+        require_number("top_p", self.top_p, " above 0 and at most 1", lambda x: 0 < x <= 1)
         if isinstance(self.stop, str | bytes) or not isinstance(self.stop, Iterable):
             raise ValueError(
                 f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
             )
-        object.__setattr__(self, "stop", tuple(self.stop))
-        for item in self.stop:
-            if isinstance(item, bool) or not isinstance(item, str | int) or item == "":
-                raise ValueError(
-                    f"stop: holds {item!r}; only non-empty strings and token ids may stand there"
-                )
+        if "" in (stop := tuple(self.stop)):
+            raise ValueError(f"stop: an empty string ends nothing, was {stop!r}")
+        items = [
+            item if isinstance(item, str) else require_int("stop: a token id", item)
+            for item in stop
+        ]
+        object.__setattr__(self, "stop", tuple(items))
         if not isinstance(self.ignore_eos, bool):
             raise ValueError(f"ignore_eos: must be True or False, was {self.ignore_eos!r}")
         try:

@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 
 Policy = Callable[[Sequence], Any]  # what it returns is compared: the least is served first
+COUNTERS = (
+    "num_preemptions", "num_swaps_out", "num_swaps_in", "num_looked_up_tokens", "num_hit_tokens",
+)  # fmt: skip
 
 
 def first_come_first_served(sequence: Sequence) -> tuple[int, int]:
@@ -64,7 +68,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
-        self.num_looked_up_tokens = self.num_hit_tokens = 0
+        self.num_looked_up_tokens = self.num_hit_tokens = 0  # see COUNTERS
 
     def add(self, sequence: Sequence) -> None:
         """A new sequence waits."""
@@ -113,11 +117,10 @@ class Scheduler:
         """`schedule`, as if these running sequences had finished already."""
         for sequence in leaving:
             self.running.remove(sequence)
-        try:
-            return self.schedule()
-        finally:
-            for sequence in leaving:
-                self.add_running(sequence)
+        plan = self.schedule()
+        for sequence in leaving:
+            self.add_running(sequence)
+        return plan
 
     def commit(self, plan: Plan) -> list[Sequence]:
         """Count what a plan computed, share the blocks of its chunks, fork finished prompts.
@@ -165,14 +168,6 @@ class Scheduler:
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
         self._release(sequence)
         self._drop_host_blocks(sequence)
-
-    def recompute_all(self) -> None:
-        """Every sequence starts over from its tokens: no K or V computed so far is used again."""
-        for sequence in self.running.copy():
-            self.preempt(sequence)
-        for sequence in self.waiting:
-            self._drop_host_blocks(sequence)
-            sequence.num_computed = 0
 
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan

@@ -44,6 +44,15 @@ class Request:
         self.longest_stop = max((len(item.encode()) for item in strings), default=0)  # bytes
         self.sequences: list[Sequence] = [Sequence(self, 0, prompt_ids)]
 
+    def start_over(self) -> list["Sequence"]:
+        """Let the unfinished sequences hold nothing; returns them."""
+        if self.sequences[0].must_fork:
+            del self.sequences[1:]  # of a fork that was left halfway
+        unfinished = [one for one in self.sequences if one.finish_reason is None]
+        for sequence in unfinished:
+            sequence.start_over()
+        return unfinished
+
 
 class Sequence:
     """One sample of a request: its tokens, its block table, and how far both have come."""
@@ -111,6 +120,13 @@ class Sequence:
         index = self.index if index is None else index
         place = self.num_tokens - len(self.request.prompt_ids)
         return random.Random(f"{self.request.seed}/{index}/{place}").random()
+
+    def start_over(self) -> None:
+        """Hold nothing: every token's K and V have to be computed again."""
+        if self.table is not None:
+            self.num_preemptions += 1
+        self.num_computed = self.num_inserted = 0
+        self.table = self.node = self.host_block_ids = self.next_slot = self.device_row = None
 
     def fork(self, index: int) -> "Sequence":
         """A second sequence with the same tokens so far, over the same blocks."""

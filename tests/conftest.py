@@ -10,6 +10,8 @@ from hypothesis import HealthCheck, settings
 import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
 
+LONGEST = ("test_journey", "test_compile", "test_properties")
+
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
 torch.set_num_threads(1)
 
@@ -28,8 +30,24 @@ def pytest_addoption(parser):
     parser.addoption("--chapter", metavar="NN", help="only the tests of this chapter")
 
 
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of one file stay on one worker, in order; those of one exercise in `test_four_ways`
+    likewise, for a worker remembers what it has played of a check."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileOrExercise(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            file, _, test = nodeid.partition("::")
+            exercise = re.search(r"\[(\d\d\.\d)", test) if "four_ways" in file else None
+            return f"{file}::{exercise[1]}" if exercise else file
+
+    return ByFileOrExercise(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
-    """With --chapter, keep what lies in its folder or is asked of one of its exercises."""
+    """The longest files first, so that no worker ends with one alone. With --chapter, keep what
+    lies in its folder or is asked of one of its exercises."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST)
     number = config.getoption("chapter")
     if number:
         # A reader's way through all chapters cannot begin in the middle.

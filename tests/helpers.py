@@ -226,15 +226,16 @@ class ScriptedSampler:
 
 class CarefulAttention(minikv.TorchAttention):
     """Looks at every batch before it is computed: no write to a shared or free block, and
-    positions that continue each sequence. Set `pool` after the engine is made."""
+    positions that continue each sequence. Set `engine` after it is made."""
 
-    pool: minikv.BlockPool
+    engine: minikv.Engine
 
     def bind(self, batch):
+        pool = self.engine.pool
         size = self.store.block_size
         slots = batch.slot_mapping.tolist()
         assert len(set(slots)) == len(slots), "two tokens go to one slot"
-        shared = [slot // size for slot in slots if self.pool.ref_count(slot // size) != 1]
+        shared = [slot // size for slot in slots if pool.ref_count(slot // size) != 1]
         assert not shared, f"writes land in blocks {shared} that have not exactly one holder"
         borders = batch.query_start.tolist()
         for row, (start, end) in enumerate(itertools.pairwise(borders)):
@@ -272,7 +273,7 @@ class InterruptedAttention(CarefulAttention):
 def careful_engine(lm, config: EngineConfig, **parts) -> Engine:
     """An engine whose every write is looked at, and whose attention can be interrupted."""
     engine = Engine(lm, config, attention=InterruptedAttention, **parts)
-    engine.attention.pool = engine.pool
+    engine.attention.engine = engine
     return engine
 
 

@@ -12,9 +12,14 @@ def main(arguments: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     new_chapter.add_arguments(commands.add_parser("new", help="lay out an empty chapter"))
     commands.add_parser("skeletons", help="write the exercise files from the reference")
+    commands.add_parser("pictures", help="make the README's pictures again, from live objects")
     args = parser.parse_args(arguments)
     if args.command == "new":
         return new_chapter.run(args)
+    if args.command == "pictures":
+        from minikv.course import showcase  # here: it draws, and loads the model
+
+        return showcase.run()
     skeletons.write_all()
     return 0
 

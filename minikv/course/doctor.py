@@ -1,6 +1,6 @@
 """Does this machine run the course? `python -m minikv doctor` computes the answer.
 
-One line a check: `ok` and what was computed, `skip` and why, or `FAIL`, why, and
+One line per check: `ok` and what was computed, `skip` and why, or `FAIL`, why, and
 what to do. A check that breaks does not stop the others.
 """
 
@@ -20,7 +20,7 @@ import minikv
 
 OLDEST_PYTHON = (3, 11)
 
-REINSTALL = "make clean setup; if it stays, the line above is what to report"
+REINSTALL = "make clean setup; if it fails again, report the line above"
 FIX_GPU = "update the NVIDIA driver, or hide the GPU: CUDA_VISIBLE_DEVICES= make lab"
 RESTORE = "git status minikv: the engine or its bundled model is not as it was published"
 RENAME = "pip uninstall kernels, or give the course an environment of its own: make setup"
@@ -58,8 +58,8 @@ def check_python() -> Result:
 
 
 def check_packages() -> Result:
-    """Every pin of requirements.txt, as it was when the course was installed."""
-    from packaging.requirements import Requirement  # here, so that its lack fails this check alone
+    """Every pin of requirements.txt, as the file was when the course was installed."""
+    from packaging.requirements import Requirement  # here, so that only this check fails without it
 
     try:
         lines = importlib.metadata.requires("minikv") or []
@@ -137,7 +137,7 @@ def check_gpu() -> Result:
 
 
 def check_kernels_name() -> Result:
-    """Is `kernels` our folder, and is no other package of that name about?"""
+    """Is `kernels` our folder, and is no other package of that name installed?"""
     ours = Path(minikv.__file__).parents[1] / "kernels" / "__init__.py"
     spec = importlib.util.find_spec("kernels")
     if spec is None:
@@ -151,7 +151,8 @@ def check_kernels_name() -> Result:
         return Result(
             "ok", "`import kernels` finds the course's folder, and nothing hides behind it"
         )
-    return Result("FAIL", f"our kernels hides the package kernels {version}, or it us", RENAME)
+    text = f"our kernels and the installed package kernels {version} hide each other"
+    return Result("FAIL", text, RENAME)
 
 
 def check_jupyter() -> Result:
@@ -171,7 +172,7 @@ def check_jupyter() -> Result:
     return Result("ok", "the notebook kernel python3 runs in this environment")
 
 
-# Name, check, and what to do when it breaks in a way that it does not foresee.
+# Name, check, and what to do when the check itself breaks.
 CHECKS = (
     ("python", check_python, REINSTALL),
     ("packages", check_packages, REINSTALL),
@@ -189,7 +190,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print one line a check; 0 when none failed, else 1."""
+    """Print one line per check; 0 when none failed, else 1."""
     failed = 0
     for name, check, remedy in CHECKS:
         try:

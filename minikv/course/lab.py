@@ -1,4 +1,4 @@
-"""What a reader does with the exercises, from a notebook cell; `terminal` does the same there.
+"""What a reader does with the exercises from a notebook cell; `terminal` has the same commands.
 
 from minikv.course.lab import check, hint, why, diff, solution, progress, reset, watch
 check("04.2")
@@ -6,51 +6,80 @@ check("04.2")
 
 import inspect
 import time
+from functools import partial
 from html import escape
+from pathlib import Path
 
-from minikv.course.harness import parts, process, progress_file, reader_files
+from minikv.course.harness import markup, parts, process, progress_file, reader_files
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters, find
+from minikv.course.harness.manifest import Exercise, ReaderError, chapter_of, find
 from minikv.course.harness.mine import mine, own_engine
+from minikv.course.harness.overview import Overview
 from minikv.course.harness.predictions import measured, predict, predictions
-from minikv.course.harness.report import Report, paragraphs
+from minikv.course.harness.report import Report
 from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
 
 __all__ = [
     "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
-    "progress", "reset", "solution", "source", "watch", "why", "your_parts",
+    "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
 
 
 class Page:
-    """Text that a cell shows: as it is, and as paragraphs in a notebook."""
+    """Text that a cell shows: wrapped in a terminal, and as paragraphs in a notebook."""
 
     def __init__(self, title: str, text: str, code: bool = False):
         self.title, self.text, self.code = title, text, code
 
     def __repr__(self) -> str:
-        return f"{self.title}\n{self.text}" if self.title else self.text
+        text = markup.wrapped(self.text, width=markup.terminal_width())
+        return f"{self.title}\n{text}" if self.title else text
 
     def _repr_html_(self) -> str:
         head = f"<p style='text-align:left'><b>{escape(self.title)}</b></p>" if self.title else ""
         if self.code:
-            return f"{head}<pre style='text-align:left'>{escape(self.text)}</pre>"
-        return head + paragraphs(self.text)
+            return head + markup.preformatted(self.text)
+        return head + markup.paragraphs(self.text)
 
 
 def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Report:
-    """Try your solution of an exercise.
+    """Try your solution of an exercise. In JupyterLab the report has buttons for all that follows.
 
     `own_parts`: build on your own solutions of the exercises passed so far, instead of the
     reference's. `trace`: show the stack trace of what went wrong.
     """
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
+    saved = reader_files.saved_at(chapter_of(exercise.id))
     report = process.run(exercise, own)
+    report.saved, report.show_trace = saved, trace
     progress_file.note(report, alone=not own)
-    report.show_trace = trace
+    if markup.server_root() is not None:
+        report.panel = _show_with_buttons
     return report
+
+
+def _show_with_buttons(report: Report) -> None:
+    from minikv.course.harness.panel import Action, Panel  # ipywidgets, which a terminal spares
+
+    exercise = find(report.exercise)
+    id_ = exercise.id
+    giving_away = "" if _may_see(exercise) else "This shows the reference's solution."
+    putting_back = f"This puts {id_} back as it was, and keeps a copy of what you have written."
+    actions = [
+        *(
+            Action(f"Hint {n}", "Each hint says more", partial(hint, id_, n))
+            for n in range(1, len(exercise.hints) + 1)
+        ),
+        Action("Why", "Why it works, once the exercise is passed", partial(why, id_)),
+        Action("Diff", "Your solution beside the reference, once passed", partial(diff, id_)),
+        Action("Solution", "The reference", partial(solution, id_, True), giving_away),
+        Action("Reset", "Start this exercise again", partial(reset, id_), putting_back),
+    ]
+    file = reader_files.path_of(chapter_of(id_))
+    buttons = markup.check_button() + markup.open_button(file, reader_files.line_of(exercise))
+    Panel(id_, actions).display(report.html(buttons), repr(report))
 
 
 def hint(exercise_id: str, number: int | None = None) -> Page:
@@ -60,7 +89,7 @@ def hint(exercise_id: str, number: int | None = None) -> Page:
     if number is None:
         number = min(entry.hints + 1, len(exercise.hints))
     if number not in (1, 2, 3):
-        raise ValueError(f"number: must be 1, 2 or 3, was {number!r}")
+        raise ReaderError(f"number: must be 1, 2 or 3, was {number!r}")
     entry.hints = max(entry.hints, number)
     progress_file.save(exercise.id, entry)
     title = f"{exercise.id} {exercise.title}, hint {number} of {len(exercise.hints)}"
@@ -68,7 +97,7 @@ def hint(exercise_id: str, number: int | None = None) -> Page:
 
 
 def why(exercise_id: str) -> Page:
-    """Why it works. Once the exercise is passed."""
+    """Why it works, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
         return Page("", f'This gives it away: pass check("{exercise.id}") first.')
@@ -77,15 +106,22 @@ def why(exercise_id: str) -> Page:
 
 
 def diff(exercise_id: str) -> SideBySide | Page:
-    """Your solution beside the reference. Once the exercise is passed."""
+    """Your solution beside the reference, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
         return Page("", f'This shows the reference: pass check("{exercise.id}") first.')
+    text = reader_files.read(chapter_of(exercise.id))
+    if not reader_files.progress_of(exercise, text).started:
+        return Page(
+            "",
+            f"There is nothing of yours to compare. "
+            f'solution("{exercise.id}") shows the reference alone.',
+        )
     return SideBySide(exercise)
 
 
 def solution(exercise_id: str, sure: bool | None = None) -> Page:
-    """The reference's solution. Asks first, once an exercise."""
+    """The reference's solution. Asks before it shows an exercise's for the first time."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
         if sure is None:
@@ -112,89 +148,38 @@ def _may_see(exercise: Exercise) -> bool:
 def _ask(question: str) -> bool:
     try:
         return input(question).strip().lower() in ("y", "yes")
-    except (EOFError, NotImplementedError, RuntimeError):  # nobody there to answer
+    except (EOFError, NotImplementedError, RuntimeError):  # there is nobody to answer
         return False
 
 
-def _name(chapter: Chapter) -> str:
-    name = f"{chapter.number} {chapter.name.replace('_', ' ')}"
-    return f"{name} ({chapter.cannot_run})" if chapter.cannot_run else name
+def progress(export: str | None = None, name: str = "") -> Overview | Page:
+    """What is passed, what is open, and what comes next.
 
-
-class Overview:
-    """Which exercises are passed, which are open, and what comes next."""
-
-    def __init__(self):
-        self.entries = progress_file.entries()
-        everything = [e for chapter in chapters().values() for e in chapter.exercises]
-        self.passed = [e for e in everything if self._entry(e).passed is not None]
-        self.open = [e for e in everything if e not in self.passed]
-
-    def _entry(self, exercise: Exercise) -> progress_file.Entry:
-        return self.entries.get(exercise.id, progress_file.Entry())
-
-    def state(self, exercise: Exercise) -> str:
-        entry = self._entry(exercise)
-        if entry.passed is not None:
-            return "passed"
-        return f"tried {entry.tries} ×" if entry.tries else "open"
-
-    def headline(self) -> str:
-        total = len(self.passed) + len(self.open)
-        if not self.open:
-            return f"All {total} exercises are passed."
-        done = f"{len(self.passed)} of {total} exercises passed. "
-        following = next((e for e in self.open if not chapter_of(e.id).cannot_run), None)
-        if following is None:
-            return done + (chapter_of(self.open[0].id).cannot_run or "")
-        return done + f"Next: {following.id} {following.title}, {following.minutes} min"
-
-    def __repr__(self) -> str:
-        out = []
-        for chapter in chapters().values():
-            out.append(_name(chapter))
-            for exercise in chapter.exercises:
-                mark = "✓" if exercise in self.passed else "·"
-                title = f"{exercise.id} {exercise.title}".ljust(44)
-                out.append(f"  {mark} {title} {exercise.kind:8} {self.state(exercise)}")
-        return "\n".join([*out, self.headline()])
-
-    def _repr_html_(self) -> str:
-        cell = "style='text-align:left;padding:1px 8px'"
-        out = ["<table style='border-collapse:collapse'>"]
-        for chapter in chapters().values():
-            name = escape(_name(chapter))
-            out.append(f"<tr><th colspan='5' style='text-align:left'>{name}</th></tr>")
-            for exercise in chapter.exercises:
-                mark = "✓" if exercise in self.passed else "·"
-                cells = (
-                    mark, f"{exercise.id} {exercise.title}", exercise.kind,
-                    f"{exercise.minutes} min", self.state(exercise),
-                )  # fmt: skip
-                out.append(
-                    "<tr>" + "".join(f"<td {cell}>{escape(c)}</td>" for c in cells) + "</tr>"
-                )
-        return "".join(out) + f"</table><p style='text-align:left'>{escape(self.headline())}</p>"
-
-
-def progress() -> Overview:
-    """What is passed, what is open, and what comes next."""
-    return Overview()
+    With `export`, a file's name, write it there as an HTML page to keep; `name` is yours.
+    """
+    if export is None:
+        return Overview()
+    file = Path(export).with_suffix(".html")
+    Overview().write_page(file, name)
+    return Page("", f"Written to {file.resolve()}. A browser opens and prints it.")
 
 
 def reset(exercise_id: str) -> Page:
-    """Put an exercise back as it was, or with a chapter's number its whole file.
+    """Put an exercise back as it was, or its whole file if you give a chapter's number.
 
-    What you have written is kept in a copy, whose place is told.
+    What you have written is kept in a copy; the answer says where.
     """
     chapter = chapter_of(exercise_id)
-    file = reader_files.folder() / chapter.file_name
+    file = reader_files.path_of(chapter)
     whole = "." not in str(exercise_id)
     exercises = chapter.exercises if whole else (find(exercise_id),)
     saved = ""
     if file.exists():
         copy = progress_file.back_up(file)
-        saved = f" What was there is kept in {copy.relative_to(reader_files.folder().parent)}."
+        saved = (
+            f" What was there is kept in {copy.relative_to(reader_files.folder().parent)}."
+            " If the file is open in JupyterLab, choose File, Reload Python File from Disk."
+        )
     text = skeleton(chapter)
     if not whole and file.exists():
         mine = file.read_text(encoding="utf-8")
@@ -208,7 +193,7 @@ def reset(exercise_id: str) -> Page:
         if gone:
             raise reader_files.WorkbookError(
                 f"{reader_files.display_name(chapter)} has no {', '.join(gone)} to put back; "
-                f'reset("{chapter.number}") makes the whole file new, and keeps a copy'
+                f'reset("{chapter.number}") makes the whole file again, and keeps a copy'
             )
         text = fill(mine, fresh)
     write_whole(file, text)
@@ -223,10 +208,10 @@ def reset(exercise_id: str) -> Page:
 def watch(exercise_id: str, show=None, every: float = 0.5) -> None:
     """Check again whenever the file is saved, until it passes or you interrupt.
 
-    With a chapter's number, its first exercise that is not passed, and then the next.
+    With a chapter's number, check its first exercise that is not passed, and then the next.
     """
     chapter = chapter_of(exercise_id)
-    file = reader_files.folder() / chapter.file_name
+    file = reader_files.path_of(chapter)
     show = show or _show_in_place
     whole = "." not in str(exercise_id)
     exercises = chapter.exercises if whole else (find(exercise_id),)
@@ -255,6 +240,14 @@ def _show_in_place(report: Report) -> None:
     display(report)
 
 
+def sandbox(**classes):
+    """Buttons over a pool, block tables and a prefix cache, and a drawing of what each one does:
+    of the engine's classes or of yours, as in `sandbox(block_table=mine("04.2"))`."""
+    from minikv.course.sandbox import sandbox as opened  # imports what draws: not in a terminal
+
+    return opened(**classes)
+
+
 def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
@@ -265,7 +258,7 @@ def your_parts() -> parts.Parts:
 
 
 def source(target: str):
-    """The reference's own source, "module:name" or "module:Class.method", for a notebook."""
+    """The reference's source of "module:name" or "module:Class.method", for a notebook."""
     from IPython.display import Code
 
     module, _, path = target.partition(":")

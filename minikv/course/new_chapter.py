@@ -2,7 +2,7 @@
 
     python -m minikv.course new 09 cpu_kernels
 
-What is laid out is the smallest chapter that passes lint, with one exercise to be replaced.
+This is the smallest chapter that passes lint, with one exercise that you replace.
 """
 
 import argparse
@@ -83,7 +83,7 @@ scenario(
     ),
 )
 ''',
-    "mistakes.py": '''"""Chapter {number}: what a reader may do wrong, each as a wrong solution."""
+    "mistakes.py": '''"""Chapter {number}: mistakes that readers make, each as a wrong solution."""
 
 from minikv.course.harness.mistakes import Mistake
 
@@ -99,7 +99,7 @@ MISTAKES = {{
 }}
 ''',
 }
-DIFFERENT = '''"""Chapter {number}: right solutions, written otherwise than the reference."""
+DIFFERENT = '''"""Chapter {number}: correct solutions, written differently from the reference."""
 
 DIFFERENT = {{
     "{number}.1": {{
@@ -149,10 +149,10 @@ Laid out:
 {files}
 Left to do, in this order:
   1. answers.py and chapter.py: four to six exercises (build, debug, predict), 5 to 40 minutes each
-  2. scenarios.py and mistakes.py: what a reader may do wrong, at least four mistakes per exercise
-  3. tests/course/ch{number}/different.py: a right solution of each exercise, written otherwise
+  2. scenarios.py and mistakes.py: at least four mistakes that readers make per exercise
+  3. tests/course/ch{number}/different.py: a correct solution per exercise, written differently
   4. python -m minikv.course skeletons            writes exercises/ch{number}_{name}.py
-  5. rung.py: its line of the ladder, and how it runs in the running table
+  5. rung.py: its line in the ladder, and how it runs in the running table
   6. notebooks/{number}_{name}.ipynb, then: make notebooks NOTEBOOKS=notebooks/{number}_{name}.ipynb
   7. README.md: the table of the ladder; CHANGELOG.md
   8. make test CHAPTER={number}, and before you are done: make test
@@ -162,14 +162,14 @@ Left to do, in this order:
 def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
     """Write the files of an empty chapter; returns them.
 
-    Raises ValueError for a bad number or name, or a chapter that is there already.
+    Raises ValueError for a bad number or name, or a chapter that exists already.
     """
     if not re.fullmatch(r"\d\d", number):
-        raise ValueError(f"number: must be two digits, as 09, was {number!r}")
+        raise ValueError(f"number: must be two digits, such as 09, was {number!r}")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-        raise ValueError(f"name: must be small letters, digits and _, was {name!r}")
+        raise ValueError(f"name: must be lower-case letters, digits and _, was {name!r}")
     if number in folders():
-        raise ValueError(f"number: chapter {number} is there already: {folders()[number]}")
+        raise ValueError(f"number: chapter {number} exists already: {folders()[number]}")
     folder = f"ch{number}_{name}"
     words = {"number": number, "name": name, "folder": folder}
     home = root / "minikv" / "course" / "chapters" / folder
@@ -184,12 +184,13 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
 
 
 def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
-    v4 = nbformat.v4
+    v4, number = nbformat.v4, int(words["number"])
+    varies = {"tags": ["nbval-ignore-output"]}  # lists all chapters, so it changes with each
     cells = [
         ("opening", v4.new_markdown_cell(OPENING.format(**words))),
         ("ladder", v4.new_code_cell(
-            "from minikv.course.pictures.ladder import ladder\n\n"
-            f"ladder(here={int(words['number'])})"
+            "from minikv.course.pictures.ladder import ladder, navigation\n\n"
+            f"ladder(here={number})", metadata=varies,
         )),
         ("setup", v4.new_code_cell(
             "import minikv\nfrom minikv.course.lab import *  # check, hint, why, diff, …\n\n"
@@ -199,6 +200,7 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
         ("check", v4.new_code_cell(f'check("{words["number"]}.1")')),
         ("parts", v4.new_code_cell("your_parts()")),
         ("closing", v4.new_markdown_cell(CLOSING.format(**words))),
+        ("navigation", v4.new_code_cell(f"navigation(here={number})", metadata=varies)),
     ]  # fmt: skip
     for name, cell in cells:
         cell.id = name  # the same every time
@@ -208,8 +210,8 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", help="two digits, as 09")
-    parser.add_argument("name", help="small letters and _, as cpu_kernels")
+    parser.add_argument("number", help="two digits, such as 09")
+    parser.add_argument("name", help="lower-case letters and _, such as cpu_kernels")
 
 
 def run(args: argparse.Namespace) -> int:

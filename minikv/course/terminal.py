@@ -1,17 +1,18 @@
-"""The exercises from a terminal: `python -m minikv check 04.2`, and the same for the others.
+"""The exercises from a terminal: `python -m minikv check 04.2`, and so on.
 
-Exit status: 0 if the exercise is passed (or what was asked for is shown), 1 if not, 2 for
+Exit status: 0 if the exercise is passed or what you asked for is shown, 1 if not, 2 for
 a wrong argument.
 """
 
 import argparse
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from minikv.course import lab
-from minikv.course.harness import reader_files
+from minikv.course.harness import markup
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.report import Report, in_terminal
 
@@ -31,14 +32,19 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         try:
-            return self.act(args)
-        except (ValueError, reader_files.WorkbookError) as error:
+            status = self.act(args)
+            sys.stdout.flush()
+            return status
+        except (ValueError, FileNotFoundError) as error:
             print(in_terminal(str(error)), file=sys.stderr)
             return 2
+        except BrokenPipeError:  # `| head` has read enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
 
 
 def paint(text: str, color: str) -> str:
-    """Coloured, if somebody looks: on a terminal, unless $NO_COLOR is set."""
+    """Coloured on a terminal, unless $NO_COLOR is set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\033[{CODES[color]}m{text}\033[0m"
@@ -67,13 +73,18 @@ def _print(shown: object) -> int:
 
 
 def _progress(args: argparse.Namespace) -> int:
-    return _print(lab.progress())
+    return _print(lab.progress(args.export, args.name))
 
 
 def _watch(args: argparse.Namespace) -> int:
     print("Checks whenever you save. Control-C ends it.")
-    lab.watch(args.exercise, show=_show)
+    lab.watch(args.exercise, show=_show_with_time)
     return 0
+
+
+def _show_with_time(report: Report) -> None:
+    print(f"\n── {time.strftime('%H:%M:%S')} ".ljust(markup.terminal_width(), "─"))
+    _show(report)
 
 
 def _parts(args: argparse.Namespace) -> int:
@@ -82,8 +93,11 @@ def _parts(args: argparse.Namespace) -> int:
     return 0 if parts.same else 1
 
 
-ONE = ("exercise", {"help": "an exercise's id, as 04.2", "metavar": "ID"})
-MANY = ("exercise", {"help": "an exercise's id, as 04.2, or a chapter, as 04", "metavar": "ID"})
+ONE = ("exercise", {"help": "an exercise, such as 04.2", "metavar": "ID"})
+MANY = (
+    "exercise",
+    {"help": "an exercise, such as 04.2, or a chapter, such as 04", "metavar": "ID"},
+)
 
 check = Command(
     _check,
@@ -95,7 +109,7 @@ check = Command(
 )
 hint = Command(
     lambda args: _print(lab.hint(args.exercise, args.number)),
-    (ONE, ("number", {"nargs": "?", "type": int, "help": "1, 2 or 3; else the next one"})),
+    (ONE, ("number", {"nargs": "?", "type": int, "help": "1, 2 or 3; the next one if left out"})),
 )
 why = Command(lambda args: _print(lab.why(args.exercise)), (ONE,))
 diff = Command(lambda args: _print(lab.diff(args.exercise)), (ONE,))
@@ -103,7 +117,13 @@ solution = Command(
     lambda args: _print(lab.solution(args.exercise, True if args.yes else None)),
     (ONE, ("--yes", {"action": "store_true", "help": "don't ask"})),
 )
-progress = Command(_progress)
+progress = Command(
+    _progress,
+    (
+        ("--export", {"metavar": "FILE", "help": "write it as an HTML page to keep"}),
+        ("--name", {"default": "", "help": "your name, for that page"}),
+    ),
+)
 reset = Command(lambda args: _print(lab.reset(args.exercise)), (MANY,))
 watch = Command(_watch, (MANY,))
 parts = Command(_parts)

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from minikv.engine import Engine, Loop
 from minikv.gpu.runner import DeviceRunner
-from minikv.invariants import why_stuck
-from minikv.outputs import RequestOutput
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
 
@@ -39,17 +37,17 @@ class AheadLoop(Loop):
         self.runner = runner
         self._under_way: Launched | None = None
 
-    def step(self, engine: Engine) -> list[RequestOutput]:
-        """Start a step, then read the one before. Raises RuntimeError if nothing can run."""
+    def step(self, engine: Engine) -> bool:
+        """Start a step, then read the one before. Returns False if nothing can run."""
         now, self._under_way = self._under_way, None
         if now is None or all(sequence.finish_reason for sequence in now.plan.sequences):
             now = self.launch(engine.scheduler, engine.scheduler.schedule())
         if now is None:
-            raise RuntimeError(why_stuck(engine.scheduler))
+            return False
         after = self._launch_after(engine.scheduler, now)
-        outputs = self.receive(engine, now)
-        self._under_way = after if engine.has_unfinished else None
-        return outputs
+        self.receive(engine, now)
+        self._under_way = after
+        return True
 
     def start_over(self) -> None:
         """Forget the step under way: its tokens will be computed and drawn again."""
@@ -64,12 +62,12 @@ class AheadLoop(Loop):
         read = self.runner.launch(plan)
         return Launched(plan, scheduler.commit(plan), read)
 
-    def receive(self, engine: Engine, launched: Launched) -> list[RequestOutput]:
+    def receive(self, engine: Engine, launched: Launched) -> None:
         """Wait for the tokens of a step and give them to their sequences."""
         token_ids = launched.read()
         pairs = zip(launched.sequences, token_ids, strict=True)
         live = [(s, token_id) for s, token_id in pairs if s.finish_reason is None]
-        return engine.append([s for s, _ in live], [token_id for _, token_id in live])
+        engine.append([s for s, _ in live], [token_id for _, token_id in live])
 
     def _launch_after(self, scheduler: Scheduler, now: Launched) -> Launched | None:
         """Plan and start the step after `now`, without the sequences that `now` completes."""
@@ -77,8 +75,7 @@ class AheadLoop(Loop):
         last = [s for _, s in live if len(s.token_ids) + 1 == s.request.max_length]
         for row, sequence in live:
             sequence.device_row = row
-        try:
-            return self.launch(scheduler, scheduler.schedule_without(last))
-        finally:
-            for sequence in now.sequences:
-                sequence.device_row = None
+        after = self.launch(scheduler, scheduler.schedule_without(last))
+        for sequence in now.sequences:
+            sequence.device_row = None
+        return after

@@ -4,7 +4,7 @@ Nothing here waits for the device before `read`, the call that `launch` returns.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from time import perf_counter
@@ -72,9 +72,10 @@ class DeviceRunner(Runner):
             return self.compute(batch)
         return torch.mm(self.hidden(batch), self.transformer.head.weight.T, out=out)
 
-    def update_weights(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        super().update_weights(state_dict)
-        self._prepare()  # the graphs read the old weights
+    def use(self, transformer: Transformer) -> None:
+        self.graphs = None  # they read the old weights
+        super().use(transformer)
+        self._prepare()
 
     def _prepare(self) -> None:
         """Compile the layers, and make new graphs."""

@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.patches import Rectangle
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
 from minikv.course.pictures import block_drawing, style
@@ -227,12 +228,13 @@ def test_the_count_is_the_pools():
 
 def test_every_filled_slot_has_its_letter():
     history = fork()
-    legend = Counter(["A", "A", "A", "A", "B"])  # its samples
+    legend = Counter(["A", "A", "A"])  # its samples
     for index, step in enumerate(history.steps):
         drawn = Counter(texts(history.frame(index))) - legend
         for name, table in step.tables.items():
-            # Its chip, its logical slots, and its share of the physical ones.
-            assert drawn[name] == 1 + 2 * table.num_tokens
+            # Its chip, its logical slots, and the physical ones that it does not share.
+            own = sum(slot == (name,) for block in step.blocks for slot in block.slots)
+            assert drawn[name] == 1 + table.num_tokens + own
             for place in range(len(table.block_ids)):
                 assert f"{step.filled(name, place)} of 4" in drawn
 
@@ -286,7 +288,50 @@ def test_of_a_large_pool_only_what_is_used_is_drawn():
     assert "→ …" in texts(history.frame(1))
 
 
-def test_token_texts_stand_under_their_slots():
+def test_what_is_shared_has_the_colours_and_the_names_of_all():
+    step = fork().steps[1]
+    assert [block_drawing.held_by(block) for block in step.blocks[:3]] == ["2 AB", "2 AB", "0"]
+    [axes] = fork().frame(1).axes
+    faces = Counter(to_hex(patch.get_facecolor()).upper() for patch in axes.get_children()
+                    if isinstance(patch, Rectangle))  # fmt: skip
+    chip_and_slots = 1 + 2 * 7  # of each table; the physical ones are stripes
+    assert faces[style.color(1)] == chip_and_slots + 1  # and one in the legend
+
+
+def test_many_who_share_a_block_are_counted():
+    pool = BlockPool(1)
+    first = BlockTable(pool, 4)
+    first.grow(4)
+    tables = {"A": first} | {name: first.fork() for name in "BCDEFG"}
+    step = History(pool).snap("seven", tables)
+    assert block_drawing.held_by(step.blocks[0]) == "7 ABCD+3"
+
+
+def test_what_was_freed_is_marked_with_who_had_it():
+    pool = BlockPool(2)
+    history, tables = History(pool), {name: BlockTable(pool, 4) for name in "AB"}
+    for table in tables.values():
+        table.grow(2)
+    history.snap("both run", tables)
+    tables.pop("B").release()
+    history.snap("B is preempted", tables)
+    drawn = texts(film(history))
+    assert {"was B", "B has left", "freed in this step"} <= set(drawn)
+
+
+def test_the_legend_explains_what_is_drawn_and_no_more():
+    alone, shared = texts(film(walk_through())), texts(film(fork()))
+    assert "shared by A and B" in shared and "shared by A and B" not in alone
+    assert "free block" in alone and "refs" in alone
+
+
+def test_the_caption_counts_blocks():
+    history = fork()
+    assert history.picture().caption == "Blocks in use of 6: 2 → 2 → 3 → 3 → 2."
+    assert history.picture([1, 2], caption="A copies first.").caption == "A copies first."
+
+
+def test_token_texts_stand_in_their_slots():
     pool = BlockPool(4)
     history, table = History(pool), BlockTable(pool, 4)
     table.grow(3)
@@ -297,12 +342,11 @@ def test_token_texts_stand_under_their_slots():
 
 def test_the_picture_shows_the_chosen_steps_with_words():
     history = walk_through()
-    data, metadata = history.picture(steps=[1, -1])._repr_mimebundle_()
-    alt = metadata["image/png"]["alt"]
-    assert data["image/png"].startswith(b"\x89PNG")
+    picture = history.picture(steps=[1, -1])
+    alt = picture.alt
     assert re.findall(r"Step (\d)", alt) == ["1", "3"]
     assert all(history.steps[index].describe() in alt for index in (1, 3))
-    titles = [text for text in texts(history.picture(steps=[1, -1]).figure) if " more" in text]
+    titles = [text for text in texts(picture.figure) if " more" in text]
     assert titles == ["1  7 more", "3  1 more"]
 
 
@@ -331,7 +375,24 @@ def test_the_player_steps_through():
         assert history.steps[step].describe() in player.caption.value  # for a screen reader
     assert len(set(seen)) == 5 and len({picture for picture, _, _ in seen}) == 5
     assert "run this cell" in repr(player)
-    assert player.slider.tooltip and player.play.tooltip
+    assert player.slider.tooltip
+    assert all(button.description and button.tooltip for button in player.buttons.values())
+
+
+def test_the_players_buttons_move_it():
+    player = fork().widget()
+    back, play, forth = (player.buttons[name] for name in ("back", "play", "next"))
+    forth.click(), forth.click(), back.click()
+    assert player.slider.value == 1
+    back.click(), back.click()
+    assert player.slider.value == 0  # the slider's end
+    play.click()
+    assert player.play.playing and play.description == "⏸ Pause"
+    forth.click()
+    assert not player.play.playing and play.description == "▶ Play" and player.slider.value == 1
+    player.slider.value = 4
+    play.click()  # at the end: from the beginning
+    assert player.play.playing and player.slider.value == 0
 
 
 @pytest.mark.parametrize(

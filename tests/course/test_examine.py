@@ -120,7 +120,8 @@ def test_what_ends_the_process_names_its_line(exercises):
     assert "Traceback" in report.text() and "AttributeError" not in report.text()
 
 
-def test_a_flood_of_print_is_cut(exercises):
+def test_a_flood_of_print_is_cut(exercises, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "3")
     write(exercises, "for i in range(300_000):\n    print('x' * 100)\nreturn 0")
     report = lab.check("04.1")
     assert len(report.printed) < 2 * process.KEPT_OUTPUT
@@ -134,6 +135,7 @@ def test_a_flood_of_print_is_cut(exercises):
         (b"\xff\xfe\xfa", "is not UTF-8 text"),
         (b"x = 1\n", "has no BlockPool.allocate"),
         (b"x = '\0'\n", "Python cannot read this"),
+        (b"#" * 2_000_000, "2,000,000 bytes"),
         (None, "is missing; reset"),
     ],
 )
@@ -145,6 +147,11 @@ def test_a_file_that_is_no_solution(exercises, text, says):
     report = lab.check("04.1")
     assert report.status == "failed"
     assert says in words(report), report.text()
+
+
+def test_a_byte_order_mark_is_accepted(exercises):
+    (exercises / FILE).write_text(right(ONE), encoding="utf-8-sig")
+    assert lab.check("04.1").passed
 
 
 def test_reset_keeps_a_copy_and_the_other_exercises(exercises):

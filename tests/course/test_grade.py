@@ -6,8 +6,9 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from four_ways import right
+from four_ways import EXERCISES, different, right
 
+from minikv.course.harness import grade as grading
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.skeletons import skeleton
 
@@ -59,4 +60,35 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch):
 def test_a_folder_without_exercises_is_refused(tmp_path):
     done = grade(tmp_path)
     assert done.returncode == 2
-    assert "there is no chNN_" in done.stderr and "Traceback" not in done.stderr
+    assert "has no chNN_" in done.stderr and "Traceback" not in done.stderr
+
+
+CHEATS = (
+    "import minikv.blocks as answers",
+    "from minikv.course.harness import report",
+    "import gc",
+    "import os",
+    "MARK = eval('1')",
+    "BASE = blocks.BlockTable.__mro__",
+    "FREE = open('/proc/self/fd/5')",
+)
+
+
+def test_lines_that_reach_for_more_are_named(tmp_path):
+    student = grading.find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
+    named = grading.to_be_read(student, ONE)
+    assert [line.partition(": ")[2] for line in named] == list(CHEATS)
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_honest_solutions_are_not_named(tmp_path, exercise):
+    for number, text in enumerate((right(exercise), different(exercise))):
+        folder = tmp_path / str(number)
+        student = grading.find_student(_student(folder, text, exercise))
+        assert grading.to_be_read(student, exercise) == []
+
+
+def _student(folder, text, exercise=ONE):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / chapter_of(exercise.id).file_name).write_text(text)
+    return folder

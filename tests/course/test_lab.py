@@ -1,6 +1,7 @@
 """What a reader does with the exercises, in a notebook and in a terminal."""
 
 import builtins
+import json
 import os
 import pty
 import re
@@ -8,15 +9,19 @@ import subprocess
 import sys
 import threading
 import time
+from html import unescape
 from pathlib import Path
 
 import pytest
 from four_ways import EXERCISES, different, right
+from IPython.core.interactiveshell import InteractiveShell
 
-from minikv.course import lab
-from minikv.course.harness import predictions, progress_file
+from minikv.course import lab, terminal
+from minikv.course.harness import panel, predictions, progress_file
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.manifest import chapter_of, chapters, find
+from minikv.course.harness.markup import GREEN, VERMILION
+from minikv.course.harness.report import Line, Report
 from minikv.course.harness.skeletons import skeleton, targets
 
 ONE = find("04.1")
@@ -30,6 +35,7 @@ def exercises(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
     (folder / FILE).write_text(skeleton(chapter_of(ONE.id)))
     return folder
 
@@ -116,7 +122,9 @@ def test_after_passing_everything_opens(exercises):
     (exercises / FILE).write_text(right(ONE))
     report = lab.check("04.1")
     assert report.passed
-    assert "Why it works" in report._repr_html_() and "04.2" in report.next_steps()
+    html = report._repr_html_()
+    assert "Why it works" in html and "why(" not in html and "Next: 04.2" in html
+    assert 'why("04.1")' in repr(report) and "04.2 A table that grows, 15 min" in repr(report)
     assert "why it works" in repr(lab.why("04.1"))
     assert all(region.equal for region in lab.diff("04.1").regions)
     again = lab.check("04.1")
@@ -142,8 +150,259 @@ def test_trying_counts(exercises):
         (exercises / FILE).write_text(lines)
         assert not lab.check("04.1").passed
     (exercises / FILE).write_text(text)
-    assert "your 3rd try" in lab.check("04.1").headline()
-    assert "1 of" in repr(lab.progress()) and "passed" in lab.progress()._repr_html_()
+    report = lab.check("04.1")
+    assert report.headline().startswith("passed: all 8 checks, ")
+    assert "your 3rd try, 1 min" in report.headline()
+    entry = progress_file.entry("04.1")
+    entry.first -= 1200
+    entry.passed -= 600  # ten minutes after the first try, and ten minutes ago
+    progress_file.save("04.1", entry)
+    assert "your 3rd try, 10 min" in lab.check("04.1").headline()
+
+
+# ── What a report looks like ──────────────────────────────────────────────────
+
+
+BROKEN = right(ONE).replace("block_id = self._free.pop()", "block_id = -1")
+
+
+def test_the_first_failure_is_open_and_the_others_are_folded(exercises):
+    (exercises / FILE).write_text(BROKEN)
+    report = lab.check("04.1")
+    html = report._repr_html_()
+    failures = [line for line in report.lines if not line.ok]
+    assert len(failures) > 2 and html.count("<details open>") == 1
+    assert html.index("<details open>") < html.index(failures[0].name) < html.index("<details>")
+    assert html.count("✗ FAIL") == len(failures) and "white-space:nowrap" in html
+    passing = report.total - len(failures)
+    assert f"{passing} of {report.total} checks pass" in html
+    assert "<table" not in html
+    assert f"{passing} of {report.total} checks pass" in repr(report)
+    (exercises / FILE).write_text(right(ONE))
+    passed = lab.check("04.1")._repr_html_()
+    assert (
+        "✓ passed" in passed and GREEN in passed and VERMILION in html and VERMILION not in passed
+    )
+
+
+def test_a_cause_is_called_the_same_only_where_it_is_known():
+    lines = [
+        Line("a", False, "1, expected 2", "never copies", "the count"),
+        Line("b", False, "3, expected 4", "never copies", "the count"),
+        Line("c", False, "5, expected 6", None, "the count"),
+        Line("d", True),
+    ]
+    report = Report("04.1", "failed", 4, lines)
+    names = [row.name for row in report.rows()]
+    assert names == ["a", "b  (same cause)", "c", "d"]
+    assert [label for label, _ in report.rows()[2].details] == [""], "the same look is told once"
+    assert "Fix the first" in repr(report) and "1 of 4 checks pass" in repr(report)
+    assert "Fix the first" not in repr(Report("04.1", "failed", 4, [*lines[:2], lines[3]]))
+
+
+def test_long_messages_are_cut():
+    report = Report("04.1", "failed", 1, [Line("a", False, "x" * 5000)])
+    assert len(repr(report)) < 1000 and len(report._repr_html_()) < 2000
+
+
+def test_a_stored_report_is_the_same_on_every_day(exercises):
+    first = lab.check("04.1")
+    os.utime(exercises / FILE, (1, 1))
+    second = lab.check("04.1")
+    assert repr(first) == repr(second) and first._repr_html_() == second._repr_html_()
+    assert "Ctrl+S in the editor saves" in repr(first) and "ago" not in repr(first)
+
+
+def test_a_report_says_which_version_was_checked(exercises):
+    (exercises / FILE).write_text(BROKEN)
+    os.utime(exercises / FILE, (time.time() - 725,) * 2)
+    report = lab.check("04.1")
+    assert f"exercises/{FILE}, as saved 12 minutes ago (Ctrl+S in the editor saves)" in repr(report)
+    again = lab.check("04.1")
+    assert "Nothing has been saved since your last check" in repr(again)
+    assert "<b>Nothing has been saved" in again._repr_html_()
+    (exercises / FILE).touch()
+    assert "as saved just now" in repr(lab.check("04.1"))
+
+
+def test_places_in_the_file_are_links(exercises, monkeypatch):
+    monkeypatch.chdir(exercises.parent)
+    html = lab.check("04.1")._repr_html_()
+    lines = re.findall(rf'<a href="exercises/{FILE}#line=(\d+)">', html)
+    text = (exercises / FILE).read_text().splitlines()
+    assert lines and all("NotImplementedError" in text[int(line)] for line in lines)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: lab.check("09.1"),
+        lambda: lab.hint("04.1", 7),
+        lambda: lab.predict("blocks", "many"),
+        lambda: SideBySide(ONE),
+    ],
+)
+def test_what_a_reader_mistypes_is_answered_in_a_sentence(mistake, exercises):
+    (exercises / FILE).write_text("def (")
+    shell = InteractiveShell.instance()
+    with pytest.raises(ValueError) as raised:
+        mistake()
+    shown = []
+    shell._showtraceback = lambda kind, error, lines: shown.extend(lines)
+    shell.showtraceback((raised.type, raised.value, raised.tb))
+    assert shown == [str(raised.value)]
+
+
+# ── The panel in JupyterLab ───────────────────────────────────────────────────
+
+
+@pytest.fixture
+def in_lab(exercises, tmp_path, monkeypatch):
+    """As if JupyterLab had started this process; what it is given to show."""
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notebooks" / "04.ipynb"))
+    monkeypatch.setenv("JPY_PARENT_PID", "7")
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "jpserver-7.json").write_text(json.dumps({"root_dir": str(tmp_path)}))
+    shown = []
+    monkeypatch.setattr(panel, "display", lambda data, **_: shown.append(data))
+    monkeypatch.setattr(panel, "_open", {})
+    return shown
+
+
+@pytest.fixture
+def buttons(in_lab):
+    """`buttons(id)`: check it, and return what is shown as HTML, and a way to click."""
+
+    def show(exercise_id):
+        lab.check(exercise_id)._ipython_display_()
+        data, box = in_lab[-2:]
+        row, page = box.children
+
+        def click(name):
+            [button] = [b for b in row.children if b.description.partition(":")[0] == name]
+            button.click()
+            return page.value
+
+        return data["text/html"], click
+
+    return show
+
+
+def test_without_jupyterlab_there_are_no_buttons(exercises):
+    report = lab.check("04.1")
+    assert report.panel is None and "<button" not in report._repr_html_()
+    with pytest.raises(NotImplementedError):
+        report._ipython_display_()
+
+
+def test_the_panel_opens_the_file_beside_at_the_line_and_checks_again(buttons, exercises):
+    html, _ = buttons("04.1")
+    commands = [json.loads(unescape(text)) for text in re.findall(r'linker-args="([^"]+)"', html)]
+    opened = [c["args"] for c in commands if c["commands"][0] == "docmanager:open"]
+    lines = (exercises / FILE).read_text().splitlines()
+    for arguments in opened:
+        assert arguments["path"] == f"exercises/{FILE}"
+        assert arguments["options"] == {"mode": "split-right"}
+    [start] = {int(arguments["id"].removeprefix("#line=")) for arguments in opened[-1:]}
+    assert "def allocate" in lines[start]
+    assert ["docmanager:save-all", "notebook:run-cell"] in [c["commands"] for c in commands]
+    assert "hint(" not in html and "was saved" in html and "so does Check" in html
+
+
+def test_the_panel_gives_hints_and_keeps_them_open(buttons):
+    _, click = buttons("04.1")
+    assert "hint 1 of 3" in click("Hint 1") and "hint 3 of 3" in click("Hint 3")
+    assert progress_file.entry("04.1").hints == 3
+    _, click = buttons("04.1")
+    assert click("Hint 3") == "", "it was open, so a click folds it"
+    assert "pass check" in click("Why") and "pass check" in click("Diff")
+
+
+def test_the_panel_asks_before_it_gives_away_or_puts_back(buttons, exercises):
+    (exercises / FILE).write_text(BROKEN)
+    _, click = buttons("04.1")
+    assert "Click again" in click("Solution") and "def allocate" not in click("Hint 1")
+    assert "Click again" in click("Solution"), "another button in between takes it back"
+    assert "def allocate" in click("Solution")
+    assert "Click again" in click("Reset")
+    assert (exercises / FILE).read_text() == BROKEN
+    assert "is kept in" in click("Reset")
+    assert (exercises / FILE).read_text() == skeleton(chapter_of(ONE.id))
+    [copy] = (exercises / ".progress" / "backups").iterdir()
+    assert copy.read_text() == BROKEN
+
+
+def test_the_panel_tells_what_cannot_be_shown(buttons, exercises):
+    (exercises / FILE).write_text(right(ONE))
+    _, click = buttons("04.1")
+    (exercises / FILE).unlink()
+    assert "is missing" in click("Diff")
+
+
+# ── Side by side ──────────────────────────────────────────────────────────────
+
+
+def test_side_by_side_fits_the_terminal(exercises, monkeypatch):
+    (exercises / FILE).write_text(different(ONE))
+    monkeypatch.setenv("COLUMNS", "200")
+    wide = repr(SideBySide(ONE)).splitlines()
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = repr(SideBySide(ONE)).splitlines()
+    assert any(" | " in line for line in wide) and len(narrow) > len(wide)
+    assert max(map(len, narrow)) < max(map(len, wide)) and "  ── the reference" in narrow
+    assert "minmax(" in SideBySide(ONE)._repr_html_()
+
+
+def test_after_a_reset_there_is_nothing_to_compare(exercises):
+    (exercises / FILE).write_text(right(ONE))
+    lab.check("04.1")
+    lab.reset("04.1")
+    assert "nothing of yours" in repr(lab.diff("04.1"))
+
+
+# ── Progress ──────────────────────────────────────────────────────────────────
+
+
+def note(id_, **changed):
+    progress_file.save(id_, progress_file.Entry(**changed))
+
+
+def test_the_next_exercise_is_in_the_chapter_that_was_worked_on_last():
+    assert progress_file.to_do_next().id == "01.1"
+    note("04.2", tries=1, first=1.0, passed=5.0, solved=True, last=5.0)
+    note("02.1", tries=1, first=1.0, last=3.0)
+    assert progress_file.to_do_next().id == "04.3"
+    for id_ in ("04.3", "04.4", "04.5", "04.6"):
+        note(id_, passed=4.0, last=4.0)
+    assert progress_file.to_do_next().id == "04.1"
+    note("04.1", passed=4.0, last=4.0)
+    assert progress_file.to_do_next().id == "05.1"
+
+
+def test_progress_tells_the_same_in_both_forms():
+    note("04.1", tries=3, passed=5.0, last=5.0)
+    note("04.2", tries=2, last=4.0)
+    shown = lab.progress()
+    text, html = repr(shown), shown._repr_html_()
+    for said in (
+        "1 of 6 exercises passed, 15 min of 1 h 45 min",
+        "Next: 04.2 A table that grows, 15 min", "tried 2 ×", "04 Paged blocks", "02 KV cache",
+    ):  # fmt: skip
+        assert said in text and said in html
+    assert "04.3" in text and "05.1" not in text, "a chapter that was not begun is one line"
+    assert "05.1" in html and html.count("<details open>") == 1 and "<th scope='col'" in html
+    assert '<a href="04_paged_blocks.ipynb">' in html
+
+
+def test_progress_can_be_kept_as_a_page(tmp_path):
+    note("04.1", tries=3, passed=5.0, hints=2)
+    file = tmp_path / "mine.html"
+    assert str(file) in repr(lab.progress(export=str(file), name="Ada <Lovelace>"))
+    page = file.read_text()
+    assert "by Ada &lt;Lovelace&gt;" in page and "04.1 A pool of blocks" in page
+    assert "2 hints" in page and "01 January 1970" in page and "src=" not in page
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        lab.progress(export=str(tmp_path / "nowhere" / "mine.html"))
 
 
 # ── Watching ──────────────────────────────────────────────────────────────────
@@ -164,6 +423,11 @@ def test_watching_checks_at_every_save_until_it_passes(exercises):
 
     lab.watch("04.1", show=show, every=0.05)
     assert seen == ["not started", "failed", "passed"]
+
+
+def test_watching_in_a_terminal_says_when(capsys):
+    terminal._show_with_time(lab.check("04.1"))
+    assert re.search(r"^── \d\d:\d\d:\d\d ─", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_watching_ends_when_interrupted():
@@ -202,7 +466,21 @@ def test_colours_only_on_a_terminal():
     time.sleep(0.1)
     shown = os.read(ours, 10_000).decode()
     os.close(ours), os.close(theirs)
-    assert "\033[34mnot started\033[0m" in shown
+    assert "\033[34m○ not started\033[0m" in shown
+
+
+def test_a_pipe_may_close_early():
+    command = f"{sys.executable} -m minikv progress | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert "01 Naive attention" in done.stdout and done.stderr == ""
+
+
+def test_hints_are_wrapped(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for exercise in EXERCISES:
+        for number in (1, 2, 3):
+            shown = repr(lab.hint(exercise.id, number)).splitlines()
+            assert max(map(len, shown[1:])) <= 80, exercise.id
 
 
 def test_the_solution_in_a_terminal():
@@ -246,3 +524,21 @@ def test_a_prediction_is_a_number(fresh, guess):
 
 def test_what_was_not_predicted_is_shown_without_a_prediction(fresh):
     assert repr(lab.measured("slots", 1)) == "slots: 1, no prediction"
+
+
+def test_a_name_that_is_nearly_one_that_was_predicted_is_told(fresh):
+    lab.predict("blocks for 8 samples", 3)
+    assert 'predicted is "blocks for 8 samples"' in repr(lab.measured("block for 8 samples", 4))
+
+
+def test_a_prediction_that_no_cell_measures_is_told(fresh, tmp_path, monkeypatch):
+    notebook = tmp_path / "one.ipynb"
+    cells = [{"cell_type": "code", "source": ['measured("blocks for 8 samples", found)']}]
+    notebook.write_text(json.dumps({"cells": cells}))
+    assert "measures" not in repr(lab.predict("block for 8 samples", 3))
+    monkeypatch.setenv("JPY_SESSION_NAME", str(notebook))
+    assert 'Did you mean "blocks for 8 samples"?' in repr(lab.predict("block for 8 samples", 3))
+    assert "measures" not in repr(lab.predict("blocks for 8 samples", 3))
+    cells[0]["source"].append("\nmeasured(name, found)")
+    notebook.write_text(json.dumps({"cells": cells}))
+    assert "measures" not in repr(lab.predict("block for 8 samples", 3)), "not all are known"

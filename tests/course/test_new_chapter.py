@@ -85,22 +85,24 @@ def test_its_exercise_is_checked_four_ways(copy):
     assert "not started" in python(root, "-m", "minikv", "check", f"{NUMBER}.1").stdout
 
 
-def test_no_other_notebook_shows_anything_else(copy):
+def test_the_other_notebooks_link_to_it(copy):
     root, _ = copy
     code = (
-        "from minikv.course.pictures.ladder import ladder; "
-        "print([ladder(number).alt for number in range(9)])"
+        "from minikv.course.pictures.ladder import ladder, navigation; "
+        "print(ladder(4)._repr_html_(), navigation(8))"
     )
-    here, there = python(ROOT, "-c", code), python(root, "-c", code)
-    assert here.returncode == 0 and here.stdout == there.stdout
+    done = python(root, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert f'<a href="{NUMBER}_{NAME}.ipynb">{NUMBER} Tried out</a>' in done.stdout
+    assert f"next: {NUMBER}_{NAME}.ipynb" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("number", "name", "says"),
     [
         ("9", "cpu_kernels", "two digits"),
-        ("98", "CPU kernels", "small letters"),
-        ("05", "again", "chapter 05 is there already"),
+        ("98", "CPU kernels", "lower-case letters"),
+        ("05", "again", "chapter 05 exists already"),
     ],
 )
 def test_what_cannot_be_a_chapter_is_refused(tmp_path, number, name, says):

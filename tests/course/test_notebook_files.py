@@ -16,10 +16,12 @@ import torch
 
 import minikv
 from minikv.course.chapters import each
+from minikv.course.harness import progress_file
+from minikv.course.harness.manifest import chapter_of
 from minikv.course.measure import running_table
 from minikv.course.measure.running_table import Run, Rung, RunningTable
 from minikv.course.pictures import ladder, style
-from minikv.course.pictures.timeline import Timeline, visible
+from minikv.course.pictures.timeline import Timeline, _chip, visible
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")
@@ -89,12 +91,19 @@ def test_opens_as_every_notebook_does(path, notebook):
     prose = "\n".join(cell.source for cell in opening if cell.cell_type == "markdown")
     places = [prose.find(f"**{label}") for label in OPENING]
     assert -1 not in places and places == sorted(places)
-    pictures = [cell.source for cell in opening if cell.cell_type == "code"]
-    assert any(f"ladder(here={number})" in source for source in pictures)
+    first = next(cell for cell in opening if cell.cell_type == "code")
+    assert first.source.endswith(f"ladder(here={number})")
 
 
-def test_closes_as_every_notebook_does(notebook):
+def test_closes_as_every_notebook_does(path, notebook):
     assert list(headings(notebook))[-len(CLOSING) :] == CLOSING
+    assert notebook.cells[-1].source == f"navigation(here={int(path.stem[:2])})"
+
+
+def test_what_lists_the_chapters_may_change_with_them(notebook):
+    for cell in code_cells(notebook):
+        if re.search(r"^(ladder|navigation|progress)\(", cell.source, re.MULTILINE):
+            assert "nbval-ignore-output" in cell.metadata.get("tags", []), cell.source
 
 
 def test_asks_three_open_questions(notebook):
@@ -277,6 +286,7 @@ def test_shows_itself_with_words(timeline):
     data, metadata = timeline._repr_mimebundle_()
     assert data["image/png"].startswith(b"\x89PNG")
     assert metadata["image/png"]["alt"] == timeline.describe() == data["text/plain"]
+    assert f"alt='{timeline.describe()}'" in data["text/html"]
     assert "5 decode bars" in timeline.describe()
 
 
@@ -290,9 +300,15 @@ def test_the_slider_moves_the_picture_and_the_text(timeline):
         assert all(old != new for old, new in zip(before, after, strict=True))
     assert player.slider.max == player.play.max == len(timeline.steps)
     final = timeline.output(next(iter(timeline.rows))).text
-    assert final in re.sub(r"</?(b|span)[^>]*>", "", timeline.text_so_far(len(timeline.steps)))
+    shown = re.sub(r"</?(b|span)[^>]*>", "", timeline.text_so_far(len(timeline.steps)))
+    assert final in shown.replace("↵", "")
     player.slider.value = 1
     assert (player.picture.value, player.text.value, player.caption.value) == seen[1]
+
+
+def test_the_newest_token_is_framed_and_its_line_end_seen(timeline):
+    assert [timeline.text_so_far(i).count("border:1.5px") for i in (0, 1, 2)] == [0, 1, 1]
+    assert re.fullmatch(r"<span [^>]*>x↵</span>\n", _chip("x\n"))
 
 
 def test_text_is_escaped_and_labels_are_readable(make_engine):
@@ -311,17 +327,55 @@ def test_draws_without_a_tokenizer(lm):
 # ── What the chapters share ───────────────────────────────────────────────────
 
 
-def test_the_ladder_marks_one_rung():
-    for number, (name, idea) in ladder.rungs().items():
-        alt = ladder.ladder(int(number)).alt
-        assert f"on rung {number}, {name}: {idea}" in alt
+@pytest.fixture
+def unsolved(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    return tmp_path
 
 
-def test_a_ladder_does_not_change_when_a_rung_is_added(monkeypatch):
-    before = [ladder.ladder(number).alt for number in range(3)]
-    more = ladder.rungs() | {"42": ("something new", "an idea")}
-    monkeypatch.setattr(ladder, "rungs", lambda: more)
-    assert [ladder.ladder(number).alt for number in range(3)] == before
+def links(shown):
+    return re.findall(r'<a href="([^"]+)"', shown._repr_html_())
+
+
+@pytest.mark.parametrize("number", [int(path.stem[:2]) for path in NOTEBOOKS])
+def test_the_ladder_links_every_notebook_but_its_own(unsolved, number):
+    shown = ladder.ladder(number)
+    others = [path.name for path in NOTEBOOKS if path.stem[:2] != f"{number:02}"]
+    assert set(others) <= set(links(shown)) and NOTEBOOKS[number].name not in links(shown)
+    html = shown._repr_html_()
+    assert html.count("you are here") == 1
+    for text in (html, repr(shown)):
+        for key, (name, idea) in ladder.rungs().items():
+            assert f"{key} {name}" in text and idea in text
+        assert "0 of 6 exercises passed, 1 h 45 min" in text
+
+
+def test_a_ladder_is_open_where_one_stands_and_in_the_contents(unsolved):
+    assert ladder.ladder(4)._repr_html_().count("<details open>") == 1
+    html = ladder.ladder(0)._repr_html_()
+    assert html.count("<details open>") == html.count("<details")
+
+
+def test_a_ladder_shows_what_is_passed(unsolved):
+    for exercise in chapter_of("05").exercises:
+        progress_file.save(exercise.id, progress_file.Entry(passed=1.0))
+    shown = ladder.ladder(4)
+    assert shown._repr_html_().count("✓ all passed") == 1
+    assert "6 of 12 exercises passed" in shown._repr_html_() and " ✓ 05 Copy on write" in repr(
+        shown
+    )
+
+
+def test_navigation_links_its_neighbours_and_the_exercises(unsolved, monkeypatch):
+    monkeypatch.chdir(unsolved)
+    exercises = "ch04_paged_blocks.py"
+    around = ["03_kv_memory.ipynb", "00_start_here.ipynb", exercises, "05_copy_on_write.ipynb"]
+    assert links(ladder.navigation(4)) == around
+    assert links(ladder.ladder(4))[:4] == around
+    assert links(ladder.navigation(0)) == ["01_naive_attention.ipynb"]
+    assert NOTEBOOKS[-2].name in links(ladder.navigation(len(NOTEBOOKS) - 1))
+    with pytest.raises(ValueError, match="no chapter 77"):
+        ladder.navigation(77)
 
 
 def test_letters_never_repeat_where_colours_do():

@@ -13,6 +13,16 @@ def folders() -> dict[str, str]:
     return {name[2:4]: name for name in names}
 
 
+def title(number: str) -> str:
+    """What a chapter is called: title("02") is "KV cache"."""
+    return folders()[number][5:].replace("_", " ").capitalize().replace("Kv", "KV")
+
+
+def notebook(number: str) -> str:
+    """The file of a chapter's notebook, which lies beside those of the others."""
+    return f"{folders()[number][2:]}.ipynb"
+
+
 def each(name: str) -> Iterator[tuple[str, ModuleType]]:
     """(number, module) of every chapter whose folder has a module of this name, in order."""
     for number, folder in folders().items():

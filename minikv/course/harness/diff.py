@@ -1,6 +1,7 @@
-"""A reader's solution beside the reference: only the regions that the exercise asks for."""
+"""A reader's solution beside the reference: only the functions that the exercise asks for."""
 
 import difflib
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -10,7 +11,7 @@ from minikv.course.harness import reader_files
 from minikv.course.harness.manifest import Exercise, chapter_of
 from minikv.course.harness.skeletons import definition, definitions, docstring_of, targets, text_of
 
-SIGNS = {" ": "", "<": "‹", ">": "›", "|": "≠"}  # of a terminal: on a page
+SHADE = "background:rgba(230,159,0,.28)"  # half transparent: for light and dark pages
 
 
 @dataclass(frozen=True)
@@ -25,14 +26,15 @@ class Region:
         return all(left == right for left, right in self.rows)
 
     def marked(self) -> Iterator[tuple[str | None, str, str | None]]:
-        """The rows, with what the two sides of each are to each other between them."""
+        """The rows, with a sign between the two sides: < or > where one has no line, | where the
+        lines differ."""
         for left, right in self.rows:
             differs = "<" if right is None else ">" if left is None else "|"
             yield left, " " if left == right else differs, right
 
 
 class SideBySide:
-    """Shows itself as a table in a notebook, as two columns in a terminal."""
+    """Shows itself in two columns, or one above the other where they do not fit."""
 
     def __init__(self, exercise: Exercise):
         chapter = chapter_of(exercise.id)
@@ -48,13 +50,11 @@ class SideBySide:
     def __repr__(self) -> str:
         out = []
         for region in self.regions:
-            same = "the same" if region.equal else "yours left, the reference right"
-            out.append(f"{region.path}: {same}")
-            if region.equal:
-                continue
-            width = max((len(left) for left, _ in region.rows if left), default=0)
-            for left, mark, right in region.marked():
-                out.append(f"  {(left or '').ljust(width)} {mark} {right or ''}".rstrip())
+            out.append(
+                f"{region.path}: " + ("the same" if region.equal else "yours, the reference")
+            )
+            if not region.equal:
+                out += _columns(region) or _stacked(region)
         return "\n".join(out)
 
     def _repr_html_(self) -> str:
@@ -64,23 +64,50 @@ class SideBySide:
             out.append(f"<p style='text-align:left'><b>{escape(region.path)}</b>{head}</p>")
             if region.equal:
                 continue
+            mine, reference = zip(*region.rows, strict=True)
+            differs = [mark != " " for _, mark, _ in region.marked()]
+            # As many columns as fit: two, or one on a narrow page.
             out.append(
-                "<table style='border-collapse:collapse;font-family:monospace;font-size:12px'>"
-                "<tr><th style='text-align:left'>yours</th><th></th>"
-                "<th style='text-align:left'>the reference</th></tr>"
+                "<div style='display:grid;gap:0 16px;text-align:left;"
+                "grid-template-columns:repeat(auto-fit,minmax(min(30em,100%),1fr))'>"
+                f"{_side('yours', mine, differs)}{_side('the reference', reference, differs)}</div>"
             )
-            for left, mark, right in region.marked():
-                differs, sign = mark != " ", SIGNS[mark]
-                out.append(f"<tr>{_cell(left, differs)}<td>{sign}</td>{_cell(right, differs)}</tr>")
-            out.append("</table>")
         return "".join(out)
 
 
-def _cell(text: str | None, differs: bool) -> str:
-    # Half transparent, so that it is legible on a light and on a dark page.
-    shade = "background:rgba(230,159,0,.28);" if differs and text else ""
-    style = f"text-align:left;white-space:pre-wrap;vertical-align:top;padding:0 8px;{shade}"
-    return f"<td style='{style}'>{escape(text or '')}</td>"
+def _columns(region: Region) -> list[str] | None:
+    """The two sides beside each other; None if the terminal is too narrow for that."""
+    left = max((len(line) for line, _ in region.rows if line), default=0)
+    right = max((len(line) for _, line in region.rows if line), default=0)
+    if left + right + 5 > shutil.get_terminal_size((160, 24)).columns:
+        return None
+    return [
+        f"  {(mine or '').ljust(left)} {mark} {reference or ''}".rstrip()
+        for mine, mark, reference in region.marked()
+    ]
+
+
+def _stacked(region: Region) -> list[str]:
+    """The reader's lines, then the reference's; * where they differ."""
+    out = []
+    for side, name in ((0, "yours"), (2, "the reference")):
+        out.append(f"  ── {name}")
+        for row in region.marked():
+            line = row[side]
+            if line is not None:
+                out.append(f"  {' ' if row[1] == ' ' else '*'} {line}".rstrip())
+    return out
+
+
+def _side(name: str, lines: tuple[str | None, ...], differs: list[bool]) -> str:
+    shown = "\n".join(
+        f"<span style='{SHADE}'>{escape(line)}</span>" if other and line else escape(line or "")
+        for line, other in zip(lines, differs, strict=True)
+    )
+    return (
+        f"<div style='min-width:0'><b>{name}</b>"
+        f"<pre style='text-align:left;overflow-x:auto;margin:2px 0'>{shown}</pre></div>"
+    )
 
 
 def _align(mine: str, reference: str) -> list[tuple[str | None, str | None]]:
@@ -92,7 +119,7 @@ def _align(mine: str, reference: str) -> list[tuple[str | None, str | None]]:
 
 
 def _body(text: str) -> list[str]:
-    """The signature and the body, without the docstring, which is the same for all."""
+    """The signature and the body, without the docstring, which both sides share."""
     lines = text.rstrip().splitlines()
     if not lines:
         return []

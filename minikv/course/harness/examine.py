@@ -19,6 +19,8 @@ from minikv.course.harness.scenarios import Outcome, Played, diagnose
 from minikv.course.harness.skeletons import definitions, targets
 
 MODEL_RUN = "tinypy on your part"
+MOST_FRAMES = 60  # of a stack trace
+LONGEST_MESSAGE, LINES_OF_A_MESSAGE = 1_000, 10  # characters and lines of an error's message
 COMPILE_LIMIT = 60.0  # seconds for a GPU's compiler, beyond the time of a check
 COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
 
@@ -237,7 +239,7 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         return Line(name, False, error.what, error.cause or cause, error.look or look)
     if isinstance(error, NotImplementedError) and "Exercise " in str(error):
         return Line(name, False, f"not written yet: {error}", None, None, origin=str(error))
-    what, origin = f"{type(error).__name__}: {error}".rstrip(": "), None
+    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
     own = [f for f in frames if is_readers(f.filename)]
     if own:
@@ -259,6 +261,14 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
     return Line(name, False, what, cause, look or where, origin)
 
 
+def _cut(message: str) -> str:
+    """The beginning of a message that would fill pages."""
+    message = message.encode("utf-8", "replace").decode()  # half a pair cannot be printed
+    lines = message[:LONGEST_MESSAGE].splitlines()
+    kept = "\n".join(lines[:LINES_OF_A_MESSAGE])
+    return kept if kept == message else f"{kept} …"
+
+
 def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
     """A group's line, and the error that the reader's code raised, if that is what differs."""
     name, first = outcome.played.name, outcome.counterexample
@@ -276,7 +286,9 @@ def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
 
 
 def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
+    return "".join(
+        line[:LONGEST_MESSAGE] for line in traceback.format_exception(error)[-MOST_FRAMES:]
+    )
 
 
 def is_readers(file: str) -> bool:

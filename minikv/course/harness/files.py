@@ -1,4 +1,4 @@
-"""Files that are whole at every moment."""
+"""Files that are never half written."""
 
 import os
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write all or nothing: beside the file first, then in its place."""
+    """Write all of the text or none: into a file beside it first, which then takes its place."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -1,14 +1,20 @@
 """`python -m minikv grade FOLDER …`: check the exercises of a whole class.
 
-Every folder is one student's: it holds the `chNN_….py` files, or a folder `exercises` with
-them. Each exercise runs in a process of its own, with limits on time and memory. The code
-still runs as you do: use a machine, or a container, that it may spoil.
+Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
+with them. Each exercise runs in its own process, with limits on time, memory, processes and
+files. The code still runs with your rights: use a machine or a container that it may damage.
+
+A mark says what the checks saw. Code that sets out to deceive them can: it runs in the same
+process. So the table also names each line that reaches for more than an exercise needs, for a
+person to read.
 """
 
 import argparse
+import ast
 import csv
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,14 +24,24 @@ from xml.etree import ElementTree
 
 from tqdm import tqdm
 
-from minikv.course.harness import process
+from minikv.course.harness import process, reader_files
 from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import Exercise, chapter_of, chapters
+from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.harness.report import Report
+from minikv.course.harness.skeletons import skeleton
 
 COLUMNS = (
     "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
+    "to be read",
 )  # fmt: skip
+
+# What a solution may import besides its skeleton's imports, without a person's looking at it.
+PLAIN = {
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
+    "itertools", "math", "numpy", "operator", "random", "torch", "triton", "typing",
+}  # fmt: skip
+REACHING = re.compile(r"__import__|eval|exec|compile|globals|open|_getframe|__\w+__")
+ORDINARY = re.compile(r"__(init|name|len|iter|getitem|contains|eq|hash|repr|lt|post_init)__")
 
 
 @dataclass(frozen=True)
@@ -47,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
         help="only these chapters",
     )
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table, one line a check")
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
+    )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
 
 
@@ -63,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         for student, exercise in progress_bar(students, exercises):
             results.append((student, grade(student, exercise)))
     except KeyboardInterrupt:
-        print("interrupted: what follows is what was checked until then", file=sys.stderr)
+        print("interrupted: this is what was checked so far", file=sys.stderr)
     if args.csv:
         write_whole(args.csv, as_csv(results))
     if args.junit:
@@ -77,7 +95,7 @@ def find_student(folder: Path) -> Student:
     for place in (folder, folder / "exercises"):
         if any(place.glob("ch[0-9][0-9]_*.py")):
             return Student(folder.resolve().name, place.resolve())
-    raise ValueError(f"{folder}: there is no chNN_….py in it, nor in its folder exercises")
+    raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
 def progress_bar(
@@ -108,8 +126,36 @@ def _folder(folder: Path) -> Iterator[None]:
             os.environ["MINIKV_EXERCISES"] = before
 
 
+def to_be_read(student: Student, exercise: Exercise) -> list[str]:
+    """Lines of the student's file that import or name more than an exercise needs, and that its
+    skeleton does not have: "line 12: import gc"."""
+    chapter = chapter_of(exercise.id)
+    try:
+        with _folder(student.folder):
+            text = reader_files.read(chapter)
+        tree = reader_files.parse(chapter, text)
+    except reader_files.WorkbookError:
+        return []  # its report says so
+    given = {line.strip() for line in skeleton(chapter).splitlines()}
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                outside = any(name.name.split(".")[0] not in PLAIN for name in names)
+            case ast.ImportFrom(module, _, level):
+                outside = level > 0 or (module or "").split(".")[0] not in PLAIN
+            case ast.Name(name) | ast.Attribute(_, name):
+                outside = bool(REACHING.fullmatch(name)) and not ORDINARY.fullmatch(name)
+            case _:
+                continue
+        line = text.splitlines()[node.lineno - 1].strip()
+        if outside and line not in given:
+            found[node.lineno] = f"line {node.lineno}: {line[:80]}"
+    return [found[number] for number in sorted(found)]
+
+
 def message(report: Report) -> str:
-    """What went wrong first, in one line."""
+    """The first failure, in one line."""
     wrong = next((line for line in report.lines if not line.ok), None)
     if report.passed or report.status == "not started":
         return ""
@@ -124,11 +170,11 @@ def as_csv(results: list[tuple[Student, Report]]) -> str:
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
     for student, report in results:
-        titles = {e.id: e.title for e in chapter_of(report.exercise).exercises}
+        exercise = find(report.exercise)
         table.writerow(
-            (student.name, report.exercise, titles[report.exercise], report.status,
+            (student.name, exercise.id, exercise.title, report.status,
              sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
-             message(report))
+             message(report), "; ".join(to_be_read(student, exercise)))
         )  # fmt: skip
     return out.getvalue()
 
@@ -165,7 +211,7 @@ def _valid_in_xml(text: str) -> str:
 
 
 def as_text(results: list[tuple[Student, Report]]) -> str:
-    """One line a student: ✓ passed, ✗ failed, · not started."""
+    """One line per student: ✓ passed, ✗ failed, · not started."""
     marks = {"passed": "✓", "failed": "✗", "not started": "·"}
     lines: dict[str, list[str]] = {}
     for student, report in results:
@@ -178,4 +224,10 @@ def as_text(results: list[tuple[Student, Report]]) -> str:
         + f"  {row.count('✓'):3} of {len(ids)}"
         for name, row in lines.items()
     ]  # fmt: skip
-    return "\n".join([head, *rows])
+    places = dict.fromkeys(
+        f"{student.name}, {chapter_of(report.exercise).file_name}, {line}"
+        for student, report in results
+        for line in to_be_read(student, find(report.exercise))
+    )
+    remarks = ["", "Lines that reach for more than an exercise needs; read them:", *places]
+    return "\n".join([head, *rows, *(remarks if places else [])])

@@ -1,7 +1,7 @@
-"""The manifest's own words: a chapter, its exercises, and which parts of the reference they hold.
+"""What describes a chapter: its exercises, and which parts of the reference they ask for.
 
-The `chapter.py` in a chapter's folder describes it in these words. Everything else about its
-exercises (skeletons, checks, hints, progress) is read from there.
+The `chapter.py` in a chapter's folder is written with these classes. Skeletons, checks, hints
+and progress all read it.
 """
 
 import importlib.util
@@ -12,9 +12,16 @@ from functools import cache, cached_property
 from minikv.course.chapters import each
 
 
+class ReaderError(ValueError):
+    """Something that the reader has to correct. A notebook shows the sentence, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for this
+        return [str(self)]
+
+
 @dataclass(frozen=True)
 class Bug:
-    """What a debug exercise breaks: edits (old, new) of the reference's text, old once in it."""
+    """What a debug exercise breaks: edits (old, new) of the reference's text, each old once."""
 
     exercise: str
     edits: tuple[tuple[str, str], ...]
@@ -22,7 +29,7 @@ class Bug:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the skeleton: to be written, to be mended, or given."""
+    """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
 
     target: str  # "module:name" of the reference
     write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
@@ -31,7 +38,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Class:
-    """A class of the skeleton. Methods in `write` are the reader's, the rest is given.
+    """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
 
     With `leave_out`, the skeleton's class inherits from the reference and does not
     show these members.
@@ -74,9 +81,9 @@ class Chapter:
     doc: str  # what the skeleton file is about
     skeleton: tuple[Function | Class, ...]
     exercises: tuple[Exercise, ...]
-    needs: str | None = None  # a package that there is not for every machine
-    in_engine: bool = False  # its parts also run with those of other chapters, in one engine
-    # Exercises whose function can decode for that engine, the one to be taken first at the front.
+    needs: str | None = None  # a package that does not exist for every machine
+    in_engine: bool = False  # its parts also run in one engine with those of other chapters
+    # Exercises whose function can decode for that engine, in order of preference.
     decodes: tuple[tuple[str, str], ...] = ()  # (id, name of the function)
 
     @property
@@ -111,7 +118,7 @@ class Chapter:
             return None
         return (
             f"chapter {self.number} needs {self.needs.capitalize()}, which is not installed here "
-            "(it exists for Linux only); the other chapters do without it"
+            "(official builds exist for Linux only); the other chapters do not need it"
         )
 
     def __post_init__(self):
@@ -134,18 +141,18 @@ def chapters() -> dict[str, Chapter]:
 
 
 def chapter_of(exercise_id: str) -> Chapter:
-    """The chapter of an exercise, or by its number. Raises ValueError with what there is."""
+    """The chapter of an exercise, or by its number. Raises ReaderError with what there is."""
     number = str(exercise_id).partition(".")[0].zfill(2)
     if number not in chapters():
-        raise ValueError(
+        raise ReaderError(
             f"{exercise_id!r}: there are exercises in chapters {', '.join(chapters())}; "
-            'an exercise is named by its id, as "04.2"'
+            'name one by its id, such as "04.2"'
         )
     return chapters()[number]
 
 
 def find(exercise_id: str) -> Exercise:
-    """An exercise by its id. Raises ValueError with what there is."""
+    """An exercise by its id. Raises ReaderError with what there is."""
     chapter = chapter_of(exercise_id)
     text = str(exercise_id)
     if re.fullmatch(r"\d\.\d+", text):
@@ -154,4 +161,4 @@ def find(exercise_id: str) -> Exercise:
         if exercise.id == text:
             return exercise
     ids = ", ".join(exercise.id for exercise in chapter.exercises)
-    raise ValueError(f"{exercise_id!r}: chapter {chapter.number} has the exercises {ids}")
+    raise ReaderError(f"{exercise_id!r}: chapter {chapter.number} has the exercises {ids}")

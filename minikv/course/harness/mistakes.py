@@ -1,4 +1,4 @@
-"""A mistake that a reader may make: a wrong solution, why it is wrong, and where to look.
+"""The mistakes that readers make: a wrong solution, why it is wrong, and where to look.
 
     Mistake(
         "never copies",
@@ -7,8 +7,8 @@
         look="what does the pool count for this block?",
     )
 
-Each chapter keeps its own in `mistakes.py`, as `MISTAKES`: exercise id -> mistakes. Checks name
-a reader's mistake by them, and tests prove that each of them is caught and named.
+Each chapter keeps its own in `mistakes.py`, as `MISTAKES`: exercise id -> mistakes. Checks use
+them to name a reader's mistake, and tests prove that each is caught and named.
 """
 
 import importlib
@@ -43,15 +43,15 @@ def mistakes_of(exercise: Exercise) -> tuple[Mistake, ...]:
 
 
 def reference_sources(exercise: Exercise) -> dict[str, str]:
-    """The reference's text of each place of one exercise, by path."""
+    """The reference's text of each part of one exercise, by path."""
     asked = targets(chapter_of(exercise.id))
     return {path: t.solved for path, t in asked.items() if t.exercise == exercise.id}
 
 
 def text_of_mistake(exercise: Exercise, mistake: Mistake) -> str:
-    """The chapter's skeleton with this mistake in the exercise's places.
+    """The chapter's skeleton with this mistake in the parts of the exercise.
 
-    Raises ValueError where the record does not fit the reference's text any more.
+    Raises ValueError if the record no longer fits the reference's text.
     """
     sources = reference_sources(exercise)
     for path, pairs in mistake.edits.items():

@@ -29,7 +29,7 @@ from time import monotonic, sleep
 import torch
 
 import minikv
-from minikv.course.harness import progress_file, reader_files
+from minikv.course.harness import containment, progress_file, reader_files
 from minikv.course.harness.checking import tinypy
 from minikv.course.harness.examine import (
     COMPILE_LIMIT,
@@ -49,7 +49,7 @@ TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
 PAUSE = 0.2  # seconds between two looks at what a child has reported
 IDLE_LIMIT = 600.0  # seconds after which a starter that nobody asks ends itself
-MEMORY_LIMIT = 4 << 30  # bytes that the child may take
+LOAD_LIMIT = 30.0  # seconds for a child to import the checks
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 KEPT_LINES = 12  # of them
 FORKS = sys.platform == "linux"
@@ -113,7 +113,11 @@ def _in_child(
     with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
         messages, hung = Path(scratch, "messages"), Path(scratch, "hung")
         with _Listener(Path(scratch, "printed")) as listener:
-            job = {"what": what, "ids": ids, "limit": limit, "scratch": scratch}
+            # A child ends itself after `limit`, and tells where it was: for its checks and for
+            # the model's run. If it has switched that off, it is ended.
+            compiles = what != "parts" and chapter_of(what).needs == "triton"
+            latest = LOAD_LIMIT + 2.5 * limit + (COMPILE_LIMIT if compiles else 0)
+            job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "scratch": scratch}
             found: list[dict] = []
 
             def listen() -> None:
@@ -123,10 +127,15 @@ def _in_child(
                         found.append(json.loads(line))
                         hear(found[-1])
 
-            # It ends itself before that.
-            status = _ask(job, START_LIMIT + COMPILE_LIMIT + 3 * limit, listen)
+            status = _ask(job, START_LIMIT + latest, listen)
             listen()
         stack = hung.read_text(encoding="utf-8") if hung.exists() else ""
+        stopped = Path(scratch, "stopped")
+        if stopped.exists():
+            what_for = stopped.read_text(encoding="utf-8")
+            cause = "the code starts processes, or takes memory, without end"
+            look = "what does it start or allocate, and how often?"
+            return found, (f"stopped: {what_for}", cause, look), listener.text
         if any("end" in message for message in found):
             return found, None, listener.text
         return found, _ending(status, stack, limit), listener.text
@@ -271,12 +280,13 @@ def _serve() -> None:
     """Do jobs, a line of JSON each, until nobody asks any more."""
     torch.set_num_threads(1)
     tinypy()
+    containment.adopt_orphans()
     jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
 
-    def answer(**message: int) -> None:
+    def answer(**message: int | None) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
@@ -293,21 +303,31 @@ def _serve() -> None:
             jobs.close()
             answers.close()
             _be_a_child(job)
-        answer(status=_wait(pid))
+        answer(status=_wait(pid, job))
 
 
-def _wait(pid: int) -> int:
-    """The exit status of a child; whatever it started is ended as well."""
-    pause = 0.001
+def _wait(pid: int, job: dict) -> int | None:
+    """The exit status of a child; None if it was ended for want of time. It is ended, too, when
+    it breaks another limit. All that it started is ended as well."""
+    pause, looked, began = 0.001, monotonic(), monotonic()
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
+        now = monotonic()
+        if now - looked > 0.2:
+            looked = now
+            over = containment.excess([pid, *containment.descendants(pid)])
+            if over is not None:
+                Path(job["scratch"], "stopped").write_text(over, encoding="utf-8")
+            if over is not None or now - began > job["latest"]:
+                with suppress(OSError):
+                    os.killpg(pid, signal.SIGKILL)
         sleep(pause)
         pause = min(0.02, 1.5 * pause)
-    with suppress(OSError):  # nothing was left
-        os.killpg(pid, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(status)
+    containment.end_all(os.getpid())
+    late = monotonic() - began > job["latest"]
+    return None if late else os.waitstatus_to_exitcode(status)
 
 
 def _be_a_child(job: dict) -> None:
@@ -345,7 +365,7 @@ def _work(what: str, ids: str, limit: float, scratch: str) -> None:
         warnings.filterwarnings("ignore", category=RuntimeWarning, module=interpreter)
         own = {id_ for id_ in ids.split(",") if id_}
         import_checks(what, own)
-        _limit_memory()
+        containment.confine(scratch)
         faulthandler.dump_traceback_later(limit, exit=True, file=hung)
         if what == "parts":
             run_parts(own, tell)
@@ -355,17 +375,6 @@ def _work(what: str, ids: str, limit: float, scratch: str) -> None:
             tell({"report": asdict(examine(exercise, text, own, tell))})
         tell({"end": True})
         faulthandler.cancel_dump_traceback_later()
-
-
-def _limit_memory() -> None:
-    try:
-        import resource
-
-        with open("/proc/self/statm") as statm:
-            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
-        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
-    except (ImportError, OSError, ValueError):
-        pass  # not on this system: the time limit is left
 
 
 if __name__ == "__main__":

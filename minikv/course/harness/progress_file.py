@@ -1,4 +1,4 @@
-"""What a reader has passed so far. Kept in `exercises/.progress/`, so it survives a restart."""
+"""What a reader has passed so far, kept in `exercises/.progress/` so that it survives a restart."""
 
 import json
 import time
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from minikv.course.harness import reader_files
 from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import chapter_of, chapters, find
+from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.harness.report import Report
 
 
@@ -22,6 +22,7 @@ class Entry:
     seen_solution: bool = False
     solved: bool = False  # it was passed once, so nothing is given away any more
     fingerprint: str | None = None  # of the code that passed; None: passed before these were kept
+    last: float | None = None  # when it was last checked
 
 
 def folder() -> Path:
@@ -29,7 +30,7 @@ def folder() -> Path:
 
 
 def entries() -> dict[str, Entry]:
-    """All entries by exercise id. A damaged file is put aside, not thrown away."""
+    """All entries by exercise id. A damaged file is set aside, not deleted."""
     file = folder() / "progress.json"
     names = {field.name for field in fields(Entry)}
     try:
@@ -79,27 +80,57 @@ def save(exercise_id: str, changed: Entry) -> None:
 
 
 def note(report: Report, alone: bool = True) -> None:
-    """Keep the result of a try, and tell the report how many there have been.
+    """Keep the result of a check, and tell the report what it can only know from here.
 
     `alone`: on the reference's other parts; a failure on others does not undo a pass.
     """
-    if report.status == "not started":
-        return
     now, kept = time.time(), entry(report.exercise)
-    if kept.passed is None:
-        kept.tries += 1
-        kept.first = kept.first or now
-    report.tries, report.minutes = kept.tries, ((kept.passed or now) - (kept.first or now)) / 60
-    if report.passed:
-        kept.passed, kept.fingerprint = kept.passed or now, report.fingerprint
-        kept.solved = True
-    elif alone and kept.fingerprint in (None, report.fingerprint):  # the very code that passed
-        kept.passed = None
-    save(report.exercise, kept)
+    if report.status != "not started":
+        if kept.passed is None:
+            kept.tries += 1
+            kept.first = kept.first or now
+        if report.saved is not None and kept.last is not None:
+            report.unchanged = report.saved < kept.last
+        if report.passed:
+            kept.passed, kept.fingerprint = kept.passed or now, report.fingerprint
+            kept.solved = True
+        elif alone and kept.fingerprint in (None, report.fingerprint):  # the code that passed
+            kept.passed = None
+        kept.last = now
+        report.tries = kept.tries
+        report.minutes = ((kept.passed or now) - (kept.first or now)) / 60
+        save(report.exercise, kept)
+    following = to_do_next(report.exercise)
+    report.following = following.id if following else None
+
+
+def to_do_next(after: str | None = None) -> Exercise | None:
+    """The first open exercise after the one with this id: in its chapter, then in the chapters
+    above, then in those below. Without an id, after the one that was checked last."""
+    known, done = entries(), passed()
+    if after is None:
+        checked = {id_: kept.last or 0.0 for id_, kept in known.items()}
+        after = max(checked, key=lambda id_: checked[id_], default="")
+
+    def distance(exercise: Exercise) -> tuple[int, bool, str]:
+        number = exercise.id[:2]
+        away = 0 if number == after[:2] else 1 if number > after[:2] else 2
+        return away, exercise.id < after, exercise.id
+
+    return min(
+        (
+            exercise
+            for chapter in chapters().values()
+            for exercise in chapter.exercises
+            if exercise.id not in done and not chapter.cannot_run
+        ),
+        key=distance,
+        default=None,
+    )
 
 
 def back_up(file: Path) -> Path:
-    """A copy of an exercise file, named by the time."""
+    """Copy an exercise file, under a name with the time in it; returns the copy."""
     target = folder() / "backups" / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}.py"
     number = 1
     while target.exists():

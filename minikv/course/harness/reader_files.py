@@ -1,4 +1,4 @@
-"""A reader's exercise files: where they are, what in them is written, and what it does when run."""
+"""A reader's exercise files: where they are, which parts are written, and what they do when run."""
 
 import ast
 import hashlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import minikv
-from minikv.course.harness.manifest import Chapter, Exercise, chapter_of
+from minikv.course.harness.manifest import Chapter, Exercise, ReaderError, chapter_of
 from minikv.course.harness.skeletons import (
     definitions,
     docstring_of,
@@ -23,8 +23,8 @@ from minikv.course.harness.skeletons import (
 )
 
 
-class WorkbookError(Exception):
-    """An exercise file that cannot be used. Says where, and what to do."""
+class WorkbookError(ReaderError):
+    """An exercise file cannot be used. The sentence says where, and what to do."""
 
 
 def folder() -> Path:
@@ -33,15 +33,35 @@ def folder() -> Path:
     return Path(named) if named else Path(minikv.__file__).parents[1] / "exercises"
 
 
+def path_of(chapter: Chapter) -> Path:
+    return folder() / chapter.file_name
+
+
 def display_name(chapter: Chapter) -> str:
     return f"{folder().name}/{chapter.file_name}"
 
 
+LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+
+
+def saved_at(chapter: Chapter) -> float | None:
+    """When the file was saved, in seconds since 1970; None if there is none."""
+    try:
+        return path_of(chapter).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
-    file = folder() / chapter.file_name
     try:
-        return file.read_text(encoding="utf-8")
+        size = path_of(chapter).stat().st_size
+        if size > LONGEST_FILE:
+            raise WorkbookError(
+                f"{display_name(chapter)} has {size:,} bytes; a file of exercises may have "
+                f"{LONGEST_FILE:,}. Put long data into another file"
+            )
+        return path_of(chapter).read_text(encoding="utf-8-sig")  # some editors begin with a mark
     except FileNotFoundError:
         raise WorkbookError(
             f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
@@ -53,7 +73,7 @@ def read(chapter: Chapter) -> str:
 
 
 def parse(chapter: Chapter, text: str) -> ast.Module:
-    """Its syntax tree. Raises WorkbookError that names the line that Python cannot read."""
+    """Its syntax tree. Raises WorkbookError, with the line that Python cannot read."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError) as error:
@@ -67,7 +87,7 @@ def parse(chapter: Chapter, text: str) -> ast.Module:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far one exercise is written, seen without running it."""
+    """How much of one exercise is written, found without running it."""
 
     written: list[str]  # paths
     unwritten: dict[str, int]  # path: the line of its `raise`
@@ -79,7 +99,7 @@ class Progress:
 
 
 def progress_of(exercise: Exercise, text: str) -> Progress:
-    """What of an exercise is written in `text`. Raises WorkbookError if Python cannot read it."""
+    """Which parts of an exercise `text` has. Raises WorkbookError if Python cannot read it."""
     chapter = chapter_of(exercise.id)
     found = definitions(parse(chapter, text))
     written, unwritten, missing = [], {}, []
@@ -140,19 +160,31 @@ def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
     return found
 
 
+def line_of(exercise: Exercise) -> int:
+    """The line of the reader's file where an exercise begins, or 1 where it cannot be found."""
+    chapter = chapter_of(exercise.id)
+    try:
+        text = read(chapter)
+        found = definitions(parse(chapter, text))
+    except WorkbookError:
+        return 1
+    own = [path for path, target in targets(chapter).items() if target.exercise == exercise.id]
+    return min((found[path].lineno for path in own if path in found), default=1)
+
+
 def same_code(one: str, other: str) -> bool:
-    """Whether two definitions are the same but for comments and layout."""
+    """Whether two definitions differ in comments and layout at most."""
     return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
 
 
 def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> ModuleType:
-    """Run the reader's text as a module, complete: what belongs to no exercise in `keep` is
+    """Run the reader's text as a complete module: what belongs to no exercise in `keep` is
     the reference's. Other methods of a class in `keep` stay the reader's where they are
-    written, since methods of one class lean on each other; not if `strict`.
+    written, since methods of one class rely on each other; not if `strict`.
     """
     name = f"exercises.{Path(chapter.file_name).stem}"
     module = ModuleType(name)
-    module.__file__ = str(folder() / chapter.file_name)
+    module.__file__ = str(path_of(chapter))
     tree = parse(chapter, text)
     found = definitions(tree)
     sys.modules[name] = module  # dataclasses look their module up there
@@ -178,8 +210,8 @@ def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> M
 
 @contextmanager
 def aside(chapter: Chapter) -> Iterator[None]:
-    """In here other modules of this chapter may be loaded: the reader's is put back afterwards."""
-    name, file = f"exercises.{Path(chapter.file_name).stem}", str(folder() / chapter.file_name)
+    """Other modules of this chapter may be loaded inside: the reader's is restored afterwards."""
+    name, file = f"exercises.{Path(chapter.file_name).stem}", str(path_of(chapter))
     module, lines = sys.modules.get(name), linecache.cache.get(file)
     try:
         yield
@@ -196,7 +228,7 @@ Swap = tuple[ModuleType, str, object, object]  # where, under which name, the re
 
 
 def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
-    """Put the reader's parts of `kept` exercises where the reference's stand, in this process.
+    """Replace the reference by the reader's parts of the exercises in `kept`, in this process.
 
     Returns what was done, for `give_back`.
     """

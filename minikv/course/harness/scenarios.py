@@ -29,6 +29,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from io import StringIO
+from time import process_time
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +46,9 @@ LOOKED_AT = 25  # programs that differ, and as many that do not, which the mista
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
+SCREENED = 4  # programs that differ, of which one must look alike before more are played
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
+DIAGNOSIS_LIMIT = 2.0  # seconds of computing, for one report
 EXACT = (int, str, bool)  # compared as they are, and never changed
 LONGEST_STORY = 7  # events that are told before the difference, besides the first
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
@@ -455,8 +458,9 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
     """The mistake behind each failed group, where one is known that behaves like the reader's.
 
     One mistake explains as many groups as it can. What it does not explain is asked again,
-    so that two mistakes are told as two.
+    so that two mistakes are told as two. After DIAGNOSIS_LIMIT no further mistake is tried.
     """
+    latest = process_time() + DIAGNOSIS_LIMIT
     outcomes = list(outcomes)
     failed = [one for one in outcomes if one.differs]
     named: dict[Outcome, Mistake] = {}
@@ -465,8 +469,13 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
         if first in told:
             continue
         rest = [one for one in failed if one not in named]
-        known = mistakes_of(find(first.played.exercise))
-        alike = [mistake for mistake in known if _likeness(mistake, [first]) >= ALIKE]
+        alike = [
+            mistake
+            for mistake in mistakes_of(find(first.played.exercise))
+            if process_time() < latest
+            and _has_in_common(mistake, first)
+            and _likeness(mistake, [first]) >= ALIKE
+        ]
         scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
         best = max(scores, key=scores.__getitem__, default=None)
         if best is None or not (
@@ -481,6 +490,16 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
         named |= dict.fromkeys(explained, best)
         told |= set(explained)
     return named
+
+
+def _has_in_common(mistake: Mistake, failed: Outcome) -> bool:
+    """Whether reader and mistake go wrong in the same way in one of the first programs that
+    failed. Most mistakes do not, and need not be played on more."""
+    played = failed.played
+    return any(
+        failed.differs[place].symptoms & played.scenario.symptoms_of(mistake, played.group, place)
+        for place in sorted(failed.differs)[:SCREENED]
+    )
 
 
 def _likeness(

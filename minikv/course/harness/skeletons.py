@@ -1,9 +1,9 @@
-"""Makes the files in `exercises/` out of the reference. Nobody writes them by hand.
+"""Makes the files in `exercises/` from the reference. They are never edited by hand.
 
     python -m minikv.course skeletons    # writes exercises/chNN_name.py for every chapter
 
-A skeleton is the reference's own text. What an exercise asks for has lost its body, or
-has a bug in it; the rest stands as it is. A test makes all skeletons again and compares.
+A skeleton is the reference's own text. What an exercise asks for has lost its body or
+has a bug in it; the rest is unchanged. A test makes all skeletons again and compares.
 """
 
 import ast
@@ -39,7 +39,7 @@ class Target:
     exercise: str
     path: str  # in the skeleton: "BlockPool.allocate"
     reference: object  # what the reference has there; None if the chapter cannot run here
-    solved: str  # the reference's text, under the skeleton's name, from column 0
+    solved: str  # the reference's text, with the skeleton's name, from column 0
     skeleton: str  # the same without its body, or with its bug
     is_bug: bool
 
@@ -91,7 +91,7 @@ def docstring_of(node: Def | ast.Module) -> ast.Expr | None:
 
 
 def without_body(text: str, exercise: Exercise | str, path: str) -> str:
-    """A function's decorators, signature and docstring; its body says which exercise it is."""
+    """A function's decorators, signature and docstring; its new body names the exercise."""
     node = definition(text)
     docstring = docstring_of(node)
     end = docstring.end_lineno if docstring else node.body[0].lineno - 1
@@ -100,7 +100,7 @@ def without_body(text: str, exercise: Exercise | str, path: str) -> str:
 
 
 def is_unwritten(node: Def) -> bool:
-    """Whether nothing but the docstring and the skeleton's own `raise` is there."""
+    """Whether a function has nothing but its docstring and the skeleton's `raise`."""
     body = node.body[1:] if docstring_of(node) else node.body
     if len(body) != 1 or not isinstance(body[0], ast.Raise):
         return False
@@ -109,7 +109,7 @@ def is_unwritten(node: Def) -> bool:
 
 
 def fill(text: str, sources: dict[str, str]) -> str:
-    """`text` with definitions exchanged, each by path; a source under "" goes below the imports.
+    """`text` with definitions replaced, each by path; a source under "" goes below the imports.
 
     Raises ValueError if there is no such definition.
     """
@@ -154,7 +154,7 @@ class Reference:
         return text_of(self.source, self.definitions[path])
 
     def imports(self) -> dict[str, tuple[str, str | None]]:
-        """Names that the module imports: name -> (module, name there or None)."""
+        """The names that the module imports: name -> (module, name there or None)."""
         found: dict[str, tuple[str, str | None]] = {}
         for node in self.tree.body:
             if isinstance(node, ast.Import):
@@ -167,7 +167,7 @@ class Reference:
         return found
 
     def globals(self) -> set[str]:
-        """Names that the module defines at its top level."""
+        """The names that the module defines at its top level."""
         names = {path for path in self.definitions if "." not in path}
         for node in self.tree.body:
             if isinstance(node, ast.Assign):
@@ -225,7 +225,7 @@ def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
 
 @cache
 def skeleton(chapter: Chapter) -> str:
-    """The text of `exercises/chNN_name.py` as a reader first finds it."""
+    """The text of `exercises/chNN_name.py` as a reader first sees it."""
     asked = targets(chapter)
     titles = {exercise.id: exercise.title for exercise in chapter.exercises}
     pieces: list[str] = []
@@ -243,7 +243,7 @@ def skeleton(chapter: Chapter) -> str:
             pieces.append(text)
         else:
             pieces.append(_class_text(piece, ref, name, shown, asked, titles))
-            # What is inherited needs none of its names here.
+            # Inherited members need none of their names here.
             bases = {ref.name.rpartition(".")[2]} if piece.leave_out else set()
             used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))
     return (
@@ -255,7 +255,7 @@ def skeleton(chapter: Chapter) -> str:
 
 
 def solved(chapter: Chapter) -> str:
-    """The same file with the reference's own text in every place."""
+    """The same file with every part written, as the reference has it."""
     return fill(skeleton(chapter), {path: t.solved for path, t in targets(chapter).items()})
 
 
@@ -263,14 +263,14 @@ def _head(chapter: Chapter) -> str:
     first = chapter.exercises[0].id
     return (
         f'"""{chapter.doc.strip()}\n\n'
-        "Write what raises NotImplementedError, mend what is marked as broken; the rest is given.\n"
+        "Write what raises NotImplementedError, fix what is marked as broken; the rest is given.\n"
         f'Then check("{first}") in the notebook, or in a terminal: python -m minikv check {first}\n'
         '"""\n\n'
     )
 
 
 def _banner(target: Target, titles: dict[str, str], indent: int) -> str:
-    broken = ": broken, mend it" if target.is_bug else ""
+    broken = ": broken, fix it" if target.is_bug else ""
     line = f"# ── {target.exercise} {titles[target.exercise]}{broken} "
     return line.ljust(84 - indent, "─") + "\n"
 
@@ -288,7 +288,7 @@ def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
 
 
 def _class_source(piece: Class, ref: Reference, name: str) -> str:
-    """The class with only the members that are shown, all of them written."""
+    """The class with only the members that are shown, all of them complete."""
     lines = ref.source.splitlines()
     parts = [f"class {name}:"]
     for item in _members(piece, ref, name):
@@ -358,11 +358,11 @@ def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> 
 
 
 def _import_order(name: str) -> tuple:
-    """Constants, then classes, then the rest: as the linter sorts them."""
+    """Constants, then classes, then the rest, as the linter sorts them."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
-# ── For notebooks and for makers of the course ────────────────────────────────
+# ── For notebooks and for authors of the course ───────────────────────────────
 
 
 def broken(exercise_id: str):

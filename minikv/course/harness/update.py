@@ -1,12 +1,13 @@
-"""`python -m minikv update`: a newer version of the course, with what a reader has written.
+"""`python -m minikv update`: a newer version of the course that keeps what a reader has written.
 
     python -m minikv update                # in a git checkout: fetch, fast-forward, carry over
     python -m minikv update --from ../old  # from an older copy of the course into this one
 
-Every definition is merged by itself, out of three texts: the skeleton that the reader
-began with, the reader's file, and the new skeleton. Where both have changed it, the
-reader's stays if its signature is still the one that is asked for; else the new skeleton
-stands there. What could not be kept is told, and is in a copy of the old file.
+Each definition is merged by itself from three texts: the skeleton that the reader began
+with, the reader's file, and the new skeleton. Where both have changed a definition, the
+reader's stays if its signature is still the one that the exercise asks for; otherwise the
+new skeleton takes its place. The command lists what it could not keep; a copy of the old
+file holds all of it.
 """
 
 import argparse
@@ -36,7 +37,7 @@ from minikv.course.harness.skeletons import (
 
 
 class UpdateError(Exception):
-    """The update cannot be made. Nothing was changed; says why and what to do."""
+    """The update cannot be made, and nothing was changed. The sentence says why and what to do."""
 
 
 # ── One file ──────────────────────────────────────────────────────────────────
@@ -59,7 +60,7 @@ class Pieces:
         self.nodes = definitions(tree)
         self.text = {path: text_of(text, node) for path, node in self.nodes.items()}
         lines = text.splitlines()
-        self.heads = {  # of classes: all before the first method
+        self.heads = {  # of classes: everything before the first method
             path: _head(lines, node)
             for path, node in self.nodes.items()
             if isinstance(node, ast.ClassDef)
@@ -75,7 +76,7 @@ class Pieces:
                 if isinstance(node, ast.FunctionDef)
             )
         ]
-        self.loose = [  # imports, constants and what else stands at the top level
+        self.loose = [  # imports, constants and whatever else is at the top level
             "\n".join(lines[node.lineno - 1 : node.end_lineno])
             for node in tree.body
             if not isinstance(node, Def) and node is not docstring_of(tree)
@@ -151,7 +152,7 @@ def merge(base: str, mine: str, theirs: str) -> Merge:
 
 
 def _signature(text: str) -> str:
-    """Name, parameters and their defaults: annotations are a matter of taste."""
+    """Name, parameters and defaults. Annotations may differ."""
     node = definition(text)
     if isinstance(node, ast.ClassDef):
         raise ValueError(f"class {node.name} has no signature")
@@ -195,7 +196,7 @@ def merge_all(
         except (SyntaxError, ValueError) as error:
             raise UpdateError(
                 f"exercises/{name}, line {getattr(error, 'lineno', '?')}: Python cannot read this "
-                f"({getattr(error, 'msg', error)}); mend it or reset it, then update again"
+                f"({getattr(error, 'msg', error)}); fix it or reset it, then update again"
             ) from None
         if name in theirs:
             merges[name] = merge(base[name], text, theirs[name])
@@ -205,7 +206,7 @@ def merge_all(
 
 
 def put_back(merges: Mapping[str, Merge], copies: Mapping[str, Path]) -> list[str]:
-    """Write the merged files; what there is to say about each."""
+    """Write the merged files; returns what there is to say about each."""
     said = []
     for name, merged in merges.items():
         if merged.text:
@@ -243,16 +244,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def update_from(old: Path) -> list[str]:
-    """Carry over the exercises of an older copy of the course. That copy is left alone."""
+    """Carry over the exercises of an older copy of the course, which is not changed."""
     if not (old / "minikv").is_dir() or not (old / "exercises").is_dir():
-        raise UpdateError(f"--from: {old} is no copy of the course: it has no minikv/, exercises/")
+        raise UpdateError(
+            f"--from: {old} is not a copy of the course: it has no minikv/ or no exercises/"
+        )
     folder, theirs = reader_files.folder(), {c.file_name: skeleton(c) for c in chapters().values()}
     mine_here = read_folder(folder)
     touched = [name for name, text in mine_here.items() if text != theirs.get(name)]
     if touched:
         raise UpdateError(
-            f"{', '.join(touched)} in this copy's {folder.name}/ is not as it was found. "
-            "Reset its chapter first; a copy of it is kept."
+            f"{', '.join(touched)} in this copy's {folder.name}/ has been changed. "
+            "Reset its chapter first; that keeps a copy."
         )
     merges = merge_all(_skeletons_of(old), read_folder(old / "exercises"), theirs)
     copies = {name: old / "exercises" / name for name in merges}
@@ -265,7 +268,7 @@ def update_from(old: Path) -> list[str]:
 
 
 def _skeletons_of(old: Path) -> dict[str, str]:
-    """The skeletons as that copy's own generator makes them."""
+    """The skeletons of that copy, made by its own generator."""
     code = (
         "import json\n"
         "try:\n"
@@ -287,7 +290,7 @@ def _skeletons_of(old: Path) -> dict[str, str]:
 
 
 def update_checkout() -> list[str]:
-    """Fetch the branch that this checkout follows, go to it, and carry the exercises over."""
+    """Fetch the branch that this checkout follows, fast-forward, and carry the exercises over."""
     folder = reader_files.folder()
     root = folder.parent
     upstream = _git(root, "rev-parse", "--abbrev-ref", "@{upstream}", what="follows no branch")
@@ -298,7 +301,7 @@ def update_checkout() -> list[str]:
     others = [name for name in changed if not name.startswith(f"{folder.name}/")]
     if others:
         raise UpdateError(
-            f"{', '.join(others)}: changed, and not an exercise. Put the changes aside "
+            f"{', '.join(others)}: changed, though not an exercise. Set the changes aside "
             "(git stash) and update again."
         )
     base_commit = _git(root, "merge-base", "HEAD", upstream)

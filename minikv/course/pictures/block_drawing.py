@@ -1,9 +1,9 @@
 """How the viewer draws a pool and its block tables: the places, then the ink.
 
-A slot is a small square, a block a rounded row of them with its id at the left and
-its reference count at the right. Logical blocks stand left, physical ones right, and
-each entry of a block table is an arrow between. All measures are inches from the
-upper left corner; how wide a text will be is estimated.
+A slot is a small square. A block is a rounded row of slots, with its id at the left and
+its reference count at the right. Logical blocks are on the left, physical ones on the
+right, and each entry of a block table is an arrow between them. All measures are inches
+from the upper left corner; the width of a text is estimated.
 """
 
 import textwrap
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyBboxPatch, PathPatch, Polygon, Rectangle
+from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
 from matplotlib.path import Path
 from matplotlib.patheffects import Normal, Stroke
 
@@ -20,8 +20,10 @@ from minikv.course.pictures import style
 from minikv.course.pictures.snapshot import SeenBlock, Snapshot
 from minikv.course.pictures.timeline import visible
 
+WIDTH = 7.6  # narrower than a chart: letters stay legible where the window is split
 SLOT, FILM_SLOT = 0.24, 0.19  # a slot with room around it: alone, and in a film
-SMALLEST = 0.144  # if it had to be smaller, fewer panels or blocks go beside each other
+SMALLEST = 0.155  # if it had to be smaller, fewer panels or blocks go beside each other
+MOST_STRIPES, MOST_NAMES = 6, 4  # of those who share a block: in a slot, and beside the block
 MARGIN, GAP = 0.1, 0.24  # around the picture; between two panels
 MOST_BLOCKS = 64  # of a pool are drawn
 ROWS = (16, 24, 32)  # of a pool under each other: the best, and if that gets too small
@@ -32,13 +34,23 @@ LOOKS = dict(  # of a block, by its state
     cached=dict(face=CACHED),
     held=dict(face=HELD),
     free=dict(face="none", edge=style.FAINT),
+    freed=dict(face="none", edge=style.FAINT, dashes="--"),
 )
-WORDS, SMALL = 9.0, 7.7  # points: titles, the legend
+WORDS, SMALL = 9.5, 8.0  # points: titles, the legend
 
 
 def width_of(text: str, size: float, each: float = 0.55) -> float:
     """About how wide a text is, in inches; `each` letter in parts of the font's size."""
     return each * size / 72 * len(text)
+
+
+def held_by(block: SeenBlock) -> str:
+    """A block's reference count and, if it is shared, who holds it: "3 ABC"."""
+    names = list(dict.fromkeys(block.named_by))
+    if len(names) < 2:
+        return str(block.ref_count)
+    rest = f"+{len(names) - MOST_NAMES}" if len(names) > MOST_NAMES else ""
+    return f"{block.ref_count} {''.join(names[:MOST_NAMES])}{rest}"
 
 
 # ── The places ────────────────────────────────────────────────────────────────
@@ -60,22 +72,20 @@ def _lanes(steps: Sequence[Snapshot]) -> list[dict[str, int]]:
 class Layout:
     """The places of one panel: the same at every step, so that only what changes moves."""
 
-    def __init__(self, steps: Sequence[Snapshot], slot: float, rows: int):
-        self.slot = slot
+    def __init__(self, steps: Sequence[Snapshot], slot: float, rows: int, letters: int = 6):
+        self.slot, self.letters = slot, letters  # of a token, in its slot
         self.block_size = next((s.block_size for s in steps if s.tables), steps[0].block_size)
-        self.font = max(6.2, min(8.5, 0.52 * 72 * slot))
+        self.font = max(7.0, min(9.0, 0.56 * 72 * slot))
         self.char, self.line = width_of("0", self.font, 0.62), 1.7 * self.font / 72
         self.pad = 0.18 * slot  # of a block around its slots
         self.row = 1.68 * slot  # from one block to the next
-        self.top = 1.2 * self.line + 0.2 * slot  # under the headings
+        self.top = 2.1 * self.line + 0.1 * slot  # under the headings
 
         texts = [text for step in steps for table in step.tables.values() for text in table.texts]
-        self.with_texts = bool(texts) and slot >= 0.2
-        self.logical_step, self.logical_row = slot, self.row
-        if self.with_texts:
-            longest = max((visible(text, 6) for text in texts), key=len)
-            self.logical_step = max(slot, width_of(longest, self.font - 1.5, 0.6) + 0.06)
-            self.logical_row += 0.8 * self.line
+        self.logical_step = slot
+        if texts:
+            longest = max((visible(text, letters) for text in texts), key=len)
+            self.logical_step = max(slot, width_of(longest, self.font - 1, 0.6) + 0.05)
 
         # The lanes, one for each table at a time.
         self.lanes = _lanes(steps)
@@ -87,10 +97,10 @@ class Layout:
         self.lane_top, top = {}, self.top
         for lane in sorted(num_blocks_in):
             self.lane_top[lane] = top
-            top += 1.2 * self.line + num_blocks_in[lane] * self.logical_row + 0.35 * slot
+            top += 1.2 * self.line + num_blocks_in[lane] * self.row + 0.35 * slot
 
         # The pool: all of it, or what is ever used of a large one.
-        num_blocks = len(steps[-1].ref_counts)
+        self.num_blocks = num_blocks = len(steps[-1].ref_counts)
         self.drawn = list(range(num_blocks))
         if num_blocks > MOST_BLOCKS:
             seen = [block for step in steps for block in step.blocks]
@@ -112,23 +122,29 @@ class Layout:
         self.id_width = self.char * digits + 0.07
         self.body = self.block_size * slot + 2 * self.pad
         self.gutter = 0.8 * slot  # between columns: here an arrow comes down
-        self.column = self.id_width + self.body + 2 * self.char + 0.05
+        counts = [held_by(block) for step in steps for block in step.blocks]
+        counted = max(4, *(len(text) for text in counts)) * self.char  # the heading is "refs"
+        self.column = self.id_width + self.body + 0.05 + counted
 
     @property
     def width(self) -> float:
-        return self.pool + self.columns * self.column + (self.columns - 1) * self.gutter
+        pool = self.columns * self.column + (self.columns - 1) * self.gutter
+        total = self.num_blocks
+        heading = 0.03 + width_of(f"physical, {total} of {total} free", self.font)
+        return self.pool + max(pool, heading)
 
     @classmethod
     def fitting(cls, steps: Sequence[Snapshot], width: float, most: float) -> "Layout":
         """The largest with slots up to `most` that is no wider than `width`.
 
-        A pool of many blocks stands in columns: fewer, longer ones if the slots grow by it.
+        Tokens are cut shorter, and a pool of many blocks has fewer and longer columns, where
+        slots can be larger for it.
         The arrows get some of the width that is left.
         """
         layouts: list[Layout] = []
-        for rows in ROWS:
+        for rows, letters in [(ROWS[0], 6), *((rows, 4) for rows in ROWS)]:
             slot = most
-            while (layout := cls(steps, slot, rows)).width > width and slot > 0.05:
+            while (layout := cls(steps, slot, rows, letters)).width > width and slot > 0.05:
                 slot -= 0.005
             layouts.append(layout)
             if layout.slot >= SMALLEST:
@@ -151,13 +167,17 @@ class Pen:
     """Draws on a paper of its own.
 
     Patches go through `add_artist`: `add_patch` would measure each, for limits that are set.
+    Nothing is clipped: all of it is on the paper, and an SVG would say so for each patch.
     """
 
     def __init__(self, height: float):
-        self.figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
+        self.figure = Figure(figsize=(WIDTH, height), facecolor=style.PAPER)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set(xlim=(0, style.WIDTH), ylim=(height, 0))
+        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
         self.axes.axis("off")
+
+    def add(self, patch: Patch) -> None:
+        self.axes.add_artist(patch).set_clip_on(False)
 
     def text(self, x, y, text, size, align="left", color=style.INK, **more) -> None:
         self.axes.text(
@@ -165,55 +185,60 @@ class Pen:
         )
 
     def square(self, x, y, width, height, face, edge=style.INK, line=0.6, zorder=1.0) -> None:
-        self.axes.add_artist(
+        self.add(
             Rectangle(
                 (x, y), width, height, facecolor=face, edgecolor=edge, linewidth=line,
                 zorder=zorder,
             )
         )  # fmt: skip
 
-    def body(self, x, y, width, slot, face, hatch=None, edge=style.INK, line=0.9) -> None:
+    def body(self, x, y, width, slot, face, hatch=None, edge=style.INK, dashes="-") -> None:
         """The rounded row that a block is; y is its middle."""
         height = 1.36 * slot
         patch = FancyBboxPatch(
-            (x, y - height / 2), width, height, facecolor=face, edgecolor=edge, linewidth=line,
-            boxstyle=f"round,pad=0,rounding_size={0.3 * slot}", hatch=hatch, zorder=1,
+            (x, y - height / 2), width, height, facecolor=face, edgecolor=edge, linewidth=0.9,
+            boxstyle=f"round,pad=0,rounding_size={0.3 * slot}", hatch=hatch, linestyle=dashes,
+            zorder=1,
         )  # fmt: skip
         patch.set_hatch_linewidth(0.8)
-        self.axes.add_artist(patch)
+        self.add(patch)
 
-    def slot(self, x, y, side, names: Sequence[str] = (), new: bool = False) -> None:
-        """A square in the colours of its sequences, with their letters; (x, y) is its middle."""
-        side *= 0.9  # so that what is behind a row of slots is seen between them
-        left, top = x - side / 2, y - side / 2
-        if len(names) > 4:
-            names = [*names[:3], f"+{len(names) - 3}"]
-        across, down = (1, max(1, len(names))) if len(names) <= 2 else (2, 2)
-        for i, name in enumerate(names):  # halves one above the other, or quarters
-            face = style.PAPER if name[0] == "+" else style.color(_number(name))
-            alone = i == 2 and len(names) == 3  # takes the whole lower half
-            width, height = side / (1 if alone else across), side / down
-            corner = left + i % across * width, top + i // across * height
-            self.square(*corner, width, height, face, line=0)
-            size = 72 * side * {1: 0.64, 2: 0.5}.get(len(names), 0.46) / len(name) ** 0.5
-            middle = corner[0] + width / 2, corner[1] + height / 2
-            self.text(*middle, name, min(10, size), "center", style.ink_on(face), weight="bold")
+    def slot(
+        self, x, y, side, names: Sequence[str] = (), new: bool = False, wide=0.0, token=("", 0.0)
+    ) -> None:
+        """A square, or a box `wide`, in the colour of its sequence; (x, y) is its middle.
+
+        In it stands the sequence's letter, or a `token`, (text, points). One that several
+        sequences share has their colours, as stripes.
+        """
+        gap = 0.1 * side  # so that what is behind a row of slots is seen between them
+        wide, side = max(wide, side) - gap, side - gap
+        left, top = x - wide / 2, y - side / 2
+        stripe = wide / max(1, min(len(names), MOST_STRIPES))
+        for i, name in enumerate(names[:MOST_STRIPES]):
+            color = style.color(_number(name))
+            self.square(left + i * stripe, top, stripe, side, color, line=0)
+        if len(names) == 1 and token[0]:
+            self.text(x, y, *token, "center", style.ink_on(color), family="monospace")
+        elif len(names) == 1:
+            size = min(10, 72 * side * 0.64 / len(name) ** 0.5)
+            self.text(x, y, name, size, "center", style.ink_on(color), weight="bold")
         face = "none" if names else style.PAPER
-        self.square(left, top, side, side, face, style.INK if names else style.FAINT)
+        self.square(left, top, wide, side, face, style.INK if names else style.FAINT)
         if new:
             thick = min(2.0, 9.5 * side)
-            ring = side + thick / 2 / 72
-            corner = x - ring / 2, y - ring / 2
-            self.square(*corner, ring, ring, "none", line=thick, zorder=2)
+            more = thick / 2 / 72
+            corner = left - more / 2, top - more / 2
+            self.square(*corner, wide + more, side + more, "none", line=thick, zorder=2)
 
-    def count(self, x, y, count: int, size, wrong: bool = False, color=style.INK) -> None:
+    def count(self, x, y, count: str, size, wrong: bool = False, color=style.INK) -> None:
         """A reference count; one that is wrong is white on black, with a mark."""
         if wrong:
             box = dict(boxstyle="round,pad=0.15", facecolor=style.INK, linewidth=0)
-            self.text(x + 0.02, y, str(count), size, color=style.PAPER, weight="bold", bbox=box)
-            self.text(x + width_of(str(count), size, 0.7) + 0.06, y, "⚠", size + 1, weight="bold")
+            self.text(x + 0.02, y, count, size, color=style.PAPER, weight="bold", bbox=box)
+            self.text(x + width_of(count, size, 0.7) + 0.06, y, "⚠", size + 1, weight="bold")
         else:
-            self.text(x, y, str(count), size, color=color)
+            self.text(x, y, count, size, color=color)
 
     def arrow(self, points: Sequence[tuple[float, float]], color: str, slot: float) -> None:
         """A curve through `points`, level at each, with a head that suits the size of a slot."""
@@ -225,14 +250,14 @@ class Pen:
             codes += [Path.CURVE4] * 3
         thick = min(1.4, 7 * slot)
         rim = [Stroke(linewidth=thick + 1, foreground=style.INK), Normal()]  # for pale colours
-        self.axes.add_artist(
+        self.add(
             PathPatch(
                 Path(vertices, codes), facecolor="none", edgecolor=color, linewidth=thick,
                 path_effects=rim, zorder=0.8,
             )
         )  # fmt: skip
         triangle = [(x - head, y - head / 2), (x, y), (x - head, y + head / 2)]
-        self.axes.add_artist(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
+        self.add(Polygon(triangle, facecolor=style.INK, linewidth=0, zorder=0.9))
 
 
 def _number(name: str) -> int:
@@ -241,21 +266,23 @@ def _number(name: str) -> int:
 
 
 class Panel:
-    """One step, drawn at (x, y). `before` is the step that it is compared with."""
+    """The `i`-th of the steps, drawn at (x, y), and what is new since the one before it."""
 
     def __init__(
-        self, pen: Pen, layout: Layout, x: float, y: float, step: Snapshot, lanes: dict[str, int],
-        before: Snapshot | None,
-    ):  # fmt: skip
+        self, pen: Pen, layout: Layout, x: float, y: float, steps: Sequence[Snapshot], i: int
+    ):
         self.pen, self.layout, self.x, self.y = pen, layout, x, y
-        self.step, self.lanes = step, lanes
-        self.new = step.filled_slots - before.filled_slots if before else frozenset()
+        self.step, self.lanes = steps[i], layout.lanes[i]
+        self.before, self.lanes_before = (steps[i - 1], layout.lanes[i - 1]) if i else (None, {})
+        before = self.before
+        self.new = self.step.filled_slots - before.filled_slots if before else frozenset()
         self.places = {block_id: place for place, block_id in enumerate(layout.drawn)}
 
     def draw(self) -> None:
         self._headings()
         for name in self.step.tables:
             self._table(name)
+        self._gone()
         for block_id in self.layout.drawn:
             self._block(self.step.blocks[block_id])
         self._rest()
@@ -272,6 +299,9 @@ class Panel:
             self._text(at.entry + at.entry_width / 2, y, "table", "center", color=style.FAINT)
         heading = f"physical, {self.step.num_free} of {total} free"
         self._text(at.pool + 0.03, y, heading, color=style.FAINT)
+        for place in range(0, len(at.drawn), at.rows):
+            x = at.block(place)[0] + at.body + 0.05
+            self._text(x, 1.05 * at.line + y, "refs", color=style.FAINT)
 
     def _table(self, name: str) -> None:
         at, table = self.layout, self.step.tables[name]
@@ -283,8 +313,21 @@ class Panel:
         tokens += "" if table.block_ids else ", no blocks"
         self._text(chip + 0.05, middle, tokens, weight="bold")
         for index, block_id in enumerate(table.block_ids):
-            y = top + 1.2 * at.line + index * at.logical_row + at.row / 2
+            y = top + 1.2 * at.line + index * at.row + at.row / 2
             self._logical_block(name, index, block_id, y)
+
+    def _gone(self) -> None:
+        """Tables that were there in the step before, where nothing has taken their place."""
+        at = self.layout
+        for name, lane in self.lanes_before.items():
+            if name not in self.step.tables and lane not in self.lanes.values():
+                y = at.lane_top[lane] + at.line / 2
+                self._text(0, y, f"{name} has left", color=style.FAINT, style="italic")
+
+    def _was(self, block: SeenBlock) -> str:
+        """Who held a block that has become free in this step."""
+        before = self.before.blocks[block.id].named_by if self.before else ()
+        return " ".join(dict.fromkeys(before)) if block.state == "free" else ""
 
     def _logical_block(self, name: str, index: int, block_id: int, y: float) -> None:
         at, pen = self.layout, self.pen
@@ -297,12 +340,11 @@ class Panel:
         for offset in range(at.block_size):
             x = at.slots + (offset + 0.5) * at.logical_step
             names = [name] if offset < filled else []
-            pen.slot(self.x + x, self.y + y, at.slot, names, (block_id, offset) in self.new)
-            if at.with_texts and offset < min(filled, len(texts)):
-                pen.text(
-                    self.x + x, self.y + y + 0.7 * at.slot + 0.4 * at.line,
-                    visible(texts[offset], 6), at.font - 1.5, "center", family="monospace",
-                )  # fmt: skip
+            text = visible(texts[offset], at.letters) if offset < len(texts) else ""
+            pen.slot(
+                self.x + x, self.y + y, at.slot, names, (block_id, offset) in self.new,
+                at.logical_step, (text, at.font - 1),
+            )  # fmt: skip
         self._text(at.filled + 0.04, y, f"{filled} of {at.block_size}")
         height = 1.1 * at.slot
         pen.square(self.x + at.entry, self.y + y - height / 2, at.entry_width, height, style.PAPER)
@@ -338,13 +380,16 @@ class Panel:
         left, middle = self.x + x, self.y + y
         faint = style.FAINT if block.state == "free" else style.INK
         self._text(x - 0.05, y, str(block.id), "right", color=faint)
-        pen.body(left, middle, at.body, at.slot, **LOOKS[block.state])
+        was = self._was(block)
+        pen.body(left, middle, at.body, at.slot, **LOOKS["freed" if was else block.state])
+        if was:
+            self._text(x + at.body / 2, y, f"was {was}", "center", color=style.FAINT)
         if block.named_by:
             for offset, names in enumerate(block.slots):
                 slot_x = left + at.pad + (offset + 0.5) * at.slot
                 pen.slot(slot_x, middle, at.slot, names, (block.id, offset) in self.new)
         after = left + at.body + 0.05
-        pen.count(after, middle, block.ref_count, at.font, bool(block.warning), faint)
+        pen.count(after, middle, held_by(block), at.font, bool(block.warning), faint)
 
     def _rest(self) -> None:
         """What of a large pool is not drawn, in words."""
@@ -376,15 +421,15 @@ class Legend:
     def __init__(self, entries: Sequence[Entry]):
         self.places, x, line = [], MARGIN, 0
         for entry in entries:
-            width = entry.width + 0.06 + width_of(entry.meaning, SMALL) + 0.11
-            if x + width > style.WIDTH:
+            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.53) + 0.11
+            if x + width > WIDTH:
                 x, line = MARGIN, line + 1
             self.places.append((entry, x, line))
             x += width
         self.height = 0.26 * (line + 1) + 0.14
 
     def draw(self, pen: Pen, y: float) -> None:
-        pen.axes.plot([MARGIN, style.WIDTH - MARGIN], [y + 0.04] * 2, color=style.FAINT, lw=0.5)
+        pen.axes.plot([MARGIN, WIDTH - MARGIN], [y + 0.04] * 2, color=style.FAINT, lw=0.5)
         for entry, x, line in self.places:
             middle = y + 0.2 + 0.26 * line
             entry.sample(pen, x, middle)
@@ -416,27 +461,33 @@ def _count_sample(pen: Pen, x: float, y: float) -> None:
 
 
 def warning_entry(meaning: str) -> Entry:
-    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, 0, SMALL, wrong=True))
+    return Entry(0.28, meaning, lambda pen, x, y: pen.count(x + 0.03, y, "0", SMALL, wrong=True))
 
 
 def _legend(steps: Sequence[Snapshot]) -> Legend:
-    """What is to be explained, always in this order."""
+    """What is drawn of these steps and is to be explained, always in this order."""
     states = {block.state for step in steps for block in step.blocks}
-    entries = [
-        slot_entry("slot of A", "A"),
-        slot_entry("new in this step", "A", new=True),
-        slot_entry("empty slot", ""),
-        Entry(0.64, "block 7, reference count 1", _count_sample),
-        body_entry("shared by A and B", "shared", "AB"),
-        body_entry("free block", "free"),
-    ]
-    if "cached" in states:
-        entries.append(body_entry("cached, unused", "cached"))
-    if "held" in states:
-        entries.append(body_entry("in use, by no table here", "held"))
-    if any(step.warnings for step in steps):
-        entries.append(warning_entry("count and tables disagree"))
-    return Legend(entries)
+    filled = [step.filled_slots for step in steps]
+    entries = {
+        "used": slot_entry("slot of A", "A"),
+        "new": slot_entry("new in this step", "A", new=True),
+        "empty": slot_entry("empty slot", ""),
+        "count": Entry(0.64, "block 7, 1 reference", _count_sample),
+        "shared": body_entry("shared by A and B", "shared", "AB"),
+        "free": body_entry("free block", "free"),
+        "freed": body_entry("freed in this step", "freed"),
+        "cached": body_entry("cached, unused", "cached"),
+        "held": body_entry("in use, by no table here", "held"),
+        "wrong": warning_entry("count and tables disagree"),
+    }
+    there = states | {"count"}
+    there |= {"used", "empty"} if states & {"used", "shared"} else set()
+    for before, after in pairwise(range(len(steps))):
+        there |= {"new"} if filled[after] - filled[before] else set()
+        pairs = zip(steps[before].blocks, steps[after].blocks, strict=True)
+        there |= {"freed" for old, new in pairs if old.named_by and new.state == "free"}
+    there |= {"wrong"} if any(step.warnings for step in steps) else set()
+    return Legend([entry for kind, entry in entries.items() if kind in there])
 
 
 # ── The pictures ──────────────────────────────────────────────────────────────
@@ -444,38 +495,35 @@ def _legend(steps: Sequence[Snapshot]) -> Legend:
 
 def frame(steps: Sequence[Snapshot], i: int) -> Figure:
     """Step `i` alone, without its words."""
-    layout, legend = Layout.fitting(steps, style.WIDTH - 2 * MARGIN, SLOT), _legend(steps)
+    layout, legend = Layout.fitting(steps, room(1), SLOT), _legend(steps)
     pen = Pen(MARGIN + layout.height + legend.height)
-    before = steps[i - 1] if i > 0 else None
-    Panel(pen, layout, MARGIN, MARGIN, steps[i], layout.lanes[i], before).draw()
+    Panel(pen, layout, MARGIN, MARGIN, steps, i).draw()
     legend.draw(pen, MARGIN + layout.height)
     return pen.figure
 
 
 def room(across: int) -> float:
-    """How wide each of so many panels beside each other may be."""
-    return (style.WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
+    """The width of each of `across` panels beside each other."""
+    return (WIDTH - 2 * MARGIN - (across - 1) * GAP) / across
 
 
 def film(steps: Sequence[Snapshot], chosen: Sequence[int]) -> Figure:
     """The chosen steps with their words, from left to right, then on the next line."""
-    across = len(chosen)
-    while across > 1 and Layout.fitting(steps, room(across), FILM_SLOT).slot < SMALLEST:
+    shown, across = [steps[i] for i in chosen], len(chosen)
+    while across > 1 and Layout.fitting(shown, room(across), FILM_SLOT).slot < SMALLEST:
         across -= 1
     across = evenly(len(chosen), across)
-    layout = Layout.fitting(steps, room(across), FILM_SLOT)
+    layout = Layout.fitting(shown, room(across), FILM_SLOT)
 
     def panel(pen: Pen, place: int, x: float, y: float) -> None:
-        i = chosen[place]
-        before = steps[chosen[place - 1]] if place else None
-        Panel(pen, layout, x, y, steps[i], layout.lanes[i], before).draw()
+        Panel(pen, layout, x, y, shown, place).draw()
 
     titles = [(f"{i}  {steps[i].words}", steps[i].warnings) for i in chosen]
-    return strip(titles, across, [layout.height] * len(chosen), panel, _legend(steps))
+    return strip(titles, across, [layout.height] * len(chosen), panel, _legend(shown))
 
 
 def evenly(panels: int, most: int) -> int:
-    """How many to put on a line, at most `most`, so that all lines are about as long."""
+    """How many panels to put on a line, at most `most`, so that lines are about equally long."""
     return -(-panels // -(-panels // most))
 
 
@@ -514,7 +562,7 @@ def strip(
 
 def _wrapped(words: str, warnings: Sequence[str], width: float) -> list[tuple[str, str]]:
     """The lines over a panel, with their weights."""
-    characters = int(width / width_of("0", WORDS))
+    characters = int(width / width_of("0", WORDS, 0.62))  # bold
     title = textwrap.wrap(words, characters, subsequent_indent="    ")
     lines = [(line, "bold") for line in title]
     for warning in warnings:

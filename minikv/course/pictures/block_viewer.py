@@ -54,8 +54,8 @@ def _copy_table(name: str, table, texts: Sequence[str]) -> SeenTable:
 class Recording:
     """Snapshots, in the order in which they were taken, and the ways to look at them.
 
-    A snapshot has `words` and `warnings`. What it is of, and how it is told and drawn,
-    each kind of recording says for itself.
+    A snapshot has `words` and `warnings`. Each kind of recording defines what it copies, and
+    how that is told and drawn.
     """
 
     title: str  # "Block tables"
@@ -75,8 +75,13 @@ class Recording:
         """One step. Things keep their places from frame to frame."""
         raise NotImplementedError
 
-    def picture(self, steps: Sequence[int] | None = None) -> style.Picture:
-        """All steps, or those named, from left to right, line by line."""
+    def counted(self, i: int) -> dict[str, int]:
+        """What the caption counts at step `i`, by name."""
+        raise NotImplementedError
+
+    def picture(self, steps: Sequence[int] | None = None, caption: str = "") -> style.Picture:
+        """All steps, or those named, from left to right, line by line. `caption` is the line
+        under them; by default it counts blocks."""
         indices = range(len(self.taken()))
         chosen = list(indices) if steps is None else [indices[i] for i in steps]
         if not chosen:
@@ -85,7 +90,15 @@ class Recording:
             f"Step {i}, {self.steps[i].words}: {self.describe(i, before)}"
             for before, i in self.pairs(chosen)
         ]
-        return style.Picture(self.draw(chosen), f"{self.title}. {' '.join(words)}")
+        alt = f"{self.title}. {' '.join(words)}"
+        return style.Picture(self.draw(chosen), alt, caption or self._counts(chosen))
+
+    def _counts(self, chosen: Sequence[int]) -> str:
+        counts = [self.counted(i) for i in chosen]
+        told = "; ".join(
+            f"{what}: {' → '.join(str(count[what]) for count in counts)}" for what in counts[0]
+        )
+        return f"{told[0].upper()}{told[1:]}."
 
     def widget(self) -> Player:
         """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
@@ -93,7 +106,7 @@ class Recording:
         return Player(what, len(self.taken()) - 1, self.frame, self._caption)
 
     def pairs(self, chosen: Sequence[int]) -> list[tuple[int | None, int]]:
-        """Each of these steps behind the one that it is compared with: the one shown before it."""
+        """Pairs of steps: what each is compared with, the one shown before it, and itself."""
         first = chosen[0] - 1 if chosen[0] else None
         return list(zip([first, *chosen], chosen, strict=False))
 
@@ -134,8 +147,8 @@ class History(Recording):
     ) -> Snapshot:
         """Copy what is there now; later changes of the live objects don't reach the copy.
 
-        `tables` are by letter: {"A": table}. `texts` gives a table's tokens, to stand
-        under their slots. `cached` names the blocks that a prefix cache holds.
+        `tables` are by letter: {"A": table}. `texts` gives a table's tokens, which are
+        written into its slots. `cached` names the blocks that a prefix cache holds.
         """
         tables, texts = tables or {}, texts or {}
         if unknown := texts.keys() - tables.keys():
@@ -166,6 +179,10 @@ class History(Recording):
 
     def describe(self, i: int, before: int | None) -> str:
         return self.steps[i].describe()
+
+    def counted(self, i: int) -> dict[str, int]:
+        step = self.steps[i]
+        return {f"blocks in use of {len(step.ref_counts)}": len(step.ref_counts) - step.num_free}
 
     def draw(self, chosen: Sequence[int]) -> Figure:
         return block_drawing.film(self.steps, chosen)

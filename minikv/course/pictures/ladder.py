@@ -1,69 +1,140 @@
-"""The ladder at the top of every notebook: the rungs so far, and what is still to come."""
+"""The ladder at the top of every notebook: the chapters so far, with links to each.
 
-from matplotlib.figure import Figure
+Notebooks and exercises are looked for when a cell runs, so a new chapter appears in the
+notebooks of its neighbours without a change in them.
+"""
 
-from minikv.course.chapters import each, folders
-from minikv.course.pictures.style import FAINT, INK, PAPER, WIDTH, Picture
+from html import escape
 
-# The parts of the course, by their first chapter. A picture names those above it, not their
-# rungs: so it stays as it is when a chapter is added.
-PARTS = (
-    ("01", "one sequence"),
-    ("04", "memory in blocks"),
-    ("06", "many requests"),
-    ("08", "kernels"),
-    ("10", "smaller, longer, farther"),
-)
+from minikv.course.chapters import each, notebook, title
+from minikv.course.harness import markup, reader_files
+from minikv.course.harness.manifest import chapters
+from minikv.course.harness.markup import GREEN, SKY, badge
+from minikv.course.harness.overview import Overview
+
+# The parts of the course, by their first chapter.
+PARTS = {
+    "00": "Before you build",
+    "01": "One sequence",
+    "04": "Memory in blocks",
+    "06": "Many requests",
+    "08": "Kernels",
+    "10": "Smaller, longer, farther",
+}
 
 
 def rungs() -> dict[str, tuple[str, str]]:
-    """(name, idea) of every chapter by its number: "04" -> ("paged blocks", "blocks of …")."""
-    names = folders()
-    return {
-        number: (names[number][5:].replace("_", " "), module.IDEA)
-        for number, module in each("rung")
-    }
+    """(title, idea) of every chapter by its number: "04" -> ("Paged blocks", "blocks of …")."""
+    return {number: (title(number), module.IDEA) for number, module in each("rung")}
 
 
-def ladder(here: int) -> Picture:
-    """The rungs from the bottom up to the one that you stand on, and the parts above it."""
-    number = f"{here:02}"
-    below = {key: rung for key, rung in rungs().items() if key <= number}
-    above = [(first, part) for first, part in PARTS if first > number]
-    top = len(below) + len(above)
-    figure = Figure(figsize=(WIDTH, 0.36 * top + 0.2), facecolor=PAPER)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, WIDTH), ylim=(-0.75, top - 0.25))
-    axes.axis("off")
-    for rail in (0.25, 2.95):
-        axes.plot([rail, rail], [-0.65, top - 0.35], color=FAINT, linewidth=3)
-    for height in range(top + 1):
-        axes.plot([0.25, 2.95], [height - 0.5] * 2, color=FAINT, linewidth=1.5)
-    for height, (key, (name, idea)) in enumerate(below.items()):
-        mine = key == number
-        weight = "bold" if mine else "normal"
-        axes.text(
-            0.5, height, f"{key}  {name}", va="center", fontsize=10,
-            color=PAPER if mine else INK, fontweight=weight,
-            bbox=dict(boxstyle="round,pad=0.3", facecolor=INK if mine else PAPER, linewidth=0),
-            zorder=3,
-        )  # fmt: skip
-        axes.text(3.15, height, idea, va="center", fontsize=10, color=INK, fontweight=weight)
-    for height, (first, part) in enumerate(above, len(below)):
-        axes.text(0.5, height, f"{first} …", va="center", fontsize=10, color=FAINT)
-        axes.text(3.15, height, part, va="center", fontsize=10, color=FAINT, style="italic")
-    axes.text(
-        WIDTH - 0.1,
-        len(below) - 1,
-        "◀ you are here",
-        ha="right",
-        va="center",
-        fontsize=10,
-        color=INK,
-    )
-    name, idea = below[number]
-    rest = ", ".join(name for key, (name, _) in below.items() if key != number)
-    alt = f"A ladder, one rung per notebook. You are on rung {number}, {name}: {idea}."
-    alt += f" Below it: {rest}." if rest else ""
-    alt += f" Above it: {', '.join(part for _, part in above)}." if above else ""
-    return Picture(figure, alt)
+def _linked(number: str, text: str) -> str:
+    return f'<a href="{notebook(number)}">{escape(text)}</a>'
+
+
+class Navigation:
+    """The notebook before and the one after, the first one, and this chapter's exercises."""
+
+    def __init__(self, here: int):
+        self.number = f"{here:02}"
+        self.rungs = rungs()
+        if self.number not in self.rungs:
+            there = ", ".join(self.rungs)
+            raise ValueError(f"here: there is no chapter {here}; there are {there}")
+        numbers = list(self.rungs)
+        place = numbers.index(self.number)
+        self.before = numbers[place - 1] if place else None
+        self.after = numbers[place + 1] if place + 1 < len(numbers) else None
+        self.chapter = chapters().get(self.number)
+
+    def _name(self, number: str) -> str:
+        return f"{number} {self.rungs[number][0]}"
+
+    def __repr__(self) -> str:
+        parts = {
+            "previous": self.before and notebook(self.before),
+            "next": self.after and notebook(self.after),
+            "exercises": self.chapter and reader_files.display_name(self.chapter),
+        }
+        return " · ".join(f"{what}: {file}" for what, file in parts.items() if file)
+
+    def _repr_html_(self) -> str:
+        parts = [
+            self.before and _linked(self.before, f"← {self._name(self.before)}"),
+            self.number != "00" and _linked("00", "Contents"),
+            self.chapter
+            and markup.link(
+                reader_files.path_of(self.chapter), 1, f"Exercises: {self.chapter.file_name}"
+            ),
+            self.after and _linked(self.after, f"{self._name(self.after)} →"),
+        ]
+        line = " &nbsp;·&nbsp; ".join(part for part in parts if part)
+        return f"<p style='text-align:left;margin:6px 0'>{line}</p>"
+
+
+class Ladder(Navigation):
+    """All chapters, in the parts of the course, with what is passed of each."""
+
+    def __init__(self, here: int):
+        super().__init__(here)
+        self.overview = Overview()
+
+    def _parts(self) -> list[tuple[str, list[str]]]:
+        """(name, numbers of its chapters) of each part that has chapters."""
+        spans = zip(PARTS, [*PARTS, "99"][1:], strict=True)
+        parts = [
+            (PARTS[first], [n for n in self.rungs if first <= n < end]) for first, end in spans
+        ]
+        return [(name, numbers) for name, numbers in parts if numbers]
+
+    def _state(self, *numbers: str) -> str:
+        """How many exercises of these chapters are passed, and how long all of them take."""
+        some = [chapters()[number] for number in numbers if number in chapters()]
+        return self.overview.count(*some) if some else "no exercises"
+
+    def _is_whole(self, number: str) -> bool:
+        """Whether every exercise of a chapter is passed."""
+        chapter = chapters().get(number)
+        return chapter is not None and len(self.overview.passed(chapter)) == len(chapter.exercises)
+
+    def __repr__(self) -> str:
+        lines = []
+        for part, numbers in self._parts():
+            lines.append(part)
+            for number in numbers:
+                mark = "✓" if self._is_whole(number) else "▶" if number == self.number else " "
+                name, idea = self.rungs[number]
+                lines.append(f" {mark} {number} {name.ljust(23)}  {idea}  ({self._state(number)})")
+        return "\n".join([*lines, super().__repr__()])
+
+    def _repr_html_(self) -> str:
+        """The part that the reader is in is open; all are in the first notebook, the contents."""
+        out = []
+        for part, numbers in self._parts():
+            summary = f"<b>{escape(part)}</b> <small>· {self._state(*numbers)}</small>"
+            lines = "".join(
+                f"<li style='margin:1px 0'>{self._line(number)}</li>" for number in numbers
+            )
+            listed = f"<ul style='list-style:none;margin:0;padding:0'>{lines}</ul>"
+            is_open = self.number in numbers or self.number == "00"
+            out.append(markup.folded(summary, listed, is_open))
+        return f"<div style='text-align:left'>{super()._repr_html_()}{''.join(out)}</div>"
+
+    def _line(self, number: str) -> str:
+        name, idea = self.rungs[number]
+        here = number == self.number
+        head = f"<b>{number} {escape(name)}</b>" if here else _linked(number, f"{number} {name}")
+        marks = [badge("you are here", SKY)] * here
+        marks += [badge("✓ all passed", GREEN)] * self._is_whole(number)
+        state = f"<small>· {self._state(number)}</small>"
+        return " ".join([head, *marks, escape(idea), state])
+
+
+def ladder(here: int) -> Ladder:
+    """Every chapter, as links, with the one that you are in."""
+    return Ladder(here)
+
+
+def navigation(here: int) -> Navigation:
+    """Links to the notebooks before and after this one, and to its exercises."""
+    return Navigation(here)

@@ -24,6 +24,9 @@ class Player(widgets.VBox):
     `frame(step)` draws it, `caption(step)` says in a line what it shows, and
     `text(step)`, if given, stands beside the picture. Both are HTML, and take the
     text colour of the page: only the picture is on white paper.
+
+    ipywidgets gives the buttons of a `Play` no names that a screen reader could say. So it
+    stays hidden, keeps the time, and is started by a button.
     """
 
     def __init__(
@@ -40,27 +43,54 @@ class Player(widgets.VBox):
         steps = dict(min=0, max=last, value=start)
         slow = 1200 if last <= 20 else 400  # ms: few steps are there to be read
         self.play = widgets.Play(**steps, interval=slow)
-        self.play.tooltip = f"Play {what} step by step"
-        self.slider = widgets.IntSlider(**steps, description="step")
+        self.play.layout.display = "none"
+        self.buttons = {
+            "back": widgets.Button(description="◀ Back", tooltip=f"One step of {what} back"),
+            "play": widgets.Button(description="▶ Play", tooltip=f"Play {what} step by step"),
+            "next": widgets.Button(description="Next ▶", tooltip=f"The next step of {what}"),
+        }
+        for button in self.buttons.values():
+            button.layout.width = "auto"
+        self.buttons["back"].on_click(lambda _: self._move(-1))
+        self.buttons["next"].on_click(lambda _: self._move(1))
+        self.buttons["play"].on_click(lambda _: self._toggle())
+        self.play.observe(lambda change: self._name_play(change["new"]), names="playing")
+        self.slider = widgets.IntSlider(**steps, description=f"step of {last}")
         self.slider.tooltip = f"The step of {what} that is shown; the arrow keys move it"
+        self.slider.layout = widgets.Layout(flex="1 1 260px", width="auto")
         self.caption, self.text = widgets.HTML(), widgets.HTML()
         self.picture = _Image(format="png")
-        wide = "700px" if text else f"{96 * style.WIDTH:.0f}px"
-        self.picture.layout = widgets.Layout(width=wide, max_width="100%")
+        self.picture.layout = widgets.Layout(width=f"{style.SHOWN}px", max_width="100%")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(lambda change: self._show(change["new"]), names="value")
         self._show(start)
 
-        in_line = widgets.Layout(flex_flow="row wrap", align_items="center")
-        controls = widgets.HBox([self.play, self.slider, self.caption], layout=in_line)
+        in_line = widgets.Layout(
+            flex_flow="row wrap", align_items="center", max_width=f"{style.SHOWN}px"
+        )
+        moving = [self.play, *self.buttons.values(), self.slider]
+        controls = widgets.HBox(moving, layout=in_line)
         self.text.layout = widgets.Layout(flex="1 1 300px")
         beside = [self.picture, self.text] if text else [self.picture]
         wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        super().__init__([controls, widgets.HBox(beside, layout=wrap)])
+        super().__init__([controls, self.caption, widgets.HBox(beside, layout=wrap)])
+
+    def _move(self, steps: int) -> None:
+        """Within the slider's ends: it keeps to them by itself."""
+        self.play.playing = False
+        self.slider.value += steps
+
+    def _toggle(self) -> None:
+        if self.slider.value == self.slider.max and not self.play.playing:
+            self.slider.value = self.slider.min  # once more from the beginning
+        self.play.playing = not self.play.playing
+
+    def _name_play(self, playing: bool) -> None:
+        self.buttons["play"].description = "⏸ Pause" if playing else "▶ Play"
 
     def _show(self, step: int) -> None:
         if step not in self._drawn:
-            self._drawn[step] = style.png(self._frame(step), dpi=120)
+            self._drawn[step] = style.png(self._frame(step))
         self.picture.value = self._drawn[step]
         self.picture.tooltip = f"{self._what}, step {step} of {self.slider.max}"
         self.caption.value = self._caption(step)

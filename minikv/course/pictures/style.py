@@ -5,16 +5,27 @@ drawn on white paper, whatever the theme around them: they also have to print.
 Nothing here goes through pyplot, so a picture is shown once and leaves no state.
 """
 
+import re
+from base64 import b64encode
+from html import escape
 from io import BytesIO
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, in an order in which neighbours also differ in grey.
-PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9")
+# Okabe and Ito's palette and a grey, in an order in which neighbours also differ in grey.
+PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#999999")
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
+EDGE = "#8a8a8a"  # around the paper, seen on a light page and on a dark one
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
+SHOWN = 860  # pixels: no picture is wider on a page, and each is narrower on a narrow page
+MOST_BYTES = 150_000  # of SVG
+FONTS = {  # of the pictures, and what is about as wide
+    "DejaVu Sans": "Verdana,sans-serif",
+    "DejaVu Sans Mono": "Menlo,Consolas,monospace",
+}
 
 
 def letter(index: int) -> str:
@@ -57,16 +68,47 @@ def png(figure: Figure, dpi: int = 144) -> bytes:
     return buffer.getvalue()
 
 
+def svg(figure: Figure) -> bytes:
+    """The same bytes for the same drawing, and about half of what matplotlib writes."""
+    buffer = BytesIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "minikv"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
+    text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", text)
+    for first, rest in FONTS.items():  # the reader's machine may lack the first
+        text = re.sub(f"'{first}'[^;\"]*", f"'{first}',{rest}", text)
+    text = re.sub(r'style="[^"]*"', lambda found: re.sub("([:;]) ", r"\1", found[0]), text)
+    return re.sub(r"\s*\n\s*([A-Zz])?", lambda found: found[1] or "\n", text).encode()
+
+
 class Picture:
     """A figure with the words that stand for it where it cannot be seen.
 
-    As the last line of a cell it shows itself; the words go with it as alt text.
+    As the last line of a cell it shows itself, with `caption`, if any, in a line below.
     """
 
-    def __init__(self, figure: Figure, alt: str):
-        self.figure, self.alt = figure, alt
+    def __init__(self, figure: Figure, alt: str, caption: str = ""):
+        self.figure, self.alt, self.caption = figure, alt, caption
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        width = round(self.figure.get_figwidth() * 96)
-        data = {"image/png": png(self.figure), "text/plain": self.alt}
-        return data, {"image/png": {"alt": self.alt, "width": width}}
+        # JupyterLab and nbconvert drop the alt text of image/png, and JupyterLab that of SVG. An
+        # <img> in HTML keeps it, trusted or not. The PNG is for LaTeX and for viewers without HTML.
+        data = {"image/png": png(self.figure, 96), "text/plain": self.alt}
+        return {"text/html": self.html()} | data, {"image/png": {"alt": self.alt}}
+
+    def html(self) -> str:
+        """The picture as wide as the page lets it be, and its caption. A little of a dark page
+        shines through the white paper, so that it does not glare."""
+        kind, data = "svg+xml", svg(self.figure)
+        if len(data) > MOST_BYTES:  # so many marks are smaller as pixels
+            kind, data = "png", png(self.figure)
+        caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
+        return (
+            f"<figure style='margin:0;max-width:{SHOWN}px'>"
+            "<img style='width:100%;box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
+            f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
+            f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"
+        )

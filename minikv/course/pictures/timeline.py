@@ -1,4 +1,4 @@
-"""A request's timeline: prefill, then one bar a token. Recorded from a live engine.
+"""A request's timeline: prefill, then one bar per token. Recorded from a live engine.
 
     timeline = Timeline.record(engine, "def fib(", SamplingParams(max_tokens=32))
     timeline                                        # in a notebook: the picture
@@ -44,7 +44,7 @@ class Bar:
 
     step: int  # index in Timeline.steps
     kind: str  # "prefill", "decode", or "waiting": no token came, and it may not have run
-    num_computed: int | None  # prompt tokens computed; None: not known from outside
+    num_computed: int | None  # prompt tokens computed; None: cannot be known from outside
     token_ids: list[int]  # new ones
     text: str  # what they added
 
@@ -87,7 +87,7 @@ class Timeline:
     def add(self, prompt: Prompt, params: SamplingParams | None = None) -> int:
         """Add a request, also between steps; returns its request id."""
         if params is not None and params.n > 1:
-            raise ValueError(f"n: a timeline draws one sample a request, was {params.n}")
+            raise ValueError(f"n: a timeline draws one sample per request, was {params.n}")
         prompt_ids = self.engine.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
         now = perf_counter()
         if self._zero is None:
@@ -136,8 +136,9 @@ class Timeline:
     def bars(self, request_id: int) -> list[Bar]:
         """The steps of one request, from its arrival to its end.
 
-        From outside one sees which requests got a token. A step that gave none is
-        called prefill if only this request can have been in prefill, else waiting.
+        From outside, only the tokens that a step returned can be seen. A step that gave this
+        request none is called prefill if only this request can have been in prefill, and
+        waiting otherwise.
         """
         bars, num_tokens, text = [], 0, ""
         for index in range(self.rows[request_id].first_step, len(self.steps)):
@@ -181,7 +182,7 @@ class Timeline:
             if between:
                 count = sum(bar.kind == "decode" for bar in bars)
                 line += (
-                    f", then {count} decode bars, one a token, "
+                    f", then {count} decode bars, one per token, "
                     f"time between tokens {1000 * median(between):.1f} ms in the median"
                 )
             lines.append(line + ".")
@@ -224,22 +225,24 @@ class Timeline:
             self._title(),
             "time since the first request arrived (ms)",
             "request",
-            height=1.25 + 1.05 * len(self.rows),
+            height=1.35 + 1.05 * len(self.rows),
         )
         for place, (request_id, row) in enumerate(self.rows.items()):
             for bar in self.bars(request_id):
                 if bar.step < upto:
                     self._draw_bar(axes, -place, row, bar, inches)
             self._draw_marks(axes, -place, request_id, upto, inches)
-        axes.set(xlim=(0, total * 1.005), ylim=(0.25 - len(self.rows), 0.4))
+        axes.set(xlim=(0, total * 1.005), ylim=(0.25 - len(self.rows), 0.55))
         axes.set_yticks([-place for place in range(len(self.rows))])
         axes.set_yticklabels([row.letter for row in self.rows.values()], fontweight="bold")
         axes.tick_params(axis="y", length=0)
         grey = style.FAINT
+        own = next(iter(self.rows.values())).color if len(self.rows) == 1 else grey
         handles = [
-            Patch(facecolor=grey, edgecolor=style.INK, label="prefill: the prompt"),
-            Patch(facecolor=style.tint(grey), edgecolor=style.INK, label="decode: one token"),
-        ]
+            Patch(facecolor=own, edgecolor=style.INK, label="prefill: computes the prompt"),
+            Patch(facecolor=style.tint(own), edgecolor=style.INK,
+                  label="decode: one step, and the token that it gives"),
+        ]  # fmt: skip
         if any(bar.kind == "waiting" for id_ in self.rows for bar in self.bars(id_)):
             handles.append(Patch(facecolor="none", edgecolor=grey, linestyle=":", label="no token"))
         figure.legend(handles=handles, loc="outside lower right", ncols=3, frameon=False)
@@ -286,6 +289,13 @@ class Timeline:
         if ends:
             wait = f"time to first token {1000 * (ends[0] - arrived):.1f} ms"
             marks.append((1000 * arrived, 1000 * ends[0], wait))
+            first = next(bar.text for bar in self.bars(request_id) if bar.token_ids)
+            axes.annotate(
+                f"first token: {visible(first)}", (1000 * ends[0], y + 0.3), (0, 12), fontsize=9,
+                textcoords="offset points", color=style.INK, va="center",
+                ha="left" if ends[0] < 0.7 * self.steps[-1].end else "right",
+                arrowprops=dict(arrowstyle="-|>", color=style.INK, shrinkA=0, shrinkB=0),
+            )  # fmt: skip
         middle = len(between) // 2
         if len(ends) > middle + 1:
             typical = f"time between tokens {1000 * median(between):.1f} ms (median)"
@@ -313,7 +323,7 @@ class Timeline:
         chunks = [bar for bar in self.bars(request_id) if bar.kind == "prefill"]
         steps = "one step" if len(chunks) == 1 else f"{len(chunks)} steps"
         tokens = sum(bar.num_computed or 0 for bar in chunks)
-        return f"Prefill computes {tokens} tokens in {steps}; decode takes one step a token"
+        return f"Prefill computes {tokens} tokens in {steps}; decode takes one step per token"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         return style.Picture(self.figure(), self.describe())._repr_mimebundle_(include, exclude)
@@ -333,13 +343,14 @@ class Timeline:
             return "added, nothing computed yet"
         step = self.steps[upto - 1]
         tokens = "1 token" if step.num_computed == 1 else f"{step.num_computed} tokens"
-        return f"of {len(self.steps)}: {tokens} computed in {1000 * (step.end - step.start):.1f} ms"
+        return f"Step {upto}: {tokens} computed in {1000 * (step.end - step.start):.1f} ms"
 
     def _text_box(self, upto: int) -> str:
         return (  # column-reverse: a long text is shown from its end
             "<div style='display:flex;flex-direction:column-reverse;max-height:190px;overflow:auto;"
             "box-sizing:border-box;border:1px solid;padding:6px'><pre style='flex:none;margin:0;"
-            "white-space:pre-wrap;font-size:12px;line-height:1.4;color:inherit'>"
+            "white-space:pre-wrap;word-break:normal;overflow-wrap:normal;"
+            "font-size:13px;line-height:1.5;color:inherit'>"
             f"{self.text_so_far(upto)}</pre></div>"
         )
 
@@ -359,9 +370,16 @@ class Timeline:
             parts.append(
                 f"<b>{row.letter}</b> <span style='opacity:.65'>{escape(prompt)}</span>"
                 f"<b>{escape(text[: len(text) - len(newest)])}"
-                f"<span style='outline:2px solid'>{escape(newest)}</span></b>"
+                f"{_chip(newest) if newest else ''}</b>"
             )
         return "\n\n".join(parts)
+
+
+def _chip(token: str) -> str:
+    """A token in a frame. A line end stands in it as an arrow, and breaks the line after it."""
+    shown, breaks = token.replace("\n", "↵"), "\n" * token.count("\n")
+    frame = "border:1.5px solid;border-radius:3px;padding:0 1px"
+    return f"<span style='{frame}'>{escape(shown)}</span>{breaks}"
 
 
 def visible(text: str, longest: int = 9) -> str:

@@ -1,10 +1,10 @@
 """How trees of blocks are drawn: the radix prefix cache, and the beams of a beam search.
 
-A block's column is its place in the sequence: block 0 of every prompt stands left, and
-what follows it stands to its right. Its row is where its branch runs. Both are settled
-from all steps together, so a block stays where it is for as long as it lives; a node
-that is split is cut, and its blocks don't move. All measures are inches from the upper
-left corner.
+A block's column is its place in the sequence: block 0 of every prompt is at the left, and
+each next block is to the right of the one before. Its row is that of its branch. Rows and
+columns are chosen from all steps together, so a block stays in place as long as it lives;
+a node that is split is cut, and its blocks don't move. Over a block stand its id and its
+reference count. All measures are inches from the upper left corner.
 """
 
 import re
@@ -35,7 +35,7 @@ from minikv.course.pictures.timeline import visible
 
 Place = tuple[Hashable, ...]  # what leads to a block, itself last; the first item names its root
 
-FONTS = (7.6, 7.0, 6.4)  # points: the first with which everything fits
+FONTS = (8.2, 7.4, 6.8)  # points: the first with which everything fits
 FEWEST, MOST = 4, 14  # letters in a line of a block's text
 SLOT, END = 0.115, 0.17  # a slot in a block; a line for each sequence that ends beside one
 INSET = 0.11  # of a block: what its text leaves of its width
@@ -54,7 +54,7 @@ class Cell:
     new: bool = False
     wrong: bool = False  # its count cannot be right
     names: tuple[str, ...] = ()  # of the sequences that hold it
-    filled: int | None = None  # slots; None: all of them, as ever, and they are not drawn
+    filled: int | None = None  # slots; None: all of them, and slots are not drawn
     num_new: int = 0  # of the filled slots, the last ones
 
 
@@ -79,6 +79,7 @@ class Scene:
     runs: tuple[Run, ...]
     roots: Mapping[Hashable, Sequence[str]]  # lines at each root; none: it is not drawn
     outside: Mapping[str, Sequence[int]] = field(default_factory=dict)  # blocks of sequences
+    queue: Sequence[str] = ()  # nodes in the order in which they would be evicted
     block_size: int = 1
 
 
@@ -190,14 +191,14 @@ class Layout:
         self.pad = 0.45 * font / 72 * any(run.outlined for run in runs)  # in their frames
         digits = max((len(str(cell.block_id)) for cell in cells), default=1)
         counts = max((len(str(cell.ref_count)) for cell in cells), default=1)
-        self.id_width = digits * char + 0.03
-        self.count_width = counts * char + 0.03 + 0.12 * any(cell.wrong for cell in cells)
-        around = self.gap + 2 * self.pad + self.id_width + self.count_width
+        label = (digits + counts + len(" refs") + 1) * char * 0.88
+        label += 0.15 * any(cell.wrong for cell in cells)
+        around = self.gap + 2 * self.pad
         self.start = self.root + self.gap / 2 if labels else 0.0  # of the columns
         room_left = (width - self.start - end) / len(self.columns) - around
         longest = max((len(cell.text) for cell in cells), default=1)
         wish = min(MOST, longest) * letter
-        least = fewest * letter
+        least = max(fewest * letter, label - INSET)
         if self.with_slots:
             wish, least = max(wish, self.block_size * SLOT), max(least, self.block_size * SLOT / 2)
         heads = max(width_of(scene.head, font) for scene in scenes)
@@ -208,6 +209,7 @@ class Layout:
         self.slot = min(SLOT, (self.body - INSET) / self.block_size)
 
         # From top to bottom: the head, then the rows.
+        self.label = 1.5 * font / 72  # a block's id and its count, over it
         lines = 2 if longest > self.letters else 1
         self.body_height = (1.25 * lines + 1.1) * self.small / 72
         self.under = 0.0  # slots under a block's text, or letters under the block
@@ -217,7 +219,7 @@ class Layout:
             self.under = 0.165
         with_marks = any(run.num_locks or run.turn or run.change for run in runs)
         self.marks = 1.2 * self.line if with_marks else 0.0
-        self.frame = self.body_height + self.under + 2 * self.pad
+        self.frame = self.label + self.body_height + self.under + 2 * self.pad
         self.heights = [self.frame] * num_rows
         for run in runs:
             row = self.rows[run.cells[-1].place]
@@ -258,7 +260,8 @@ class Layout:
 
     def height(self, scenes: Sequence[Scene]) -> float:
         """That any of them needs."""
-        return self.foot(scenes) + 1.6 * self.line * any(scene.outside for scene in scenes)
+        lines = any(scene.queue for scene in scenes) + any(scene.outside for scene in scenes)
+        return self.foot(scenes) + 1.6 * self.line * lines
 
     def column(self, place: Place) -> int:
         """Index in `columns` of where a place stands."""
@@ -271,8 +274,7 @@ class Layout:
     def ends(self, column: int) -> tuple[float, float]:
         """Where lines arrive and leave: at the frame, or at the block that has none."""
         left = self.left(column)
-        right = left + self.pitch - self.gap
-        return (left, right) if self.pad else (left + self.id_width, right - self.count_width)
+        return left, left + self.pitch - self.gap
 
     def middle(self, row: int) -> float:
         """Of the frames of a row."""
@@ -286,7 +288,7 @@ class Layout:
 def _frame(pen: Pen, x, y, width, height, round_, **more) -> None:
     """A rounded frame; (x, y) is its upper left corner."""
     look: dict[str, Any] = dict(facecolor="none", edgecolor=style.INK, linewidth=0.9, zorder=0.8)
-    pen.axes.add_artist(
+    pen.add(
         FancyBboxPatch(
             (x, y), width, height, boxstyle=f"round,pad=0,rounding_size={round_}", **look | more
         )
@@ -301,9 +303,7 @@ def padlock(pen: Pen, x: float, y: float, size: float) -> None:
     left, right, high = x + 0.2 * width, x + 0.8 * width, top - 0.95 * (size - body)
     vertices = [(left, top), (left, high), (right, high), (right, top)]
     codes = [Path.MOVETO, Path.CURVE4, Path.CURVE4, Path.CURVE4]
-    pen.axes.add_artist(
-        PathPatch(Path(vertices, codes), facecolor="none", edgecolor=style.INK, linewidth=1.1)
-    )
+    pen.add(PathPatch(Path(vertices, codes), facecolor="none", edgecolor=style.INK, linewidth=1.1))
 
 
 def ordinal(number: int) -> str:
@@ -335,6 +335,8 @@ class Panel:
             self._run(run)
         if not self.scene.runs:
             self._text(0, at.top + at.line / 2, "the tree is empty")
+        if self.scene.queue:
+            self._queue()
         if self.scene.outside:
             self._outside()
 
@@ -434,9 +436,9 @@ class Panel:
         at, pen = self.layout, self.pen
         gone = cell.state == "gone"
         faint = style.FAINT if gone else style.INK
-        y -= at.under / 2
-        left = x + at.id_width
-        self._text(left - 0.03, y, str(cell.block_id), "right", color=faint)
+        y += (at.label - at.under) / 2
+        left, over = x, y - at.body_height / 2 - 0.5 * at.label
+        self._text(left + 0.02, over, str(cell.block_id), color=faint, weight="bold")
         under = at.under if at.with_slots else 0.0  # slots are in the block, letters below it
         look = GHOST if gone else dict(facecolor=LOOKS[cell.state]["face"])
         look = look | dict(linewidth=2.2 if cell.new else 0.9, zorder=1)
@@ -451,8 +453,9 @@ class Panel:
             )  # fmt: skip
         self._words(cell.text, left + at.body / 2, y, faint)
         if not gone:
-            after = self.x + left + at.body + 0.03
-            pen.count(after, self.y + y, cell.ref_count, at.font, cell.wrong)
+            refs = "1 ref" if cell.ref_count == 1 else f"{cell.ref_count} refs"
+            after = left + at.body - width_of(refs, at.font, 0.57) - 0.18 * cell.wrong
+            pen.count(self.x + after, self.y + over, refs, at.font, cell.wrong)
         below = y + at.body_height / 2 + at.under / 2
         if at.with_slots:
             for n in range(at.block_size):
@@ -497,14 +500,31 @@ class Panel:
     def _left_out(self, cells: Sequence[Cell], left: float, y: float) -> None:
         """Blocks that look alike, as one."""
         at = self.layout
-        x, y = left + (at.pitch - at.gap) / 2, y - at.under / 2
+        x, y = left + (at.pitch - at.gap) / 2, y + (at.label - at.under) / 2
         color = style.FAINT if cells[0].state == "gone" else style.INK
         self._text(x, y - 0.35 * at.line, "⋯", "center", at.font + 3, color=color)
         self._text(x, y + 0.5 * at.line, f"{len(cells)} blocks", "center", color=color)
         self._names(cells[0], x, y + at.body_height / 2 + at.under / 2)
 
-    def _outside(self) -> None:
+    def _queue(self) -> None:
+        """The nodes in the order in which they would be evicted: ids of their blocks."""
         at, x, y = self.layout, 0.0, self.foot + 0.7 * self.layout.line
+        words = "evicted next →"
+        self._text(x, y, words)
+        x += width_of(words, at.font, 0.6) + 0.05
+        height = 1.25 * at.line
+        for text in self.scene.queue:
+            width = width_of(text, at.font, 0.6) + 0.12
+            if x + width > at.width - 0.15:
+                self._text(x, y, "…")
+                break
+            _frame(self.pen, self.x + x, self.y + y - height / 2, width, height, 0.04)
+            self._text(x + width / 2, y, text, "center")
+            x += width + 0.07
+
+    def _outside(self) -> None:
+        at, x = self.layout, 0.0
+        y = self.foot + (0.7 + 1.6 * bool(self.scene.queue)) * self.layout.line
         self._text(x, y, "not in the tree:")
         x += width_of("not in the tree:", at.font, 0.5) + 0.1
         for name, ids in self.scene.outside.items():
@@ -522,10 +542,8 @@ class Panel:
 
 
 def _block_sample(pen: Pen, x: float, y: float) -> None:
-    pen.text(x, y, "7", SMALL)
-    pen.body(x + 0.11, y, BODY, SIDE, LOOKS["used"]["face"])
-    pen.text(x + 0.11 + BODY / 2, y, "text", SMALL - 1, "center", family="monospace")
-    pen.text(x + 0.11 + BODY + 0.04, y, "1", SMALL)
+    _frame_sample(pen, x, y, facecolor=LOOKS["used"]["face"])
+    pen.text(x + BODY / 2, y, "text", SMALL - 1, "center", family="monospace")
 
 
 def _frame_sample(pen: Pen, x: float, y: float, **look) -> None:
@@ -554,7 +572,7 @@ def _new_sample(pen: Pen, x: float, y: float) -> None:
 
 
 SAMPLES = {
-    "count": Entry(0.64, "", _block_sample),
+    "count": Entry(BODY, "", _block_sample),
     **{state: block_drawing.body_entry("", state) for state in LOOKS},
     "name": block_drawing.slot_entry("", "A"),
     "slots": Entry(0.4, "", _slots_sample),

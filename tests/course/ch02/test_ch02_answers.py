@@ -6,12 +6,12 @@ from helpers import greedy_tokens
 
 from minikv import ConcatCache, PreallocatedCache, naive_attention
 from minikv.course.chapters.ch02_kv_cache.answers import (
-    BytesWritten,
     SharedPrefix,
     fused_attention,
     generate_with_cache,
     tokens_written,
 )
+from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
 
 MAKERS = {"concat": lambda config, _: ConcatCache(config), "in place": PreallocatedCache}
 caches = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)

@@ -49,19 +49,14 @@ def decode_ceiling(weight_bytes, bandwidth, batch=1, kv_bytes=0):
 """,
         "judge_claims": '''
 def judge_claims():
-    """By hand, with the figures rounded as one writes them down."""
-    return {
-        "7B 4K": [2 * 32 * 32 * 128 * 2 * 4096, "right"],
-        "70B 32K": [10.737e9, "Right"],
-        "70B 8K GQA": [2.6844e9, "wrong"],
-        "70B 8K MHA": [21.475e9, "wrong"],
-        "1B token": [32 * 1024, "right"],
-        "3B token": [112 * 1024.0, "wrong"],
-        "11B token": [160 * 1024, "wrong"],
-        "11B 4 x 128K": [85.9e9, "wrong "],
-        "1B speed": [407.8, "impossible"],
-        "1B batch": [5.0, "possible"],
+    """As typed by hand."""
+    wrong = {
+        "3B token": "Groups of four",
+        "1B speed": "a batch ",
+        "11B token": "hidden size",
+        "70B 8K": "another depth",
     }
+    return {key: wrong.get(key) for key in (*wrong, "1B token", "7B 4K")}
 ''',
     },
     "03.4": {

@@ -9,9 +9,8 @@ from minikv.course.chapters.ch05_copy_on_write.answers import (
     blocks_for_samples,
     copy_blocks,
     copy_prefix,
-    go_on,
-    sample_naively,
 )
+from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.harness.skeletons import broken
 from minikv.sequence import Request
 

@@ -103,7 +103,7 @@ def preempt(self, sequence, plan=None):
     self.num_swaps_out += 1
 """,
     },
-    "06.5": {  # anybody may go, and whatever the plan had for it is taken back: slot and copy
+    "06.5": {  # any may go; what the plan had for it is taken back: slot and copy
         "FreesTheMost._add_decodes": """
 def _add_decodes(self, decoding, prefilling, plan):
     slots, preempted = {}, False

@@ -11,7 +11,7 @@ from minikv.course.chapters.ch06_continuous_batching.serving import StaticBatche
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("num_blocks", [12, 13, 15])
 @pytest.mark.parametrize("samples", [1, 3])
-def test_whoever_holds_the_most_may_go_and_nothing_changes(llama, samples, num_blocks, preemption):
+def test_the_largest_may_go_and_no_token_changes(llama, samples, num_blocks, preemption):
     config = small(num_blocks=num_blocks, preemption=preemption, max_batch_tokens=16)
     engine = careful_engine(llama.lm, config, scheduler=FreesTheMost)
     prompts = llama.prompts(17, 6, 9, 3, seed=6)
@@ -34,7 +34,7 @@ def test_it_is_the_largest_that_goes(llama):
         for prompt in llama.prompts(8, 14, 6, seed=1):
             engine.add_request(prompt, SamplingParams(max_tokens=12))
         engine.step()
-        while engine.pool.num_free:  # somebody else's
+        while engine.pool.num_free:  # taken by another owner
             engine.pool.allocate()
         engine.step()  # the first needs a block
         gone[scheduler] = [sequence.order[0] for sequence in engine.scheduler.waiting]

@@ -183,46 +183,43 @@ def share_full_blocks(self, sequence):
     sequence.node, sequence.num_inserted = node, full
 """,
     },
-    "07.7": {  # all tokens first, then all blocks, then who is finished; asks the queues, not all()
+    "07.7": {  # all tokens first, then all blocks, then who is finished; an empty plan is not run
         "Loop.step": """
 def step(self, engine):
     scheduler, runner = engine.scheduler, engine.runner
     plan = scheduler.schedule()
-    if len(plan.sequences) == 0:
-        raise RuntimeError(why_stuck(scheduler))
+    if not plan.sequences:
+        return False
     new = runner.run(plan)
-    return engine.append(scheduler.commit(plan), new)
+    engine.append(scheduler.commit(plan), new)
+    return True
 """,
         "Engine.append": """
 def append(self, sequences, token_ids):
     pairs = list(zip(sequences, token_ids))
     for sequence, token_id in pairs:
         sequence.token_ids += [token_id]
-        self._generated += 1
-    for sequence, _ in pairs:
+    self._generated += len(pairs)
+    for sequence in sequences:
         self.scheduler.share_full_blocks(sequence)
-    for sequence, token_id in pairs:
-        reason = self._reason(sequence, token_id)
-        if reason:
-            self._finish(sequence, reason)
-    by_id = {s.request.request_id: s.request for s, _ in pairs}
-    return [RequestOutput(request, self.lm.decode) for request in by_id.values()]
-
-def _reason(self, sequence, token_id):
-    request = sequence.request
-    if token_id in request.stop_ids:
-        return "stop"
-    if request.longest_stop and hits_stop_string(sequence, self.lm.decode):
-        return "stop"
-    new = len(sequence.token_ids) - len(request.prompt_ids)
-    return "length" if new >= request.params.max_tokens else None
+    self._moved |= {s.request.request_id: s.request for s in sequences}
+    for sequence in sequences:
+        if self._finishes(sequence):
+            self.scheduler.remove(sequence)
+            if None not in [one.finish_reason for one in sequence.request.sequences]:
+                self._requests.pop(sequence.request.request_id)
 """,
-        "Engine._finish": """
-def _finish(self, sequence, reason):
+        "Engine._finishes": """
+def _finishes(self, sequence):
+    request, reason = sequence.request, None
+    if len(sequence.token_ids) - len(request.prompt_ids) >= request.params.max_tokens:
+        reason = "length"
+    if request.longest_stop and hits_stop_string(sequence, self.lm.decode):
+        reason = "stop"
+    if sequence.token_ids[-1] in request.stop_ids:
+        reason = "stop"
     sequence.finish_reason = reason
-    self.scheduler.remove(sequence)
-    if None not in [one.finish_reason for one in sequence.request.sequences]:
-        self._requests.pop(sequence.request.request_id)
+    return reason is not None
 """,
     },
 }

@@ -36,14 +36,14 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=1,
             kind="build",
-            matters="Every engine in this course computes these four lines, however well it hides "
-            "them.",
+            matters="Every engine in this course computes these four lines, in one disguise or "
+            "another.",
             hints=(
                 """Take scores 1000 and 1001. Which step fails? What do you know about the weights
                 without computing exp(1000)?""",
                 """Four lists, one after the other: products, scores, weights, result. The result
                 has one number for each place of a value, not one for each key. And e^(s - m) is
-                e^s / e^m, so taking the same m off every score changes no weight.""",
+                e^s / e^m, so subtracting the same m from every score changes no weight.""",
                 """
                 scores = for each key: (sum of query[i] * key[i]) / square root of D
                 m = the largest score
@@ -58,17 +58,19 @@ CHAPTER = Chapter(
             division by the sum makes shares of them. So the result is a weighted mean: it lies
             between the values and never outside.
 
-            The same m taken off every score cancels, because e^(s - m) = e^s / e^m stands above and
-            below the line. With m the largest score, the largest exponent is 0 and exp cannot
-            overflow; without it, float64 ends at scores of about 709 and float16 at about 11.
+            If you subtract the same m from every score, it cancels: e^(s - m) = e^s / e^m, and the
+            factor appears in numerator and denominator. With m the largest score, the largest
+            exponent is 0 and exp cannot overflow. Without m, float64 overflows at scores of about
+            709 and float16 at about 11.
 
-            Why divide by the root of D? If query and key are independent numbers of mean 0 and
-            variance 1, their product over D places has variance D (Vaswani et al., 2017, section
-            3.2.1). Undivided, the scores of a wide head are so far apart that softmax picks one key
-            and its gradient all but vanishes.
+            Why divide by the root of D? If the entries of query and key are independent, of mean 0
+            and variance 1, their dot product has variance D (Vaswani et al., 2017, section 3.2.1).
+            Without the division, the scores of a wide head are so far apart that softmax picks one
+            key, and its gradient nearly vanishes.
 
             Chapter 04 does the same when the scores come block by block: it keeps the largest score
-            and the sum as they are so far, and corrects both (Milakov and Gimelshein, 2018).
+            so far and the sum so far, and rescales the sum when a larger score comes (Milakov and
+            Gimelshein, 2018).
             """,
         ),
         Exercise(
@@ -77,15 +79,14 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="build",
-            matters="One token seen too early and the model cheats in training; one row off and a "
-            "cached prefix is ignored.",
+            matters="If a query sees a later token, the model cheats in training; if the rows are "
+            "misplaced, it ignores its prefix.",
             hints=(
-                """At which position does query 0 stand if there are 2 queries and 5 keys? And the
-                last query, always?""",
-                """Make two ranges: the positions of the queries, standing upright as a column, and
-                the positions of the keys, lying as a row. Comparing them gives the whole square at
-                once. Two questions for a pair: is the key too late? With a window: is it too
-                old?""",
+                """With 2 queries and 5 keys, at which position does query 0 stand? And where does
+                the last query always stand?""",
+                """Make two ranges: the positions of the queries as a column, and the positions of
+                the keys as a row. One comparison of the two gives the whole mask. Ask two questions
+                about each pair: is the key too late? With a window: is it too old?""",
                 """
                 query = the last num_queries of the positions 0 … num_keys - 1, as a column
                 key = the positions 0 … num_keys - 1, as a row
@@ -96,21 +97,21 @@ CHAPTER = Chapter(
                 """,
             ),
             works="""
-            A comparison of a column with a row compares every pair, so the mask needs no loop. Its
-            last row is always all True without a window: the newest token may look at everything.
-            That is why a decode step, one query, needs no mask at all.
+            Comparing a column with a row compares every pair, so the mask needs no loop. Without a
+            window, its last row is all True: the newest token may look at everything. That is why a
+            decode step, which has one query, needs no mask at all.
 
-            Square or rectangle is a question of where the queries stand. In prefill they are all
-            positions; with a cache they are the last ones. Both conventions are in use, and mixing
-            them up ignores most of the prefix: `is_causal=True` of torch's
-            scaled_dot_product_attention counts from the upper left corner, FlashAttention did so
-            until version 2.1 and counts from the lower right since (2023).
+            Where the queries stand decides the shape. In prefill they are all positions; with a
+            cache they are the last ones. Two conventions are in use, and mixing them up hides most
+            of the prefix: `is_causal=True` of torch's scaled_dot_product_attention counts from the
+            upper left corner; FlashAttention did so until version 2.1 and has counted from the
+            lower right since (2023).
 
-            The window is that of Mistral 7B (Jiang et al., 2023): the last `window` positions, the
-            query's own included. Information still travels further than that, one window a layer.
+            The window is that of Mistral 7B (Jiang et al., 2023): the last `window` positions,
+            including the query's own. Information still travels further, one window per layer.
 
-            No engine that is fast builds this tensor for a long prompt: T × L bytes are a lot, and
-            a kernel can compare two positions on the way.
+            No fast engine builds this tensor for a long prompt. It would take T × L bytes, and a
+            kernel can compare the two positions as it goes.
             """,
         ),
         Exercise(
@@ -119,15 +120,15 @@ CHAPTER = Chapter(
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="This function is the oracle: every later chapter is right when it equals this "
+            matters="This function is the oracle: every later chapter is right if it equals this "
             "one.",
             hints=(
-                """Which of the three inputs have too few heads, and how would you like them to
-                look before the first product? Write the shape of every tensor beside it.""",
+                """Which of the three inputs have too few heads, and which shape should they have
+                before the first product? Write the shape of every tensor beside it.""",
                 """Five steps: give every query head its own copy of a KV head, neighbours the same
                 one; everything to float32; scores for every head (H, T, L), scaled; mask, then
                 softmax over the keys; weighted sum, back to (T, H, D) and to q's dtype.
-                torch.einsum takes the letters as you think them.""",
+                torch.einsum lets you write the dimensions as letters.""",
                 """
                 group = query heads / KV heads
                 k, v = each KV head `group` times in a row (0, 0, 1, 1), in float32    # (L, H, D)
@@ -141,19 +142,19 @@ CHAPTER = Chapter(
             Heads are independent: each has its own channels of q, k and v, and its own weights.
             That lets one look at the token before while another looks for an earlier copy of it.
 
-            Sharing KV heads is about memory. Multi-query attention keeps one KV head for all
-            (Shazeer, 2019), grouped-query attention one for each group (Ainslie et al., 2023):
-            Llama 2 70B has 64 query heads on 8 KV heads and so keeps an eighth (Touvron et al.,
-            2023). Which query head belongs to which KV head is a convention of the checkpoint.
-            Neighbours share, as in `repeat_interleave`.
+            KV heads are shared to save memory. Multi-query attention keeps one KV head for all
+            query heads (Shazeer, 2019), grouped-query attention one for each group (Ainslie et al.,
+            2023). Llama 2 70B has 64 query heads on 8 KV heads, so it keeps an eighth (Touvron et
+            al., 2023). Which query head belongs to which KV head is a convention of the checkpoint:
+            neighbours share, as in `repeat_interleave`.
 
-            float32 inside, because a sum of many products in bfloat16, which has 8 significant
-            bits, loses what is small. Kernels do the same: inputs in half precision, sums in
+            The arithmetic is in float32, because a long sum in bfloat16, which has 8 significant
+            bits, loses its small terms. Kernels do the same: inputs in half precision, sums in
             float32.
 
-            Two things here are wasteful on purpose. The repeated K and V are written to memory and
-            read again, and so are the scores, H × T × L of them. FlashAttention (Dao et al., 2022)
-            writes neither; chapters 04 and 08 get there.
+            Two things here are wasteful on purpose. The repeated keys and values are written to
+            memory and read again, and so are the scores, H × T × L of them. FlashAttention (Dao et
+            al., 2022) writes neither; chapters 04 and 08 get there.
             """,
         ),
         Exercise(
@@ -168,31 +169,31 @@ CHAPTER = Chapter(
                 """The notebook's table says for which head counts the function is right. In every
                 right row one of two numbers is 1. Which two?""",
                 """Give it one token and one key, so that every weight is 1. Then each query head
-                returns the value of the KV head that it reads, and you can see which that is.
-                Which should query head 1 of 4 read, with 2 KV heads?""",
+                returns the value of the KV head that it reads, and you can see which one that is.
+                With 2 KV heads, which one should query head 1 of 4 read?""",
                 """
                 num_heads = K * G query heads in one row, the G heads of KV head 0 first:
                     head h  ->  KV head h // G, place h % G in the group
-                so splitting that row into two dimensions has K outside and G inside: (K, G)
-                joining them at the end: the same two dimensions, the same order
+                so splitting that row in two gives K as the outer and G as the inner dimension
+                joining them at the end: the same two dimensions, in the same order
                 read every line and its letters: where is it (G, K)?
                 """,
             ),
             works="""
             unflatten cuts one dimension into an outer and an inner one. Heads 0, 1, 2, 3 as (K, G)
             are [[0, 1], [2, 3]]: heads 0 and 1 read KV head 0. Read as (G, K), the same table says
-            that heads 0 and 2 read KV head 0, which is what `repeat` does in place of
-            `repeat_interleave`. With K = 1 or G = 1 both are the same, so tests on multi-head and
-            on multi-query attention pass. And with K = G, as in tinypy, even a mend of half the
-            lines runs without an error, because no shape can tell.
+            that heads 0 and 2 read KV head 0, as if `repeat` had been used in place of
+            `repeat_interleave`. With K = 1 or G = 1 the two are the same, so tests of multi-head
+            and of multi-query attention pass. And with K = G, as in tinypy, even a fix of half the
+            lines runs without an error, because every shape still fits.
 
-            It has happened: Apple's axlearn put the order back in pull request 842 (November 2024),
-            whose description draws both; ONNX's definition of the Attention operator tiled the
-            heads too, as its pull request 7274 (September 2025) says.
+            It has happened. Apple's axlearn corrected the order in pull request 842 (November
+            2024), whose description draws both; ONNX's definition of the Attention operator tiled
+            the heads too, as its pull request 7274 (September 2025) says.
 
-            The function itself is the better one of the two. It never copies K and V: the G query
-            heads of a group stand beside each other and meet the same KV head. A kernel does this,
-            so that a key is fetched once for the group; chapter 08 packs them into one product.
+            Apart from the bug, this is the better function. It never copies keys or values: the G
+            query heads of a group stand side by side and meet the same KV head. Kernels do this to
+            fetch a key once per group; chapter 08 packs the group into one product.
             """,
         ),
         Exercise(
@@ -201,14 +202,14 @@ CHAPTER = Chapter(
             minutes=15,
             difficulty=3,
             kind="build",
-            matters="Without it a layer of attention sees a set, not a text; with a sign wrong, "
+            matters="Without it, a layer of attention sees a set, not a text; with a wrong sign, "
             "distance counts backwards.",
             hints=(
-                """Take D = 2: one pair (a, b) and an angle. Write down its turn by the angle. Which
-                of the four products has the minus?""",
+                """Take D = 2: one pair (a, b) and an angle. Write down the pair rotated by the
+                angle. Which of the four products has the minus?""",
                 """Both channels need their own value times cos, plus their partner's value times
                 sin. The minus is in `sin` already. So only one thing is left to make: x with every
-                channel and its partner exchanged. Channel i and i + D / 2 are partners, so whole
+                channel swapped with its partner. Channels i and i + D / 2 are partners, so the two
                 halves change places.""",
                 """
                 first, second = the two halves of x's last dimension
@@ -218,20 +219,20 @@ CHAPTER = Chapter(
                 """,
             ),
             works="""
-            Turning q by the angle of its position m and k by that of n leaves a product that
-            depends on m - n alone: for a pair as a complex number, q e^(iam) times the conjugate of
-            k e^(ian) holds e^(ia(m - n)) (Su et al., 2021). Each pair has its own speed a, from one
-            radian a token down to about a ten-thousandth: some pairs tell neighbours apart, others
-            chapters. Only q and k are turned; v is what is fetched, and stands nowhere.
+            If q is rotated by the angle of its position m, and k by that of n, the product depends
+            on m - n alone. Write a pair as a complex number: q e^(iam) times the conjugate of
+            k e^(ian) contains e^(ia(m - n)) (Su et al., 2021). Each pair has its own speed a, from
+            one radian per token down to about a ten-thousandth: some pairs tell neighbours apart,
+            others chapters. Only q and k are rotated; v is content, and needs no position.
 
-            Because the key's turn is fixed by its own position, a turned key can be kept: minikv,
-            vLLM and llama.cpp cache keys after the turn. And because turns add up, llama.cpp can
-            move a cached key to another position by turning it once more (its K-shift), without
-            computing it again.
+            A key's rotation depends only on its own position, so a rotated key can be cached:
+            minikv, vLLM and llama.cpp cache keys after rotation. And because rotations add up,
+            llama.cpp can move a cached key to another position by rotating it once more (its
+            K-shift), without recomputing it.
 
-            Which channels are a pair is a convention of the checkpoint. The paper and Meta's own
+            Which channels form a pair is a convention of the checkpoint. The paper and Meta's own
             Llama code pair neighbours; transformers pairs halves, and its conversion of Meta's
-            weights permutes the rows of W_q and W_k to make up for it. Mixed up, nothing fails:
+            weights permutes the rows of W_q and W_k to match. Mixing the two raises no error:
             llama2.c first took weights from transformers without undoing that, and its text fell
             apart after some 20 tokens (karpathy/llama2.c, comments on pull request 286, 2023).
             """,
@@ -242,14 +243,13 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="predict",
-            matters="This is the bill of naive generation, and the most that a cache can save.",
+            matters="This is the bill for naive generation, and the most that a cache can save.",
             hints=(
-                """How many rows has the first pass? And the last one? Which token is never fed to
-                the model at all?""",
+                """How many rows does the first pass have? And the last one? Which token is never
+                fed to the model at all?""",
                 """Four sums over the passes, whose lengths run from P to P + N - 1. A row is new in
-                the first pass that holds it. A pass of n rows computes n × n scores, whatever the
-                mask does with them later. New scores: row number i, counted from 1, needs i of
-                them.""",
+                the first pass that contains it. A pass of n rows computes n × n scores; the mask
+                comes later. New scores: row number i, counted from 1, needs i of them.""",
                 """
                 lengths = P, P + 1, …, P + N - 1
                 rows       = sum of the lengths
@@ -259,19 +259,19 @@ CHAPTER = Chapter(
                 """,
             ),
             works="""
-            Every pass takes one row more than the pass before, so N new tokens after a prompt of P
-            take N P + N (N - 1) / 2 rows: the second term grows with the square of the answer, and
-            the squares of the lengths add up to a cube. What is new is a single row a pass.
+            Every pass has one row more than the pass before, so N new tokens after a prompt of P
+            take N P + N (N - 1) / 2 rows. The second term grows with the square of the answer's
+            length, and the scores with its cube. After the first pass, one row per pass is new.
 
-            None of the old rows has changed. A row looks only at those before it, and they are the
-            same as in the last pass. So what a row leaves for later ones can be kept: its key and
-            its value, in every layer. Queries need not be kept, because a query is used by its own
-            row alone, and so it is with everything else. That is why it is called a KV cache, not a
-            QKV cache, and chapter 02 builds it.
+            None of the old rows has changed. A row looks only at the rows before it, and they are
+            the same as in the last pass. So what later rows need from it can be kept: its key and
+            its value, in every layer. Its query need not be kept, because only its own row uses it,
+            and the same holds for everything else. That is why it is called a KV cache, not a QKV
+            cache; chapter 02 builds it.
 
-            The scores that are needed still grow with the square of the length, also with a cache.
-            And the first pass has no older one to profit from: a cache does nothing for prefill,
-            and nothing for an answer of one token.
+            Even with a cache, the scores that are needed grow with the square of the length. And
+            the first pass has no earlier pass to reuse: a cache does nothing for prefill, and
+            nothing for an answer of one token.
             """,
         ),
     ),

@@ -16,16 +16,16 @@ from minikv.course.harness.checking import mismatch, plain, runs_model
 from minikv.course.harness.scenarios import Group, Log, same, scenario
 from minikv.model import rotate
 
-EARLIER = "the lines above: which of them fails?"
+EARLIER = "the groups above: which of them fails?"
 
 
 def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
-    """What `function` returns; noted is whether it writes to its arguments, and what it returns."""
+    """What `function` returns; logs its kind, and whether the arguments were modified."""
     before = deepcopy(arguments)
     found = log.call(text, partial(function, *arguments.values()), see=False)
     changed = [name for name, value in arguments.items() if not same(value, before[name])]
     told = f"{' and '.join(changed)} changed" if changed else text
-    log(told, {"the arguments are": "written to" if changed else "as they were"})
+    log(told, {"the arguments are": "modified" if changed else "unchanged"})
     log(text, {"what comes back is": kind_of(found)})
     return found
 
@@ -84,7 +84,7 @@ scenario(
     Group("equal keys: the plain mean of the values",
           [*(vectors(*shape, key=[0.5, -1.0]) for shape in ((4, 2, 3), (4, 2, 1), (7, 2, 2))),
            ("the docstring's example", [1.0, 2.0], [[3.0, 0.0]] * 2, [[10.0], [20.0]])],
-          "the weights: what are they, if all keys are equal?"),
+          "if all keys are equal, what are the weights?"),
     Group("one key: its value, whatever its score",
           [vectors(1, 3, 2, 2), vectors(1, 3, 4, 3), vectors(1, 1, 1, 4)],
           "the weight of the only key"),
@@ -104,7 +104,7 @@ scenario(
           [*(scored(scores, dim) for dim in (1, 16)
              for scores in ([-1e4, 0.0, 1e4], [1e4, 0.0, -1e4], [0.0, 1e4, 9_998.0, -1e4])),
            ("a weight of 1/3,000 on a million", [1.0], [[8.0], [0.0]], [[0.0], [1e6]])],
-          "which score has to be subtracted so that no exponent is above 0?"),
+          "which score must be subtracted so that no exponent is above 0?"),
 )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ scenario(
     Group("a window on a rectangle", [(2, 6, 3), (3, 9, 1), (4, 7, 5)], OLDEST),
     Group("one query and a window", [(1, 6, 3), (1, 6, 1), (1, 2, 1), (1, 900, 70)], OLDEST),
     Group("a window as wide as the keys, or wider", [(4, 4, 4), (2, 6, 50), (2, 6, 6), (1, 3, 3)],
-          "such a window takes nothing away"),
+          "such a window hides nothing"),
     Group("every small mask",
           [(num_queries, num_keys, *window)
            for num_keys in range(1, 8) for num_queries in range(1, num_keys + 1)
@@ -153,7 +153,7 @@ scenario(
 
 LARGE, HIDDEN = "scores of 10,000", "visible scores near -20,000, hidden ones of 0"
 HEADS_FIRST, PARTS = "heads first in memory", "q, k and v are parts of larger tensors"
-TWICE, COPIES = "called twice", "K and V are not repeated"
+TWICE, COPIES = "called twice", "keys and values are not repeated"
 HALF = {
     "bfloat16": (torch.bfloat16,) * 3,
     "float16": (torch.float16,) * 3,
@@ -205,7 +205,7 @@ class Case(NamedTuple):
 
 
 class Copies(TorchFunctionMode):
-    """Notes who writes a tensor of this many numbers: K or V, repeated."""
+    """Notes which operations write a tensor of this size: keys or values, repeated."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -215,7 +215,7 @@ class Copies(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         repeated = isinstance(out, torch.Tensor) and out.numel() == self.size
-        if repeated and out.untyped_storage().nbytes() >= out.nbytes:  # an expanded view is none
+        if repeated and out.untyped_storage().nbytes() >= out.nbytes:  # not an expanded view
             self.writers.append(
                 f"`{function.__name__}` writes a tensor of shape {tuple(out.shape)}"
             )
@@ -231,7 +231,7 @@ def attention(name: str, mine, case: Case, log: Log) -> None:
     if case.how == COPIES:
         with Copies(case.L * case.H * case.D) as copies:
             log.call(text, attend, q, k, v, see=False)
-        log("".join(copies.writers[:1]), {"K or V is repeated:": bool(copies.writers)})
+        log("".join(copies.writers[:1]), {"k or v is repeated:": bool(copies.writers)})
         return
     for turn in range(2 if case.how == TWICE else 1):
         if turn:
@@ -288,17 +288,18 @@ scenario(
           "where `window` goes"),
     Group("half precision: computed in float32, returned in q's dtype",
           cases((6, 40, 4, 2, 12), (5, 5, 2, 2, 8), (1, 17, 6, 3, 10, 5), how=tuple(HALF)),
-          "which line is the first to make the difference? Print the dtypes"),
+          "which line makes the first difference? Print the dtypes"),
     Group("scores of 10,000", cases(*SPECIAL, how=(LARGE,)), "the softmax of large scores"),
-    Group("a hidden key that fits far better than those in sight", cases(*HIDING, how=(HIDDEN,)),
+    Group("a hidden key that scores far higher than the visible ones",
+          cases(*HIDING, how=(HIDDEN,)),
           "what do the hidden scores become before the softmax?"),
-    Group("tensors that lie otherwise in memory, and two calls",
+    Group("tensors with another layout in memory, and two calls",
           cases(*SPECIAL, how=(PARTS, HEADS_FIRST, TWICE)),
-          "what is kept from call to call, and what depends on the strides?"),
+          "what do you keep between calls, and what depends on the strides?"),
     Group("every other shape", EVERY, EARLIER),
 )  # fmt: skip
 
-ORDER = "every line that names KV head and place in the group: which comes first?"
+ORDER = "in every line that names KV head and place in the group: which comes first?"
 
 scenario(
     "01.4",
@@ -311,12 +312,13 @@ scenario(
     Group("a chunk after a prefix, and a window",
           cases((3, 9, 6, 2, 8), (3, 9, 6, 2, 8, 3), (5, 5, 6, 2, 8, 2), (1, 9, 6, 2, 8, 3)),
           "the mask, and where it meets the scores"),
-    Group("large scores, other places in memory, two calls",
+    Group("large scores, other layouts in memory, two calls",
           cases(*HIDING, how=(HIDDEN,))
           + cases(*SPECIAL, how=(LARGE, PARTS, HEADS_FIRST, TWICE)),
-          "the softmax, and what is kept from call to call"),
+          "the softmax, and what you keep between calls"),
     Group("every other shape", EVERY, EARLIER),
-    Group("K and V are not repeated", cases((3, 11, 6, 2, 8), (2, 7, 4, 1, 6), how=(COPIES,)),
+    Group("keys and values are not repeated",
+          cases((3, 11, 6, 2, 8), (2, 7, 4, 1, 6), how=(COPIES,)),
           "the shapes of all tensors, line by line"),
 )  # fmt: skip
 
@@ -352,21 +354,21 @@ def many(positions: list[int], heads: int, dim: int, heads_first: bool = False) 
 
 
 PAIRS = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [2.0, 0.0], [0.0, -3.0]])[:, None]
-TURNED = "(1, 0), (0, 1) and three more, turned with cos 0.6 and sin 0.8"
+TURNED = "(1, 0), (0, 1) and three more, rotated with cos 0.6 and sin 0.8"
 # Not a quarter turn: with cos = 0 too many mistakes look alike.
 ANGLE = torch.full((5, 1, 2), 0.6), torch.tensor([[[-0.8, 0.8]]] * 5)
 
 scenario(
     "01.5",
     rotation,
-    Group("position 0: nothing turns", [many([0], 3, 8), many([0, 0], 1, 16)],
+    Group("position 0: nothing rotates", [many([0], 3, 8), many([0, 0], 1, 16)],
           "cos is 1 there, sin is 0; x (T, heads, D) stays"),
     Group("one pair", [(TURNED, PAIRS, ANGLE)],
           "(1, 0) becomes (0.6, 0.8), and (0, 1) becomes (-0.8, 0.6)"),
     Group("each channel has its partner",
           [(f"{dim} tokens, token i is 1 in channel i and 0 elsewhere", torch.eye(dim)[:, None],
             [3] * dim) for dim in (8, 4, 6, 16)],
-          "which channel changes places with channel 0?"),
+          "which channel is the partner of channel 0?"),
     Group("many tokens, heads and positions",
           [many([0, 1, 2, 3, 4], 4, 8), many([7, 1000], 6, 64), many([5], 2, 6),
            many([3, 3, 9], 2, 2)]
@@ -401,7 +403,7 @@ scenario(
     *(
         Group(f"{name}, for {len(SIZES)} pairs of lengths", [(name, *size) for size in SIZES], look)
         for name, look in {
-            "rows": "how many rows has each pass? Write them down, and add them",
+            "rows": "how many rows does each pass have? Write them down and add them",
             "new rows": "which rows of the second pass were in the first?",
             "scores": "a pass of n rows: how many products q · k, before the mask?",
             "new scores": "the worked example, then one case by hand",
@@ -418,7 +420,7 @@ PROMPT = "def area(width, height):\n    return"
 def run(
     lm: minikv.LanguageModel, part: str, attend, prompt: str, new_tokens: int, rotation=rotate
 ) -> str:
-    """Naive generation with `attend`, told in a sentence. Raises if the oracle writes otherwise."""
+    """Generate naively with `attend`, and say so. Raises if the oracle's tokens are others."""
     prompt_ids = lm.encode(prompt)
     expected = lm.generate_naively(prompt_ids, new_tokens)
     ids, rows = list(prompt_ids), 0
@@ -452,7 +454,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         return torch.tensor(plain(rows), dtype=q.dtype)
 
     # A short text: plain Python is slow.
-    return run(lm, "your attention of one query, in plain Python", attend, "import os\n", 3)
+    return run(lm, "your attention for one query, in plain Python", attend, "import os\n", 3)
 
 
 @runs_model("01.2", "01.3", "01.5")

@@ -3,7 +3,6 @@ over a cache, and a prefix that many requests share."""
 
 import torch
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from minikv.attention import causal_mask
 from minikv.kv_cache import ConcatCache, PreallocatedCache
@@ -17,13 +16,13 @@ def generate_with_cache(
     prompt_ids: list[int],
     max_tokens: int,
 ) -> list[int]:
-    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token a step.
+    """Greedy tokens, each computed once: a prefill of the whole prompt, then one token per step.
 
     `cache` is a ConcatCache, or anything else with `num_tokens` and `attend`. The prompt, of at
-    least one token, follows the tokens that are already in it: its first stands at position
-    cache.num_tokens. `max_tokens` is at least 1, and exactly so many new tokens are returned,
-    end token or not. The last of them is never fed: nobody asks what follows. For a prompt
-    p0 … p4, an empty cache and three new tokens a, b, c:
+    least one token, follows the tokens that are already in it: its first token stands at position
+    cache.num_tokens. `max_tokens` is at least 1, and exactly that number of new tokens is
+    returned, end token or not. The last of them is never fed. For a prompt p0 … p4, an empty
+    cache and three new tokens a, b, c:
 
         pass     token_ids         positions         gives
         prefill  p0 p1 p2 p3 p4    0 1 2 3 4         a
@@ -31,7 +30,7 @@ def generate_with_cache(
         decode   b                 6                 c
 
     One pass is `hidden = lm.transformer.forward(token_ids (T,), positions (T,), cache.attend)`,
-    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has a row for each row it is given.
+    hidden (T, hidden_size); `lm.transformer.logits(hidden)` has one row for each row it is given.
     """
     new_ids, fed = [], list(prompt_ids)
     for _ in range(max_tokens):
@@ -44,15 +43,15 @@ def generate_with_cache(
 
 
 def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
-    """How often a token's K and V are written while a prompt is prefilled in one pass into an
-    empty cache and new tokens are generated, at least one of each. The last is never fed.
+    """How many times a token's keys and values are written while a prompt is prefilled in one pass
+    into an empty cache and new tokens are generated, at least one of each. The last is never fed.
 
-    "concat"    by torch.cat. Its result is a new tensor, so that every call writes all tokens
-                of that tensor. The prompt is kept as the model made it: nothing is written.
+    "concat"    by torch.cat. Its result is a new tensor, so every call writes all tokens of that
+                tensor. The prompt is kept as the model made it, which writes nothing.
     "in place"  into preallocated storage: every token that is fed is written once.
 
-    A prompt of 5 tokens and 3 new ones: the two decode steps concatenate 5 + 1 and 6 + 1
-    tokens, 13 in all; in place 5 + 1 + 1 = 7 are written.
+    For a prompt of 5 tokens and 3 new ones, the two decode steps concatenate 5 + 1 and 6 + 1
+    tokens, 13 in all; in place, 5 + 1 + 1 = 7 are written.
     """
     steps = new_tokens - 1  # of decode
     return {
@@ -62,7 +61,7 @@ def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
 
 
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """`naive_attention` by PyTorch's own function, which takes a fused kernel where it has one.
+    """`naive_attention` by PyTorch's own function, which uses a fused kernel where it has one.
 
     q (T, H, D); k, v (L, K, D) with L >= T: the T queries stand at the last T of the L
     positions, and each sees the keys at its own position and before. H is a multiple of K.
@@ -79,31 +78,14 @@ def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return out.transpose(0, 1)  # (T, H, D)
 
 
-class BytesWritten(TorchFunctionMode):
-    """A context that counts in `total` what torch.cat and assignments to slices write, in bytes."""
-
-    def __init__(self):
-        super().__init__()
-        self.total = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if function is torch.cat:
-            self.total += result.nbytes
-        elif function is torch.Tensor.__setitem__:
-            tensor, index, _ = args
-            self.total += tensor[index].nbytes
-        return result
-
-
 class SharedPrefix:
-    """The beginning of a prompt, computed once. Every request goes on from there.
+    """The beginning of a prompt, computed once. Every request continues from there.
 
-    What a prefix cache (chapter 07) does for every prefix it has seen, for a single one.
+    A prefix cache (chapter 07) does this for every prefix it has seen; this does it for one.
     """
 
     def __init__(self, lm: LanguageModel, prefix_ids: list[int], capacity: int):
-        """`capacity`: tokens of the prefix and of the longest request together."""
+        """`capacity`: tokens of the prefix plus those of the longest request."""
         self.lm = lm
         self.num_prefix = len(prefix_ids)
         self.cache = PreallocatedCache(lm.config, capacity, lm.dtype, lm.device)
@@ -115,7 +97,7 @@ class SharedPrefix:
         prefix + request. Only the request goes through the model, and it sees nothing of the
         requests before it. Raises ValueError when it does not fit.
         """
-        self.cache.num_tokens = self.num_prefix  # whatever the request before has left behind
+        self.cache.num_tokens = self.num_prefix  # forget the request before
         token_ids = torch.tensor(request_ids, device=self.lm.device)  # (T,)
         positions = self.num_prefix + torch.arange(len(request_ids), device=self.lm.device)
         hidden = self.lm.transformer.forward(token_ids, positions, self.cache.attend)

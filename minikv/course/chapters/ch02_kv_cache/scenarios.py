@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 import torch
 
-from minikv.course.chapters.ch02_kv_cache.answers import BytesWritten
+from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
 from minikv.course.harness.checking import plain, runs_model, tinypy
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
@@ -61,7 +61,7 @@ def watched(name: str) -> tuple[LanguageModel, Watched]:
 
 
 def refusal(call: Callable, *arguments) -> str:
-    """What a call raises that has to raise a ValueError."""
+    """What a call raises that must raise a ValueError."""
     try:
         call(*arguments)
     except ValueError:
@@ -90,7 +90,7 @@ PLAIN = Shape()
 
 
 class Fed:
-    """A cache, and what it was handed: every row of K and V has a name, as "k3"."""
+    """A cache, and what it was given: every row of keys and values has a name, such as "k3"."""
 
     def __init__(self, mine, shape: Shape, capacity: int | None, seed: int):
         self.shape, self.capacity, self.length = shape, capacity, 0
@@ -102,7 +102,7 @@ class Fed:
             self.cache = mine.ConcatCache(config)
         else:
             self.cache = mine.PreallocatedCache(config, capacity, shape.dtype)
-            self.cache.kv.fill_(torch.nan)  # whoever reads an unwritten slot shall see it
+            self.cache.kv.fill_(torch.nan)  # so that reading an unwritten slot shows
             self.storage = self.cache.kv
         self.draw = torch.Generator().manual_seed(seed)
         self.names: dict[tuple, tuple[int, str]] = {}
@@ -117,9 +117,9 @@ class Fed:
         return made if letter else 2 * made
 
     def held(self) -> dict[str, str]:
-        """What is kept as K and as V in each layer, slot by slot."""
+        """What is kept as keys and values in each layer, slot by slot."""
         found, one = {}, self.cache
-        for index, letter in enumerate("KV"):
+        for index, letter in enumerate("kv"):
             for layer in range(len(self.shape.windows)):
                 kept = one.kv[layer, index] if self.capacity else (one.k, one.v)[index][layer]
                 found[f"{letter} of layer {layer}:"] = self.told(layer, kept)
@@ -158,7 +158,7 @@ def caches(mine, program, log: Log) -> None:
         one = live[name]
         if action == "<":
             one.length = one.cache.num_tokens = int(rest)
-            log(f"num_tokens is set back to {rest}")
+            log(f"num_tokens is reset to {rest}")
             continue
         count, _, only = rest.rstrip("-").partition("@")
         called = [int(only)] if only else list(range(layers - rest.endswith("-")))
@@ -186,7 +186,7 @@ def caches(mine, program, log: Log) -> None:
         else:
             log(text, {"it raises": refusal(attend, q, k, v)})
         if capacity is not None:
-            k.fill_(1e4)  # they are written: the tensors that were handed in may go
+            k.fill_(1e4)  # the cache must not refer to the tensors it was given
             v.fill_(1e4)
         if "count" in looks:
             log("", {"num_tokens": one.cache.num_tokens})
@@ -243,7 +243,8 @@ def attending(look: str, room: int | None) -> list[Group]:
         for shape, steps in product(shapes, ("A+5 A+3 A+1", "A+1 A+1 A+4 A+3"))
     ]
     return [
-        Group("tokens that come one by one see all before them", fed(*one_by_one, room=room), look),
+        Group("tokens that come one by one see all tokens before them",
+              fed(*one_by_one, room=room), look),
         Group("chunks of several tokens after a prefix", fed(*chunks, room=room), look),
         Group("each layer has its own sliding window", windows,
               "which window does this layer have, and where does it go?"),
@@ -251,15 +252,15 @@ def attending(look: str, room: int | None) -> list[Group]:
 
 
 PASS = "tinypy: logits with the cache equal logits without, at every position"
-APPENDING = "over which k and v is attention computed, and what is kept for the next call?"
+APPENDING = "over which k and v do you attend, and what do you keep for the next call?"
 KEPT = "what is assigned to `self.k[layer]` and `self.v[layer]`?"
-SLOTS = "which slots are written, and over which is attention computed?"
-ABOVE = "the lines above: which of them fails?"
+SLOTS = "which slots do you write, and over which do you attend?"
+ABOVE = "the groups above: which of them fails?"
 
 scenario(
     "02.1", caches,
     Group("the first tokens attend to each other", fed("A+1", "A+2", "A+6"), APPENDING),
-    Group("K and V of every layer are kept",
+    Group("keys and values of every layer are kept",
           fed("A+3 A+3", "A+1 A+1 A+1", "A+4 A+1 A+2", looks="memory"), KEPT),
     *attending(APPENDING, None),
     Group("num_tokens counts every token once",
@@ -270,11 +271,11 @@ scenario(
 
 scenario(
     "02.4", caches,
-    Group("num_tokens moves with the last layer, and with no other",
+    Group("num_tokens changes with the last layer, and with no other",
           [*fed("A+4 A+1", "A+1 A+2 A+1", looks="count", room=40),
            *((Shape(windows=(None,) * layers), 40, "A+2 A+1", "count") for layers in (1, 5))],
           "under which condition does `num_tokens` change?"),
-    Group("K and V are in their slots, and nowhere else",
+    Group("keys and values are in their slots, and nowhere else",
           [*fed("A+4 A+1 A+1", "A+1 A+2", looks="memory", room=9),
            *fed("A+3 A+2", looks="memory", room=6, shape=Shape(dtype=torch.bfloat16))],
           "the slots of this chunk: from num_tokens up to num_tokens + T"),
@@ -285,12 +286,12 @@ scenario(
     Group("what does not fit is refused, and nothing has changed",
           fed("A+4 A+3@0", "A+4 A+3@1", "A+4 A+3@2", "A+4 A+3", "A+4 A+5", "A+7", "A+7@2",
               "A+6 A+1", "A+6 A+1@1", looks="memory count", room=6),
-          "what is done before it is known whether the tokens fit?"),
-    Group("filled to the last slot, also after a refusal",
+          "what do you change before you know whether the tokens fit?"),
+    Group("filled to the last slot, even after a refusal",
           fed("A+6", "A+4 A+2", "A+4 A+12 A+2", "A+4 A+3@2 A+2", "A+7 A+6 A+1", room=6), SLOTS),
-    Group("a pass that dies halfway, and num_tokens set back",
+    Group("a pass that fails halfway, and num_tokens reset",
           fed("A+4 A+2- A+2", "A+4 A+3- A+1 A+1", "A+5 A<2 A+1 A+2", "A+8 A<0 A+3", room=8),
-          "which slots count, whatever was written to them?"),
+          "which slots count, no matter what was written to them?"),
     Group("40 random ones: several caches, other layers and heads",
           [random_caches(seed, in_place=True) for seed in range(40)], ABOVE),
 )  # fmt: skip
@@ -308,7 +309,7 @@ for exercise, in_place in (("02.1", False), ("02.4", True)):
 
 
 class Bare:
-    """A cache that has num_tokens and attend, and nothing else to lean on."""
+    """A cache that has num_tokens and attend, and nothing else."""
 
     def __init__(self, config):
         self._inner = ConcatCache(config)
@@ -326,7 +327,7 @@ def loops(mine, program, log: Log) -> None:
         log(f"a PreallocatedCache, room for {needed}")
     else:
         one = Bare(lm.config) if kind == "bare" else ConcatCache(lm.config)
-        log("a cache with num_tokens and attend alone" if kind == "bare" else "")
+        log("a cache that has only num_tokens and attend" if kind == "bare" else "")
     if cached:
         lm.logits(lm.encode(PREFIX)[:cached], one)
         log(f"{plural(cached)} cached before")
@@ -359,19 +360,19 @@ PASSES = "the tokens and the positions of each pass, and the row that its new to
 
 scenario(
     "02.2", loops,
-    Group("one pass for the prompt, then one token a pass",
+    Group("one pass for the prompt, then one token per pass",
           [(TWO_LAYERS, "concat", 0, (call,), "passes") for call in SHORT], PASSES),
     Group("every token at its own position",
           [(TWO_LAYERS, "concat", 0, (call,), "positions") for call in SHORT], PASSES),
     Group("the oracle's tokens, from a ConcatCache",
           [(TINYPY, "concat", 0, ((PROMPT, 0, 10, 12),), "tokens")], PASSES),
-    Group("the oracle's tokens, from a PreallocatedCache without a slot too many",
+    Group("the oracle's tokens, from a PreallocatedCache without a spare slot",
           [(TWO_LAYERS, "in place", 0, ((PROMPT, 0, 3, 1),), "tokens"),
            (TINYPY, "in place", 0, (("import os\n\nclass ", 0, 6, 8),), "tokens")],
           "how many tokens of prompt and answer must go through the model?"),
-    Group("it goes on after the end token",
+    Group("it continues after the end token",
           [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens")],
-          "how many tokens are asked for?"),
+          "how many tokens must be returned?"),
     Group("a prompt that follows cached tokens",
           [(TWO_LAYERS, "concat", 6, ((PROMPT, 6, 4, 4),), "positions tokens"),
            (TWO_LAYERS, "bare", 1, ((PROMPT, 0, 1, 2),), "positions tokens"),
@@ -381,7 +382,7 @@ scenario(
           PASSES),
     Group("the same question twice, on one cache",
           [(TWO_LAYERS, "concat", 0, (call,) * 2, "passes positions tokens") for call in SHORT],
-          "what does the second call find in the cache, and what was kept elsewhere?"),
+          "what does the second call find in the cache, and what do you keep elsewhere?"),
     Group("24 random chats", [random_chat(seed) for seed in range(24)], ABOVE),
 )  # fmt: skip
 
@@ -410,10 +411,10 @@ scenario(
           "list the tensors of a small case"),
     Group("a single new token: prefill alone",
           [(key, prompt, 1) for prompt in (1, 9, 300) for key in ("concat", "in place")],
-          "how many decode steps are there then?"),
+          "how many decode steps are there?"),
     Group("twice the new tokens: nearly four times the copies",
           [("concat", 1, 10_000), ("concat", 1, 20_000), ("in place", 1, 20_000)],
-          "the sum over the steps: are its terms all the same?"),
+          "the sum over the steps: are all its terms equal?"),
 )  # fmt: skip
 
 
@@ -470,7 +471,7 @@ def cut_prompts(mine, cuts, log: Log) -> None:
     log("", {"the next token is": lm.decode([int(row.argmax())]), "logits": row})
 
 
-MASK = "which keys may query i of the chunk see? Which position has it?"
+MASK = "at which position does query i stand, and which keys may it see?"
 
 scenario(
     "02.5", chunks_after,
@@ -480,7 +481,7 @@ scenario(
     Group("one token after a prefix", heads_of(4, 2, 16, (1, 2), (1, 7), (1, 33)), MASK),
     Group("a chunk after a prefix",
           heads_of(4, 2, 16, (2, 3), (4, 9), (8, 16), (3, 50), (31, 33), (64, 130)), MASK),
-    Group("heads in groups of one, two and three, and all in one",
+    Group("heads in groups of one, two and three, and all in one group",
           [one for shape in ((3, 3, 16), (4, 2, 8), (6, 2, 64), (4, 1, 5), (1, 1, 2), (12, 4, 32))
            for one in heads_of(*shape, (3, 7), (5, 5), (1, 4))],
           "which KV head belongs to which query head?"),
@@ -488,7 +489,7 @@ scenario(
 
 scenario(
     "02.5", cut_prompts,
-    Group("tinypy: what comes after a prompt, however it is cut",
+    Group("tinypy: the token after a prompt that is cut in different ways",
           [(5,), (), (3,), (2, 6), tuple(range(1, 10))], MASK),
 )  # fmt: skip
 
@@ -519,14 +520,14 @@ def requests_after(mine, program, log: Log) -> None:
         found = log.call(what, shared[which].logits, request, see=False)
         total += sum(len(token_ids) for token_ids, _ in transformer.passes)
         if "words" in looks:
-            likeliest = "the likeliest token after each of its tokens"
+            likeliest = "the most likely token after each of its tokens"
             log("", {likeliest: words_of(found), "logits": found})
     if "passes" in looks:
         log("in all", {"tokens that went through the model": total})
 
 
 def words_of(logits) -> list[str]:
-    """The likeliest token after each row, blanks and line ends visible."""
+    """The most likely token after each row, with spaces and line ends visible."""
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2:
         return []
     texts = [tinypy().decode([int(row.argmax())]) for row in logits]
@@ -596,7 +597,7 @@ def run_caches(mine, lm: LanguageModel, makers: dict[str, Callable]) -> str:
     kept = one.num_tokens * lm.config.kv_bytes_per_token(lm.dtype)
     return (
         f"{count} tokens with {' and '.join(makers)}, the prompt in 1, 2 and 4 chunks: same tokens "
-        f"as the oracle, {kept:,} bytes of K and V kept"
+        f"as the oracle, {kept:,} bytes of keys and values kept"
     )
 
 
@@ -625,7 +626,7 @@ def _(mine, lm):
         found[name] = written.total
     predicted = plain(mine.tokens_written(len(prompt_ids), count))
     if found != {name: size * predicted[name] for name in both}:
-        raise AssertionError(f"the caches wrote {found} bytes, {size} a token; not {predicted}")
+        raise AssertionError(f"the caches wrote {found} bytes, {size} per token; not {predicted}")
     return (
         f"{count} tokens after {len(prompt_ids)}: tinypy's caches wrote {found['concat']:,} bytes "
         f"by torch.cat and {found['in place']:,} in place, as you predicted"

@@ -1,6 +1,6 @@
 """What a KV cache costs, and what reserving it wastes: the arithmetic of chapter 03.
 
-From a config to bytes a token; from bytes to the speed that a decode step cannot exceed; the
+From a config to bytes per token; from bytes to the speed that a decode step cannot exceed; the
 slots of a reservation, used or not (the three kinds of waste of Kwon et al., 2023); and memory
 that is handed out in contiguous pieces.
 """
@@ -8,26 +8,15 @@ that is handed out in contiguous pieces.
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
+from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape, SlotUse
 from minikv.course.measure.workload import Length
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
 
-# ── Bytes a token ─────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What the KV cache of a model depends on."""
-
-    num_layers: int
-    num_heads: int  # query heads
-    num_kv_heads: int
-    head_dim: int
-    latent_dim: int = 0  # numbers a token and layer in multi-head latent attention; 0: other kinds
+# ── Bytes per token ───────────────────────────────────────────────────────────
 
 
 def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
@@ -35,9 +24,9 @@ def kv_bytes_per_token(shape: Shape, bytes_per_number: int = 2) -> int:
 
     `shape` has num_layers, num_heads (query heads), num_kv_heads, head_dim and latent_dim.
     With MHA, GQA and MQA each KV head keeps a key and a value of `head_dim` numbers, in each
-    layer. Multi-head latent attention (latent_dim > 0) keeps `latent_dim` numbers in each
-    layer, once: no heads, and one vector that both keys and values are computed from. Every
-    number takes `bytes_per_number` bytes.
+    layer. Multi-head latent attention (latent_dim > 0) keeps one vector of `latent_dim` numbers
+    in each layer, from which all heads compute both keys and values. Every number takes
+    `bytes_per_number` bytes.
 
     3 layers, 8 query heads on 2 KV heads, head dim 4, fp16:
 
@@ -55,9 +44,9 @@ def shape_of(config: dict) -> Shape:
     - A model of text and images has its language model under "text_config".
     - Without "num_key_value_heads" (or with null), every query head has a KV head of its own.
     - "head_dim", or "v_head_dim" in DeepSeek's configs, may be missing or null, too. Then the
-      query heads share "hidden_size" evenly. It is a whole number, as all five are.
-    - Multi-head latent attention keeps "kv_lora_rank" numbers and, beside them, a key of
-      "qk_rope_head_dim" numbers that carries the position. Elsewhere these are missing or null.
+      query heads share "hidden_size" evenly. The head dim is an int, as all five numbers are.
+    - Multi-head latent attention keeps "kv_lora_rank" numbers and a key of "qk_rope_head_dim"
+      numbers that carries the position. In other models these are missing or null.
     """
     text = config.get("text_config", config)
     heads = text["num_attention_heads"]
@@ -71,7 +60,7 @@ def shape_of(config: dict) -> Shape:
 
 
 def llama_parameters(config: dict) -> int:
-    """How many weights a Llama has: all of them are read in every step."""
+    """How many weights a Llama has. A step reads all of them."""
     shape, hidden = shape_of(config), config["hidden_size"]
     attention = 2 * hidden * (shape.num_heads + shape.num_kv_heads) * shape.head_dim
     mlp = 3 * hidden * config["intermediate_size"]
@@ -84,13 +73,13 @@ def llama_parameters(config: dict) -> int:
 def decode_ceiling(
     weight_bytes: float, bandwidth: float, batch: int = 1, kv_bytes: float = 0
 ) -> float:
-    """Tokens a second that decode cannot exceed, all `batch` sequences together.
+    """Tokens per second that decode cannot exceed, all `batch` sequences together.
 
     A decode step gives each sequence one token. It reads the weights once, whatever the batch,
-    and each sequence's own K and V, `kv_bytes` of it. `bandwidth` in bytes a second.
+    and each sequence's own K and V, `kv_bytes` each. `bandwidth` is in bytes per second.
 
-    Weights of 10 bytes, 3 sequences of 5 bytes each, 100 bytes a second: a step reads 25 bytes,
-    so there are 4 steps a second, 12 tokens.
+    Weights of 10 bytes, 3 sequences of 5 bytes each, 100 bytes per second: a step reads 25 bytes,
+    so there are 4 steps per second, 12 tokens.
     """
     return batch * bandwidth / (weight_bytes + batch * kv_bytes)
 
@@ -98,17 +87,8 @@ def decode_ceiling(
 # ── Slots of a reservation ────────────────────────────────────────────────────
 
 
-class SlotUse(NamedTuple):
-    """What becomes of the slots that a request holds. The second is waste for now, the third
-    for good."""
-
-    used: int  # hold K and V of a token
-    future: int  # reserved, and still to be used by this request
-    internal: int  # internal fragmentation: reserved, and never used
-
-
 def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
-    """The slots of a request with `reserved` of them, as they are after step `step` of its life.
+    """How a request uses its `reserved` slots after step `step` of its life.
 
     Step 1 is the prefill: it stores the prompt and gives the first output token. Each later step
     stores the newest token and gives the next. Step `output` gives the last, which is never
@@ -128,12 +108,12 @@ def slots_at(reserved: int, prompt: int, output: int, step: int) -> SlotUse:
 
 
 def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -> list[float]:
-    """Of all the slots that these requests hold, in every step of every life: the shares that
-    are used, held for the future, and never used. They add up to 1.
+    """Of all slots that these requests hold, in every step of every life: the shares that are
+    used, held for the future, and never used. They add up to 1.
 
     Each `length` has a `prompt` and an `output`, in tokens; `reserve` is a function, and
-    `reserve(length)` says how many slots such a request gets. A life has the steps 1 to `output`.
-    Long requests count for more: they hold their slots for longer.
+    `reserve(length)` is the number of slots that such a request gets. A life has the steps 1 to
+    `output`. Long requests count for more, because they hold their slots for longer.
 
     Two requests with 4 slots each, of 1 + 2 and of 3 + 1 tokens, hold 4 slots in 3 steps. Used:
     1 and 2 by the first, 3 by the other, of 12. For the future: 1. Never: 2 + 2 + 1.
@@ -144,7 +124,7 @@ def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -
     for length in lengths:
         steps, reserved = length.output, reserve(length)
         slots = slots_at(reserved, length.prompt, steps, step=1)
-        later = steps * (steps - 1) // 2  # 0 + 1 + …: what moves from `future` to `used`
+        later = steps * (steps - 1) // 2  # 0 + 1 + …: slots that move from `future` to `used`
         used += steps * slots.used + later
         future += steps * slots.future - later
         internal += steps * slots.internal
@@ -153,14 +133,6 @@ def shares_over_lives(lengths: list[Length], reserve: Callable[[Length], int]) -
 
 
 # ── Memory in contiguous pieces ───────────────────────────────────────────────
-
-
-class NoHole(Exception):
-    """No hole is large enough, whatever they hold together. Nothing was changed."""
-
-    def __init__(self, needed: int, largest: int, free: int):
-        super().__init__(f"{needed} are needed; {free} are free, at most {largest} in one piece")
-        self.needed, self.largest, self.free = needed, largest, free
 
 
 class ContiguousMemory:
@@ -184,9 +156,9 @@ class ContiguousMemory:
         return max((size for _, size in self.holes), default=0)
 
     def allocate(self, size: int) -> int:
-        """Take `size` units, at least 1, from the beginning of the first hole that has them; what
-        is left of the hole stays one. Returns where the piece starts. Raises
-        NoHole(size, largest_hole, num_free) if no hole is large enough, and changes nothing then.
+        """Take `size` units, at least 1, from the beginning of the first hole that is large
+        enough; the rest of it stays a hole. Returns where the piece starts. Raises
+        NoHole(size, largest_hole, num_free), changing nothing, if no hole is large enough.
 
         In a memory of 10: allocate(4) is 0, allocate(3) is 4, and `holes` are [(7, 3)].
         """
@@ -201,9 +173,9 @@ class ContiguousMemory:
         raise NoHole(size, self.largest_hole, self.num_free)
 
     def release(self, start: int) -> None:
-        """Give back the piece that starts there. It becomes one hole with the holes that it
-        touches, before it and behind it. Raises ValueError if no piece starts there, and changes
-        nothing then.
+        """Give back the piece that starts at `start`. It becomes one hole with the holes that it
+        touches, before it and behind it. Raises ValueError, changing nothing, if no piece starts
+        there.
 
         Then, in the same memory: release(0) makes `holes` [(0, 4), (7, 3)], and release(4)
         makes them [(0, 10)].
@@ -222,13 +194,13 @@ class ContiguousMemory:
 
 @dataclass
 class Served:
-    """Slots, summed over the steps in which somebody waited; and who ran in them."""
+    """Slots, summed over the steps in which a request waited, and requests that ran in them."""
 
     used: int = 0
     future: int = 0
     internal: int = 0
     scattered: int = 0  # external fragmentation: free, enough for the next, but not in one piece
-    short: int = 0  # free, and in all too little for the next one
+    short: int = 0  # free, but too few for the next one even in one piece
     steps: int = 0
     running: int = 0
 
@@ -242,11 +214,11 @@ class Served:
 def serve(
     lengths: Iterable[Length], memory: ContiguousMemory, reserve: Callable[[Length], int]
 ) -> Served:
-    """Let requests, all of them there from the start, through `memory` in their order.
+    """Serve requests, all of them there from the start, in their order.
 
-    A request gets a piece of `reserve(length)` slots as soon as one is free and nobody before it
-    waits, and keeps it to its end. Each step gives each running request one token. Counted
-    is until nobody waits any more.
+    A request gets a piece of `reserve(length)` slots of `memory` as soon as one is free and no
+    request before it waits, and keeps it to its end. Each step gives each running request one
+    token. Counting stops when no request waits any more.
     """
     served, waiting = Served(), deque(lengths)
     running: list[list[int]] = []  # [start, reserved, slots in the end, slots used]
@@ -285,8 +257,8 @@ def generate_in_pieces(
 ) -> tuple[list[list[int]], Served]:
     """Greedy tokens of several requests whose K and V lie in one storage, each in a piece of it.
 
-    `memory` hands out the slots of that storage as in `serve`, to each request as many as it
-    needs in the end. Returns the tokens of each, and the use of the slots.
+    `memory` hands out the slots of that storage as in `serve`; each request reserves exactly
+    what it needs. Returns the tokens of each, and the use of the slots.
     """
     config = lm.config
     shape = (config.num_layers, 2, memory.size, config.num_kv_heads, config.head_dim)

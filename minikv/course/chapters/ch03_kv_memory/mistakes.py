@@ -13,13 +13,8 @@ SHRINK = "self.holes[index] = (start + size, room - size)"
 SLOTS = "used, final - used, reserved - final"
 KV_HEADS = 'text.get("num_key_value_heads") or heads'
 SHARED_OUT = 'text["hidden_size"] // heads'
-FIGURE, JUDGED = "        key: (figure, ", "    judged = {\n"
-CLAIMED = ("7B 4K", "70B 32K", "70B 8K GQA", "70B 8K MHA", "1B token", "3B token", "11B token",
-           "11B 4 x 128K", "1B speed", "1B batch")  # fmt: skip
-THOUSANDS = (("4096", "4000"), ("32 * 1024", "32 * 1000"), ('GQA": 8 * 1024',
-             'GQA": 8 * 1000'), ('MHA": 8 * 1024', 'MHA": 8 * 1000'),
-             ("128 * 1024", "128 * 1000"))  # fmt: skip
-NO_KEY = ("a key is missing or spelled otherwise", "the keys in the docstring")
+CLAIMED = ("7B 4K", "70B 8K", "1B token", "3B token", "11B token", "1B speed")
+NO_KEY = ("a key is missing or misspelled", "the keys in the docstring")
 EACH_STEP = """
 def shares_over_lives(lengths, reserve):
     uses = [
@@ -43,28 +38,25 @@ def shares_over_lives(lengths, reserve):
 # Where to look, if several mistakes are to be seen in one place.
 FACTORS = "the factors of 2 · layers · KV heads · head dim · bytes: which is wrong?"
 HEADS = "whose heads do you multiply by: those of the queries, or those of K and V?"
-FORMAT = "what becomes of `bytes_per_number`?"
+FORMAT = "where do you use `bytes_per_number`?"
 LATENTS = "how many latents are there in a layer?"
-SILENCE = "what does the config say of KV heads, and what does its silence mean?"
-SIZE = "who shares the hidden size, and when does it matter at all?"
+SILENCE = "what does the config say of KV heads, and what if it says nothing?"
+SIZE = "which heads share the hidden size, and when does it matter at all?"
 STEP = "what does one step read, and how many tokens does it give?"
-UNITS = "the units in the docstring"
-ROUNDED = "claim / ceiling of one stream, rounded how?"
-AS_IT_IS = "how many KV heads are there as it is, and how many if every query head has its own?"
-LAST = "how many tokens are stored when the last one has been given?"
+LAST = "how many tokens are stored when the request ends?"
 DIVIDE = "when do you divide: for each request, for each step, or once?"
 OVER = "over which steps do you add up?"
 ADDS_UP = "the three add up to what is reserved"
-SPLIT = "what becomes of the hole that a piece is taken from?"
-FIRST = "which hole is taken when several are large enough?"
+SPLIT = "what happens to the hole that a piece is taken from?"
+FIRST = "which hole is taken if several are large enough?"
 MERGE = "which holes does the piece touch: the one before, the one behind?"
-NO_HOLE = "with what is `size` compared, and what if no hole has it?"
+NO_HOLE = "what is `size` compared with, and what if no hole is large enough?"
 SORTED = "`holes` is in the order of addresses"
 
 
 def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
     """Mistakes in one place: (name, change, cause, look) each. A change is either the whole
-    definition, or what is exchanged in the reference's: old, new, old, new, …"""
+    definition, or edits of the reference's: old, new, old, new, …"""
     return tuple(
         Mistake(name, cause, look, sources={path: change})
         if isinstance(change, str)
@@ -75,6 +67,18 @@ def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
     )
 
 
+def judged(key: str, name: str | None, cause: str, look: str) -> Mistake:
+    """A wrong answer to one claim of exercise 03.3."""
+    shown = f'"{name}"' if name else "None"
+    old = ANSWERS[key]
+    edit = (f'"{key}": {old},', f'"{key}": {shown},')
+    return Mistake(f"{key}: {name}", cause, look, edits={"judge_claims": (edit,)})
+
+
+ANSWERS = {  # as they stand in the reference's text
+    "7B 4K": "None", "70B 8K": '"another depth"', "1B token": "None",
+    "3B token": '"groups of four"', "11B token": '"hidden size"', "1B speed": '"a batch"',
+}  # fmt: skip
 FIVE = {"free": 8, "largest": 4, "pairs": 4, "triples": 9, "most": 12}
 
 
@@ -90,7 +94,7 @@ MISTAKES = {
     "03.1": made(
         "kv_bytes_per_token",
         ("counts query heads", ("shape.num_kv_heads", "shape.num_heads"),
-         "query heads are counted, though nobody keeps a query", HEADS),
+         "query heads are counted, though queries are not kept", HEADS),
         ("counts all heads", ("shape.num_kv_heads", "shape.num_heads * shape.num_kv_heads"),
          "query heads and KV heads are both counted", HEADS),
         ("counts groups", ("shape.num_kv_heads", "(shape.num_heads // shape.num_kv_heads)"),
@@ -100,19 +104,19 @@ MISTAKES = {
         ("one layer", ("2 * shape.num_layers * ", "2 * "),
          "one layer is counted, not all of them", FACTORS),
         ("one number per head", (" * shape.head_dim", ""),
-         "heads are counted, and not the numbers in each", FACTORS),
+         "heads are counted, but not the numbers in each", FACTORS),
         ("numbers, not bytes", ("head_dim * bytes_per_number", "head_dim"),
          "numbers are counted, not their bytes", FORMAT),
         ("always fp16", ("head_dim * bytes_per_number", "head_dim * 2"),
          "every number takes two bytes, whatever was asked for", FORMAT),
         ("bits", ("head_dim * bytes_per_number", "head_dim * bytes_per_number // 8"),
-         "`bytes_per_number` is in bytes already, not in bits", FORMAT),
+         "`bytes_per_number` is in bytes, not in bits", FORMAT),
         ("fp32 if none is named", ("bytes_per_number: int = 2", "bytes_per_number: int = 4"),
-         "the default is another number format than fp16", "the default of `bytes_per_number`"),
+         "the default is not fp16", "the default of `bytes_per_number`"),
         ("returns nothing", ("return 2 * shape", "number = 2 * shape"),
-         "nothing is returned", "`print` shows a number, `return` hands it over"),
+         "nothing is returned", "`print` shows a number, `return` returns it"),
         ("two latents", ("return shape", "return 2 * shape"),
-         "the latent is counted twice, but keys and values come from the same one",
+         "the latent is counted twice, but keys and values are computed from the same one",
          "does the 2 of K and V belong here?"),
         ("a latent for every head", ("return shape", "return shape.num_heads * shape"),
          "every head has a latent of its own, but all heads share one", LATENTS),
@@ -121,55 +125,56 @@ MISTAKES = {
         ("two latents for every head", ("return shape", "return 2 * shape.num_heads * shape"),
          "every head has a latent of its own, for K and for V, but all heads share one", LATENTS),
         ("a latent in one layer", ("shape.num_layers * shape.latent_dim", "shape.latent_dim"),
-         "the latent of one layer is counted, and every layer keeps one", LATENTS),
+         "the latent of one layer is counted, but every layer keeps one", LATENTS),
         ("a latent in fp16", ("shape.latent_dim * bytes_per_number", "shape.latent_dim * 2"),
          "every number of a latent takes two bytes, whatever was asked for", FORMAT),
         ("no latent", ("if shape.latent_dim:", "if False:"),
-         "the latent is ignored: these are the bytes of K and V heads that nobody keeps",
+         "the latent is ignored: these are the bytes of K and V heads that are not kept",
          "what is different when `latent_dim` is not 0?"),
         ("a latent, and K and V", (
          "    if shape.latent_dim:\n        return shape", "    latent = shape",
          "    return 2 * shape", "    return latent + 2 * shape"),
-         "the latent is kept in addition to K and V, and not in their place",
+         "the latent is counted in addition to K and V, not in their place",
          "what is different when `latent_dim` is not 0?"),
     ),
     "03.2": made(
         "shape_of",
-        ("mends the head dim alone", (KV_HEADS, "heads // 4"),
-         "four query heads are taken to share a KV head, whatever the config says", SILENCE),
-        ("mends the KV heads alone", (SHARED_OUT, 'text["hidden_size"]'),
-         "where no head dim is stated, one head is given the whole hidden size", SIZE),
-        ("takes the query heads", (KV_HEADS, "heads"),
-         "the query heads are taken, though the config states the KV heads", SILENCE),
+        ("fixes the head dim alone", (KV_HEADS, "heads // 4"),
+         "four query heads share a KV head, whatever the config says", SILENCE),
+        ("fixes the KV heads alone", (SHARED_OUT, 'text["hidden_size"]'),
+         "if no head dim is stated, each head gets the whole hidden size", SIZE),
+        ("uses the query heads", (KV_HEADS, "heads"),
+         "the number of query heads is used, though the config states that of the KV heads",
+         SILENCE),
         ("passes null on", (KV_HEADS, 'text.get("num_key_value_heads", heads)'),
-         "the file says null, which is as good as nothing, and null is passed on", SILENCE),
+         "the file says null, which means the same as a missing field, and null is passed on",
+         SILENCE),
         ("passes null on for the head dim", (
          'text.get("head_dim") or text.get("v_head_dim") or text["hidden_size"] // heads',
          'text.get("head_dim", text.get("v_head_dim", text["hidden_size"] // heads))'),
-         "the file says null for the head dim, which is as good as nothing, and null is passed on",
-         SIZE),
+         "the file says null for the head dim, and null is passed on", SIZE),
         ("demands the KV heads", (KV_HEADS, 'text["num_key_value_heads"]'),
-         "a field is demanded that need not be there",
+         "a field is required that may be missing",
          "what does the docstring say of a config without it?"),
         ("one KV head if none is stated", (KV_HEADS, 'text.get("num_key_value_heads") or 1'),
-         "a config without KV heads is taken for MQA; it is MHA", SILENCE),
-        ("always shares the hidden size out", (
+         "a config without KV heads is read as MQA, but it is MHA", SILENCE),
+        ("always divides the hidden size", (
          'text.get("head_dim") or text.get("v_head_dim") or ', ""),
-         "the hidden size is shared out, though the config states the head dim", SIZE),
+         "the hidden size is divided, though the config states the head dim", SIZE),
         ("knows no v_head_dim", (' or text.get("v_head_dim")', ""),
-         'the head dim is stated as "v_head_dim" here, and the hidden size is shared out',
+         'the head dim is stated as "v_head_dim" here, but the hidden size is divided',
          "which names can the head dim have?"),
         ("divides into a float", (SHARED_OUT, 'text["hidden_size"] / heads'),
          "a shape has whole numbers, and `/` gives a float", "`//`"),
-        ("shares it among the KV heads", (SHARED_OUT, 'text["hidden_size"] // kv_heads'),
-         "the KV heads share the hidden size, but it is the query heads that do", SIZE),
+        ("divides it among the KV heads", (SHARED_OUT, 'text["hidden_size"] // kv_heads'),
+         "the hidden size is divided by the KV heads, not by the query heads", SIZE),
         ("the other meaning of groups", (
          KV_HEADS, 'heads // (text.get("num_key_value_heads") or 1)'),
-         "the size of a group is taken for the number of KV heads", SILENCE),
+         "the size of a group is used as the number of KV heads", SILENCE),
         ("reads the outer config", ('config.get("text_config", config)',
          '{**config.get("text_config", {}), **config}'),
-         "what stands beside the language model is read, not the language model",
-         'where is "text_config", and what may stand beside it?'),
+         "fields beside the language model are read instead of its own",
+         'what is inside "text_config", and what may be beside it?'),
         ("leaves the position out", (' + text["qk_rope_head_dim"]', ""),
          "the key that carries the position is left out",
          "what does a token leave behind in a layer: which two vectors, side by side?"),
@@ -179,128 +184,98 @@ MISTAKES = {
     "03.3": (
         *made(
             "decode_ceiling",
-            ("K and V for nothing", ("(weight_bytes + batch * kv_bytes)", "weight_bytes"),
+            ("reads no K and V", ("(weight_bytes + batch * kv_bytes)", "weight_bytes"),
              "K and V are not read, though attention looks at all of them in each step", STEP),
             ("steps, not tokens", ("batch * bandwidth", "bandwidth"),
-             "these are the steps a second: each gives every sequence of the batch a token", STEP),
+             "these are steps per second: each step gives every sequence of the batch a token",
+             STEP),
             ("divided among the batch", ("batch * bandwidth", "bandwidth / batch"),
              "the speed of the batch is divided among its sequences", STEP),
             ("K and V are shared", ("batch * kv_bytes", "kv_bytes"),
              "the batch shares one K and V, but each sequence has its own", STEP),
-            ("weights for everyone", (
+            ("weights for each sequence", (
              "(weight_bytes + batch * kv_bytes)", "(batch * (weight_bytes + kv_bytes))"),
              "the weights are read again for each sequence, but a step reads them once", STEP),
             ("seconds", ("return batch * bandwidth / (weight_bytes + batch * kv_bytes)",
              "return (weight_bytes + batch * kv_bytes) / bandwidth / batch"),
-             "these are the seconds a token takes, not the tokens a second", STEP),
+             "these are seconds per token, not tokens per second", STEP),
             ("whole steps", ("batch * bandwidth / ", "batch * bandwidth // "),
              "the ceiling is rounded down to a whole number", "`/` or `//`?"),
         ),
+        *(
+            judged(key, name, cause, look)
+            for key, wrong in {
+                "7B 4K": (
+                    ("fp32", "2 GB is within 10 % of 4,096 tokens of 512 KB, so the claim is right",
+                     "4,096 · 2 · 32 layers · 32 KV heads · 128 · 2 bytes"),
+                ),
+                "70B 8K": (
+                    (None, "with 80 layers and 8 KV heads it would be 2.7 GB",
+                     "4 GB divided by the right figure: which factors are off by that much?"),
+                    ("groups of four", "groups of four alone would make it 5.4 GB, with 80 layers",
+                     "what else has to be less, to come down to 4 GB?"),
+                    ("fp32", "four bytes per number would make it 5.4 GB",
+                     "4 GB divided by the right figure: which factors are off by that much?"),
+                    ("query heads", "with MHA it would be 21 GB, and not 16 either",
+                     "16 GB and 4 GB: which group size makes them differ by 4?"),
+                ),
+                "1B token": (
+                    ("groups of four", "the 1B has groups of four, so here they are right",
+                     "2 · 16 layers · 8 KV heads · 64 · 2 bytes"),
+                ),
+                "3B token": (
+                    (None, "28 layers and 8 KV heads of 128 make 112 KB",
+                     "84 KB divided by the right figure, times 8 KV heads"),
+                    ("only keys", "keys alone would take half of the right figure",
+                     "84 KB divided by the right figure"),
+                    ("another depth", "64 layers would make it more, not less",
+                     "84 KB divided by the right figure"),
+                ),
+                "11B token": (
+                    (None, "40 layers and 8 KV heads of 128 make 160 KB",
+                     "5 MB divided by the right figure: which factor is off by that much?"),
+                    ("query heads", "with MHA it would be 640 KB",
+                     "5 MB divided by the right figure: which factor is off by that much?"),
+                    ("groups of four", "32 query heads on 8 KV heads are groups of four",
+                     "5 MB divided by the right figure: which factor is off by that much?"),
+                ),
+                "1B speed": (
+                    (None, "one stream would have to read all weights 1,990 times per second",
+                     "decode_ceiling of 2 bytes per weight"),
+                    ("fp32", "four bytes per number would make one stream slower, not faster",
+                     "how can one reading of the weights give several tokens?"),
+                ),
+            }.items()
+            for name, cause, look in wrong
+        ),
         *made(
             "judge_claims",
+            ("believes everything", "def judge_claims():\n    return dict.fromkeys(" + repr(CLAIMED)
+             + ")\n", "no claim is called wrong, but four of the six are", "compute one of them"),
+            ("right and wrong", "def judge_claims():\n    return "
+             + repr({key: key in CLAIMED[::2] for key in CLAIMED}) + "\n",
+             "True and False: the name of a mistake is asked for, or None",
+             "the names that the notebook prints"),
+            ("words of its own", ('"another depth"', '"70 layers"', '"hidden size"', '"head dim"',
+             '"groups of four"', '"groups"'),
+             "a mistake is called by a name that is not in the list",
+             "the names that the notebook prints"),
             *(
-                (f"everything in {unit}", (FIGURE, FIGURE.replace("figure", f"figure / {size}")),
-                 f"the figure is in {unit}, not in bytes", UNITS)
-                for unit, size in (
-                    ("GB", "1e9"), ("GiB", "2**30"), ("KB", "2**10"), ("MB", "2**20"),
-                )
-            ),
-            ("the units of the claims", (FIGURE, FIGURE.replace("figure", 'figure / {"1B": 2**10, '
-             '"3B": 2**10, "11B token": 2**20, "11B 4 x 128K": 1e12}'
-             '.get(key if "11B" in key else key[:2], 1e9)')),
-             "the figure has the unit of the claim, and is asked for in bytes", UNITS),
-            ("one byte per number", (JUDGED,
-             "    figures = {key: figure / 2 for key, figure in figures.items()}\n" + JUDGED),
-             "K or V is missing, or a number is taken for one byte", "2 · layers · … · 2 bytes"),
-            ("four bytes per number", (JUDGED,
-             "    figures = {key: figure * 2 for key, figure in figures.items()}\n" + JUDGED),
-             "a factor of 2 too many: four bytes per number, or K and V counted twice",
-             "kv_bytes_per_token has both factors already"),
-            *(
-                (f"K is a thousand, {number}", change,
-                 "K is taken for 1,000 tokens; with contexts it is 1,024", "8K, 32K, 128K tokens")
-                for number, change in enumerate((sum(THOUSANDS[1:], ()), *THOUSANDS))
-            ),
-            ("a 70B with MHA", ("32 * 1024 * kv_bytes_per_token(llama_70b)",
-             "32 * 1024 * kv_bytes_per_token(with_mha)"),
-             "query heads are counted: that is what MHA would take, eight times as much",
-             "how many KV heads has this model?"),
-            ("MHA with 8 KV heads", ("per_token(with_mha)", "per_token(llama_70b)"),
-             "MHA has the same figure as GQA: the shape still has 8 KV heads",
-             "dataclasses.replace(shape, num_kv_heads=…)"),
-            ("MHA is 4 × GQA", ("8 * 1024 * kv_bytes_per_token(with_mha)",
-             "4 * 8 * 1024 * kv_bytes_per_token(llama_70b)"),
-             "MHA is taken for 4 times GQA, as in the claim", AS_IT_IS),
-            ("swaps GQA and MHA", ('"70B 8K GQA": 8', '"70B 8K XXX": 8', '"70B 8K MHA": 8',
-             '"70B 8K GQA": 8', JUDGED,
-             '    figures["70B 8K MHA"] = figures.pop("70B 8K XXX")\n' + JUDGED),
-             "GQA and MHA have changed places", AS_IT_IS),
-            ("the config becomes MHA", (JUDGED,
-             '    CONFIGS["meta-llama/Meta-Llama-3-70B"]["num_key_value_heads"] = 64\n' + JUDGED),
-             "CONFIGS itself is changed: after that the model has MHA for everybody",
-             "dataclasses.replace(shape, num_kv_heads=…) makes a second shape"),
-            ("the published 84 KB", ('kv_bytes_per_token(shapes["Llama-3.2-3B"])', "84 * 1024"),
-             "this is the published figure: groups of four, which the 3B has not",
-             "what does the config say of KV heads?"),
-            ("the published 5 MB", (
-             'vision = kv_bytes_per_token(shapes["Llama-3.2-11B-Vision"])', "vision = 5 * 2**20"),
-             "this is the published figure: the whole hidden size in place of a head's",
-             "what is the head dim, where none is stated?"),
-            ("without cross-attention", (
-             'kv_bytes_per_token(shapes["Llama-3.2-11B-Vision"])', "128 * 1024"),
-             "the 8 cross-attention layers are left out. They do hold K and V of the image; "
-             "asked for are all 40", "the line of this claim in the docstring"),
-            ("one context", ("4 * 128 * 1024", "128 * 1024"),
-             "one context is counted, not four", "the line of this claim"),
-            ("believes everything", ("<= 0.1", "<= 100"),
-             "the verdict does not follow from claim and figure: within 10 % is right",
-             "figure / CLAIMS[key].said"),
-            ("other words", ('"right" if abs', '"true" if abs', '1 else "wrong"', '1 else "false"'),
-             "a verdict other than right and wrong", "the words in the docstring"),
-            ("judges exactly", ("<= 0.1", "<= 0.05"),
-             "a claim that is 7 % off is called wrong, though within 10 % is right",
-             "figure / CLAIMS[key].said"),
-            *(
-                (f"no {key}", ("    return judged", f"    del judged[{key!r}]\n    return judged"),
-                 *NO_KEY)
+                (f"no {key}", (f'        "{key}": ', f'        "{key}?": '), *NO_KEY)
                 for key in CLAIMED
             ),
-            ("figures without verdicts", ("    return judged", "    return {k: v for k, (v, _) in "
-             "judged.items()}"),
-             "a figure without its verdict, or in another form", "the form in the docstring"),
-            ("one byte a weight", ("weights = 2 * llama", "weights = llama"),
-             "a weight is taken for one byte; bf16 has two", STEP),
-            ("four bytes a weight", ("weights = 2 * llama", "weights = 4 * llama"),
-             "a weight is taken for four bytes; bf16 has two", STEP),
-            ("weights not tied", ('CONFIGS["meta-llama/Llama-3.2-1B"])',
-             'CONFIGS["meta-llama/Llama-3.2-1B"] | {"tie_word_embeddings": False})'),
-             "the embeddings are counted twice, and this config ties them to the output",
-             "llama_parameters"),
-            ("a round billion", ('2 * llama_parameters(CONFIGS["meta-llama/Llama-3.2-1B"])', "2e9"),
-             "the weights are taken for a round billion; count them", "llama_parameters"),
-            ("GB and GiB", ("decode_ceiling(weights, BANDWIDTH)",
-             "decode_ceiling(weights, BANDWIDTH * 1e9 / 2**30)"),
-             "GB and GiB are mixed", STEP),
-            ("rounds down", ("math.ceil", "math.floor"),
-             "rounded down: with a batch of 4 the claim is still impossible", ROUNDED),
-            ("one more", ("math.ceil", "1 + math.ceil"),
-             "one too many: is a batch of 5 impossible?", "math.ceil rounds up already"),
-            ("a part of a sequence", ("math.ceil", ""), "a batch is a whole number", ROUNDED),
-            ("a speed is right or wrong", ('"impossible" if CLAIMS', '"wrong" if CLAIMS'),
-             "the verdict of a speed: impossible above the ceiling, possible below",
-             "the ceiling, against the 1,990 tokens/s of the claim"),
         ),
     ),
     "03.4": (
         *made(
             "slots_at",
             ("stores the last token", ("prompt + output - 1", "prompt + output"),
-             "the last token counts as stored, but nobody asks what follows it", LAST),
+             "the last token counts as stored, but no later token needs its K and V", LAST),
             ("stores a token at once", ("prompt + step - 1", "prompt + step"),
              "a token counts as stored in the step that gives it; it is stored in the next",
              "what is stored after the prefill?"),
             ("future and internal", (SLOTS, "used, reserved - final, final - used"),
-             "future and internal have changed places",
+             "future and internal are swapped",
              "which of the two will this request fill?"),
             ("everything is future", (SLOTS, "used, reserved - used, 0"),
              "all that is not used is called future; most of it never will be", LAST),
@@ -310,7 +285,7 @@ MISTAKES = {
              "the slots of the future are counted as internal, too", ADDS_UP),
             ("used twice", (SLOTS, "used, final, reserved - final"),
              "all slots that are ever used are called future, also those used by now", ADDS_UP),
-            ("takes what it can get", ("if final > reserved:", "if False:"),
+            ("accepts any length", ("if final > reserved:", "if False:"),
              "nothing compares what is needed with what is reserved",
              "the first lines of `slots_at`"),
             ("compares the prompt", ("final > reserved:", "prompt > reserved:"),
@@ -329,11 +304,12 @@ MISTAKES = {
             ("leaves the last step out", EACH_STEP.replace("STEPS", "range(1, length.output)"),
              "the last step of each life is left out", "a life has `output` steps, from 1 on"),
             ("looks at the end", EACH_STEP.replace("STEPS", "[length.output]"),
-             "only the end of each life is looked at; nothing is held for the future there", OVER),
+             "only the last step of each life is counted; nothing is held for the future there",
+             OVER),
             ("looks at the prefill", EACH_STEP.replace("STEPS", "[1]"),
-             "only the prefill of each life is looked at", OVER),
+             "only the prefill of each life is counted", OVER),
             ("passes the function on", ("length.output, reserve(length)", "length.output, reserve"),
-             "`reserve` is a function: call it", "reserve(length)"),
+             "`reserve` is a function, and is not called", "reserve(length)"),
             ("averages percentages", WEIGHTED.replace("WEIGHT", "length.output * reserve(length)"),
              "each request's own shares are averaged, but a long one holds its slots for longer",
              DIVIDE),
@@ -343,7 +319,7 @@ MISTAKES = {
             ("averages steps", WEIGHTED.replace("WEIGHT", "reserve(length)"),
              "the shares of each step are averaged, but a large reservation holds more slots",
              DIVIDE),
-            ("reserves for all alike", ("length.output, reserve(length)",
+            ("reserves the same for all", ("length.output, reserve(length)",
              "length.output, reserve(lengths[0])"),
              "every request gets the slots of the first", "what `reserve(length)` is asked for"),
             ("slots, not shares", (
@@ -352,13 +328,13 @@ MISTAKES = {
         ),
     ),
     "03.5": (
-        processes("free", 12, "this is what is still held, by three processes",
-                  "who left, and how much had they?"),
+        processes("free", 12, "this is what three processes still hold",
+                  "how much did B and D have?"),
         processes("free", 4, "this is one hole; two processes have left",
-                  "who left, and how much had they?"),
+                  "how much did B and D have?"),
         processes("largest", 8, "8 KB are free, but not in one piece: C lies between",
                   "where are the two holes?"),
-        processes("largest", 8, "free KB are counted, wherever they lie; a process needs one piece",
+        processes("largest", 8, "free KB are added up wherever they lie; a process needs one piece",
                   "where are the two holes?", pairs=10, triples=10, most=4),
         processes("largest", 5, "5 KB is what will be asked for; no hole is that large",
                   "where are the two holes?"),
@@ -367,7 +343,7 @@ MISTAKES = {
             for number, cause in {
                 10: "8 KB are free after every pair, but only neighbours leave them in one piece",
                 0: "no process alone leaves 5 KB, but two neighbours leave 8 in one piece",
-                5: "E and A are no neighbours: memory does not go round",
+                5: "E and A are not neighbours: memory is not a ring",
                 8: "AB and BA are one pair",
                 6: "these are the pairs after which it does not fit",
             }.items()
@@ -383,7 +359,7 @@ MISTAKES = {
         *(
             processes("most", number, cause, "how many can leave so that no two touch?")
             for number, cause in {
-                8: "a third process can leave and touch neither of the other two",
+                8: "a third process can leave that touches neither of the other two",
                 4: "there can be several holes of 4 KB at once",
                 16: "of any four of the five, two are neighbours",
                 20: "a memory that is all free is one hole",
@@ -397,7 +373,7 @@ MISTAKES = {
             ("does not cut the hole", (SHRINK, "pass", "del self.holes[index]", "pass"),
              "the hole is not cut, so the same units are given out twice", SPLIT),
             ("cuts the size only", (SHRINK, "self.holes[index] = (start, room - size)"),
-             "the hole shrinks, and its start stays where it was", SPLIT),
+             "the hole shrinks, but its start stays where it was", SPLIT),
             ("keeps the old hole", (
              SHRINK, "self.holes.insert(index + 1, (start + size, room - size))"),
              "the old hole stays beside what is left of it", SPLIT),
@@ -405,27 +381,27 @@ MISTAKES = {
              "a hole of size 0 is kept", "what if nothing is left of the hole?"),
             ("puts what is left at the end", (
              SHRINK, "del self.holes[index]; self.holes.append((start + size, room - size))"),
-             "what is left of the hole isn't at its place in the order of addresses", SORTED),
+             "the rest of the hole isn't at its place in the order of addresses", SORTED),
             ("takes from the end", (
              SHRINK, "self.holes[index], start = (start, room - size), start + room - size"),
              "pieces are taken from the end of the hole", FIRST),
             ("returns the index", ("return start", "return index"),
-             "what is returned is not where the piece starts, but a hole's index, perhaps",
+             "the return value is not the start of the piece (is it a hole's index?)",
              "the return value"),
             ("returns nothing", ("return start", "return"),
-             "nothing is returned", "what stands after the hole is cut?"),
+             "nothing is returned", "the lines after the hole is cut"),
             ("notes nothing", ("self.pieces[start] = size", "pass"),
-             "the piece is not noted", "self.pieces[…] = …"),
+             "the piece is not entered in `pieces`", "self.pieces[…] = …"),
             ("notes the end", ("self.pieces[start] = size", "self.pieces[start] = start + size"),
-             "the piece is noted with its end, not as start: size", "self.pieces[…] = …"),
+             "the piece is entered with its end, not as start: size", "self.pieces[…] = …"),
             ("another error", ("raise NoHole(size, self.largest_hole, self.num_free)",
              "raise ValueError"),
-             "an error of another kind than NoHole is raised", NO_HOLE),
+             "the error raised is not NoHole", NO_HOLE),
             ("swaps largest and free", ("self.largest_hole, self.num_free",
              "self.num_free, self.largest_hole"),
-             "`largest` and `free` have changed places", "NoHole(size, largest_hole, num_free)"),
+             "`largest` and `free` are swapped", "NoHole(size, largest_hole, num_free)"),
             ("passes over an exact fit", ("if room >= size:", "if room > size:"),
-             "a hole that is exactly as large as the piece is passed over", FIRST),
+             "a hole that is exactly as large as the piece is skipped", FIRST),
             ("compares with the sum", ("if room >= size:", "if self.num_free >= size:"),
              "the free units are compared as a sum, but a piece lies in one hole", NO_HOLE),
             ("best fit", (LOOP, LOOP.replace("enumerate(self.holes)",
@@ -440,11 +416,11 @@ MISTAKES = {
         ),
         *made(
             "ContiguousMemory.release",
-            ("changes first, asks then", (
+            ("changes first, checks later", (
              "raise ValueError(", "self.holes.append((start, 1)); raise ValueError("),
-             "something is changed before the error is raised", "what stands above `raise`?"),
+             "something is changed before the error is raised", "the lines above `raise`"),
             ("never sorts", ("sorted(self.holes)", "self.holes"),
-             "what comes back isn't at its place in the order of addresses", SORTED),
+             "the new hole isn't at its place in the order of addresses", SORTED),
             ("gives nothing back", RELEASE,
              "a piece that is given back does not become a hole", MERGE),
             ("never joins", RELEASE + """
@@ -474,16 +450,16 @@ MISTAKES = {
 """,
              "a piece between two holes is joined with one of them only", MERGE),
             ("loses units", ("size += before", "size = max(size, before)"),
-             "units are lost, or counted twice, where holes are joined", MERGE),
+             "units are lost, or counted twice, when holes are joined", MERGE),
             ("forgets nothing", ("self.pieces.pop(start)", "self.pieces[start]"),
-             "the piece is still noted as handed out after it came back",
-             "what becomes of its entry in `pieces`?"),
-            ("asks nothing", (
+             "the piece is still in `pieces` after its release",
+             "what happens to its entry in `pieces`?"),
+            ("checks nothing", (
              "if start not in self.pieces:", "if False:", "self.pieces.pop(start)",
              "self.pieces.pop(start, 0)"),
-             "nothing asks whether a piece starts there", "the first lines of `release`"),
-            ("lets pop complain", ("if start not in self.pieces:", "if False:"),
-             "`pop` and `[…]` raise KeyError where ValueError is asked for",
+             "nothing checks whether a piece starts there", "the first lines of `release`"),
+            ("lets pop raise", ("if start not in self.pieces:", "if False:"),
+             "`pop` and `[…]` raise KeyError instead of ValueError",
              "the first lines of `release`"),
         ),
     ),

@@ -68,21 +68,43 @@ class Claim(NamedTuple):
     """A published figure. Some are wrong."""
 
     words: str
-    said: float  # bytes (KB: 2^10, MB: 2^20, GB: 10^9, TB: 10^12), tokens a second, or requests
+    model: str  # hub id, as in CONFIGS
+    said: float  # bytes (KB: 2^10, MB: 2^20, GB: 10^9), or tokens per second
 
 
-BANDWIDTH = 1_008e9  # bytes a second: a large consumer GPU's, as claimed with the tokens a second
+BANDWIDTH = 1_008e9  # bytes per second: a large consumer GPU's, as in the claim about speed
 
 CLAIMS: dict[str, Claim] = {
-    "7B 4K": Claim("Llama-2-7B at 4,096 tokens takes about 2 GB", 2e9),
-    "70B 32K": Claim("Llama 70B at 32K takes about 10 GB", 10e9),
-    "70B 8K GQA": Claim("Llama-3 70B at 8K, fp16: 4 GB with GQA …", 4e9),
-    "70B 8K MHA": Claim("… and 16 GB with MHA", 16e9),
-    "1B token": Claim("32 KB a token for Llama 3.2 1B", 32 * 2**10),
-    "3B token": Claim("84 KB for 3B", 84 * 2**10),
-    "11B token": Claim("5 MB for 11B Vision, hence …", 5 * 2**20),
-    "11B 4 x 128K": Claim("… 2.5 TB for four contexts of 128K", 2.5e12),
-    "1B speed": Claim(
-        "1,990 tokens/s with a 1B model on one consumer GPU of about 1,008 GB/s", 1990
+    "7B 4K": Claim(
+        "Llama-2-7B at 4,096 tokens takes about 2 GB", "meta-llama/Llama-2-7b-hf", 2e9
     ),
+    "70B 8K": Claim(
+        "Llama-3-70B at 8K in fp16 takes 4 GB with GQA, and 16 GB with MHA",
+        "meta-llama/Meta-Llama-3-70B", 4e9,
+    ),
+    "1B token": Claim(
+        "32 KB per token for Llama-3.2-1B", "meta-llama/Llama-3.2-1B", 32 * 2**10
+    ),
+    "3B token": Claim(
+        "84 KB per token for Llama-3.2-3B", "meta-llama/Llama-3.2-3B", 84 * 2**10
+    ),
+    "11B token": Claim(
+        "5 MB per token for the 11B Vision, so 2.5 TB for four contexts of 128K",
+        "meta-llama/Llama-3.2-11B-Vision", 5 * 2**20,
+    ),
+    "1B speed": Claim(
+        "1,990 tokens per second with Llama-3.2-1B on one consumer GPU of 1,008 GB/s",
+        "meta-llama/Llama-3.2-1B", 1990,
+    ),
+}  # fmt: skip
+
+# What may have gone wrong in a published figure.
+MISTAKES = {
+    "query heads": "K and V are counted for every query head",
+    "groups of four": "four query heads share a KV head, whatever the config says",
+    "another depth": "64 layers, and groups of four, whatever the config says",
+    "hidden size": "each head is as large as the whole hidden size",
+    "only keys": "keys are counted, and values are not",
+    "fp32": "a number takes four bytes, not two",
+    "a batch": "these are the tokens of several sequences, and it is not said of how many",
 }

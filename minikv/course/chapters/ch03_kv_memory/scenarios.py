@@ -7,18 +7,13 @@ from copy import deepcopy
 from functools import partial
 from itertools import permutations, product
 from typing import Any
-from unittest.mock import patch
 
 import minikv
 from minikv.course.chapters.ch03_kv_memory import answers
-from minikv.course.chapters.ch03_kv_memory.memory import (
-    ContiguousMemory,
-    NoHole,
-    Shape,
-    decode_ceiling,
-    generate_in_pieces,
-)
-from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS
+from minikv.course.chapters.ch03_kv_memory.claims import figure
+from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
+from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
+from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.harness.checking import plain, runs_model, shown
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.course.measure.workload import Length, chat_like
@@ -79,7 +74,7 @@ scenario(
     Group("the number format, fp16 if none is named",
           [(Shape(3, 2, 2, 4), *number) for number in ((4,), (1,), (2,), (), (8,))],
           "what becomes of `bytes_per_number`?"),
-    Group("a latent is kept once a layer, for all heads",
+    Group("a latent is kept once per layer, for all heads",
           [(Shape(*shape), *number) for number in ((4,), (), (1,))
            for shape in ((3, 8, 8, 4, 10), (3, 8, 2, 4, 10), (5, 6, 1, 8, 7), (3, 5, 5, 4, 1))],
           "the case `latent_dim` > 0"),
@@ -143,7 +138,7 @@ scenario(
           "what does the config say of KV heads?"),
     Group("a head dim that is not stated",
           published("meta-llama/Llama-3.1-8B", "Qwen/Qwen2.5-7B", "meta-llama/Meta-Llama-3-70B"),
-          "who shares the hidden size, and when does it matter at all?"),
+          "which heads share the hidden size, and when does it matter at all?"),
     Group("the language model of one for text and images",
           [*published("meta-llama/Llama-3.2-11B-Vision"),
            ('Llama-3.1-8B as "text_config", beside the numbers of a model of images',
@@ -154,7 +149,7 @@ scenario(
            ("facebook/opt-13b with null for KV heads", OPT | {"num_key_value_heads": None}),
            ("facebook/opt-13b with null for the head dim", OPT | {"head_dim": None}),
            ("google/gemma-2b without KV heads", config_of(2048, 8, head_dim=256))],
-          "what does the config say of KV heads, and what does its silence mean?"),
+          "what does the config say of KV heads, and what if it says nothing?"),
     Group("a stated head dim that is not a share of the hidden size",
           [("Qwen/Qwen3-0.6B", config_of(1024, 16, num_key_value_heads=8, head_dim=128)),
            *published("google/gemma-2b")],
@@ -173,6 +168,7 @@ scenario(
 
 # A program is (bytes of the weights, bytes per second, sequences, bytes of K and V).
 STEP = "what does one step read, and how many tokens does it give?"
+RATIO = "the claim, divided by the right figure: which factor of the formula is off by that much?"
 
 
 def amount(number: float) -> str:
@@ -194,57 +190,37 @@ scenario(
     "03.3", ceiling,
     Group("one stream reads all weights for each token",
           [(10, 100), (4e9, 100e9), (4e9, 100e9, 1, 4e9), (7.0, 3.0, 1, 0.5)], STEP),
-    Group("a batch shares the weights, and nobody shares K and V",
+    Group("a batch shares the weights; each sequence has its own K and V",
           [(10, 100, 3, 5), (7, 1000, 4, 0), (2.5e9, 1e12, 100, 3e7)], STEP),
     Group("any weights, batch and context",
           list(product((3, 2.5e9), (17, 1e12), (1, 2, 7, 64), (0, 11, 1.3e8))), STEP),
 )  # fmt: skip
 
-# A program is (key, figure or verdict), and "again" for what comes out the second time.
+# A program is the key of a claim.
+
+
+def judgements(mine, key: str, log: Log) -> None:
+    found = plain(log.call("judge_claims()", mine.judge_claims, see=False))
+    answer = found.get(key, Said("missing")) if isinstance(found, dict) else found
+    text = f"{key!r}"
+    if isinstance(answer, str) and not isinstance(answer, Said):
+        answer = answer.strip().lower()
+        if answer in MISTAKES and key != "1B speed":
+            times = CLAIMS[key].said / figure(key, answer)
+            text += f", claim divided by what this mistake gives: {times:.3g}"
+        elif answer not in MISTAKES:
+            answer = Said(f"{answer!r}, which is not among MISTAKES")
+    # The right answer is not given away.
+    right = answer == RIGHT[key]
+    log(text, {"your answer is": Said("another one" if right else shown(answer))})
+
+
 RIGHT = answers.judge_claims()
-
-
-def judgements(mine, program, log: Log) -> None:
-    key, part, *again = program
-    text = "judge_claims()" + ", the second time" * len(again)
-    # With a wrong ceiling a search for the smallest batch might never end.
-    with (
-        patch.object(mine, "decode_ceiling", decode_ceiling),
-        patch.object(mine, "CONFIGS", deepcopy(CONFIGS), create=True),
-    ):
-        for _ in again:
-            mine.judge_claims()
-        found = plain(log.call(text, mine.judge_claims, see=False))
-    pair = found.get(key, Said("missing")) if isinstance(found, dict) else found
-    if not (isinstance(pair, list) and [type(one) for one in pair] in ([int, str], [float, str])):
-        log(text, {f"{key!r} is": pair})
-        return
-    log(text, {f"{key!r} is": Said("(figure, verdict)")})
-    figure, verdict = pair[0], pair[1].strip().lower()
-    expected, right = RIGHT[key]
-    times = Short(1 if abs(figure / expected - 1) <= 1e-3 else figure / expected)
-    if part == "figure":  # how far off it is, and not what it should be
-        log(f"{key!r} is {shown(figure)}", {"divided by what arithmetic gives:": times})
-    else:  # a wrong verdict on a wrong figure is another mistake than one on the right figure
-        said = f", where {CLAIMS[key].said:,.0f} were claimed" if key in CLAIMS else ""
-        why = {} if verdict == right else {"for a figure": times}
-        log(f"{key!r} is {figure:,.0f}{said}", {"verdict": verdict} | why)
-
 
 scenario(
     "03.3", judgements,
-    Group("one context: Llama-2-7B, and a 70B", [("7B 4K", "figure"), ("70B 32K", "figure")],
-          "the config, and the tokens of the context"),
-    Group("the same context with GQA and with MHA",
-          [("70B 8K GQA", "figure"), ("70B 8K MHA", "figure"), ("70B 8K GQA", "figure", "again")],
-          "how many KV heads are there as it is, and how many if every query head has its own?"),
-    Group("one token: 1B, 3B, 11B",
-          [(f"{model} token", "figure") for model in ("1B", "3B", "11B")], "the config of each"),
-    Group("four contexts of 128K", [("11B 4 x 128K", "figure")], "contexts · tokens · bytes each"),
-    Group("which memory claims are right", [(key, "verdict") for key in list(RIGHT)[:8]],
-          "figure / CLAIMS[key].said"),
-    Group("a speed that one stream cannot have, and the batch that can",
-          list(product(("1B speed", "1B batch"), ("figure", "verdict"))), STEP),
+    *(Group(CLAIMS[key].words, [key], RATIO) for key in list(CLAIMS)[:-1]),
+    Group(CLAIMS["1B speed"].words, ["1B speed"], STEP),
 )  # fmt: skip
 
 
@@ -308,7 +284,7 @@ scenario(
           [([(1, 2), (3, 1)], "4 slots each"), ([(1, 30), (60, 2), (9, 9)], "64 slots each"),
            ([(2, 3), (2, 3), (9, 1)], "16 slots each")],
           "when do you divide?"),
-    Group("every request with a reservation of its own",
+    Group("each request with its own reservation",
           [(pairs, reserve)
            for pairs in ([(1, 2), (8, 5)], [(3, 7), (3, 7), (1, 1)], chat_like(40, seed=3))
            for reserve in list(RESERVE)[:4]],
@@ -329,13 +305,13 @@ def process(mine, key: str, log: Log) -> None:
 
 scenario(
     "03.5", process,
-    Group("what is free once B and D have left", ["free"], "who left, and how much had they?"),
+    Group("what is free once B and D have left", ["free"], "how much did B and D have?"),
     Group("what can then start", ["largest"], "where are the two holes?"),
     Group("after how many of the 10 pairs 5 KB fit", ["pairs"],
           "AB leaves one hole of 8; what does AC leave?"),
     Group("after how many of the 10 triples", ["triples"],
           "which triples have no two neighbours in them?"),
-    Group("the most that can be free in vain", ["most"],
+    Group("the most that can be free while 5 KB do not fit", ["most"],
           "how many can leave so that no two touch?"),
 )  # fmt: skip
 
@@ -377,7 +353,7 @@ def released(sizes: tuple, order: tuple, then: str = "", spare: int = 5) -> tupl
 
 
 def random_pieces(seed: int) -> tuple[int, str]:
-    """Pieces that come and go; now and then one is given back that is not there."""
+    """Pieces that come and go; sometimes one is given back that is not there."""
     draw = random.Random(seed)
     memory, steps = ContiguousMemory(draw.randrange(6, 60)), []
     for _ in range(4 + seed // 4):
@@ -394,26 +370,26 @@ scenario(
     "03.6", pieces,
     Group("pieces lie side by side, and the rest stays a hole",
           [(10, "+4 +3"), (10, "+1 +1 +1"), (3, "+2")],
-          "what becomes of the hole that a piece is taken from?"),
+          "what happens to the hole that a piece is taken from?"),
     Group("a hole that is used up is gone",
           [(6, "+2 +4"), (1, "+1"), (9, "+2 +3 +4 -2 +3"), (9, "+2 +3 +4 -0 +2")],
-          "what becomes of a hole when nothing is left of it?"),
+          "what happens to a hole of which nothing is left?"),
     Group("no hole is large enough: NoHole, and nothing changes",
           [(4, "+5 +4 +1"), (20, "+4 +4 +4 +4 +4 -4 -12 +5 +4 +4 +1"),
            (10, "+4 +3 -0 +5 +6 +4"), (12, "+3 +3 +6 -0 +4 +12 +13 +3")],
-          "with what is `size` compared, and what if no hole has it?"),
+          "what is `size` compared with, and what if no hole is large enough?"),
     Group("the first hole that is large enough",
           [(30, "+3 +2 +9 +2 +6 +2 -0 -16 -5 +5"), (30, "+3 +2 +9 +2 +6 +2 -0 -5 -16 +6 +3 +3 +3"),
            *(released((2, 1, 4, 1, 3, 1), order, f"+{size} +1")
              for size in (1, 2, 3, 4, 5) for order in permutations((0, 2, 4)))],
-          "which hole is taken when several are large enough?"),
-    Group("a piece between two holes makes one of them",
+          "which hole is taken if several are large enough?"),
+    Group("a piece between two holes makes one hole of the three",
           [*(released((2, 3, 4, 5), order) for order in ((0, 1), (1, 0), (0, 2), (0, 2, 1))),
            *(released((2, 3, 4, 5), order, "+9 +1") for order in permutations((0, 1, 2))),
            *(released((2, 3, 1), order, "+6", spare=0) for order in permutations((0, 1, 2))),
            *(released((1, 2, 3, 4, 5), order) for order in permutations(range(5), 4))],
           "which holes does the piece touch: the one before, the one behind?"),
-    Group("giving back what is not there",
+    Group("giving back a piece that is not there",
           [*((8, f"+3 -{at} +1 -0") for at in (1, 2, 3, 7, 8, 100)),
            *((8, f"+3 +2 -0 -{at} +4 -3") for at in (0, 1, 2, 4, 5)),
            (8, "-0 +8"), (8, "+8 --1 --8 -0")],
@@ -452,8 +428,8 @@ def _(mine, lm):
             f"{each * 64:,} bytes by your arithmetic, the cache has {cache.kv.nbytes:,}"
         )
     return (
-        f"a cache of tinypy for 64 tokens has {cache.kv.nbytes:,} bytes, {each:,} a token, as your "
-        f"arithmetic says; through it came {len(ids)} tokens, the same as the oracle's"
+        f"a cache of tinypy for 64 tokens has {cache.kv.nbytes:,} bytes, {each:,} per token, as "
+        f"your arithmetic says; with it tinypy wrote {len(ids)} tokens, the same as the oracle"
     )
 
 
@@ -476,8 +452,8 @@ def _(mine, lm):
         raise AssertionError(f"{used:.3f} by your arithmetic, {sums[0] / sum(sums):.3f} used")
     return (
         f"three requests of tinypy with {capacity} slots each wrote the oracle's tokens and used "
-        f"{used:.0%} of their slots, step by step as you count them; {future:.0%} waited for their "
-        f"future, {internal:.0%} were never used"
+        f"{used:.0%} of their slots, in every step as many as you count; {future:.0%} were "
+        f"reserved for the future, {internal:.0%} were never used"
     )
 
 

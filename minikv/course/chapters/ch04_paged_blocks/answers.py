@@ -16,8 +16,8 @@ def slot_mapping(block_ids: list[int], block_size: int, start: int, end: int) ->
         place in the block  2   3 | 0   1
         slot               30  31 | 4   5
 
-    A decode asks for one position, a prompt for all of its, a chunk of a prompt for some in
-    the middle. `start` == `end` asks for none.
+    A decode asks for one position, a prompt for all its positions, a chunk of a prompt for some
+    in the middle. `start` == `end` asks for none.
     """
     slots = []
     for position in range(start, end):

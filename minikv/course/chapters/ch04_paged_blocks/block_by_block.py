@@ -2,8 +2,8 @@
 
     minikv.Engine(lm, config, attention=partial(BlockByBlock, attend_one=blockwise_attention))
 
-They find the slots and read the block tables themselves, so that whoever writes those
-functions has written the whole way of K and V: into slots, and back out of them.
+They find the slots and read the block tables themselves. So these functions are all that K and V
+pass through: on their way into slots, and back out of them.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,7 @@ class BlockByBlock(AttentionBackend):
         return attend
 
     def _read(self, kv, q, batch, tables, owners) -> torch.Tensor:
-        """The attention's output for all queries: (T, H, D)."""
+        """Attention's output for all queries: (T, H, D)."""
         return self._one_by_one(kv, q, batch, tables, owners, 0)
 
     def _one_by_one(self, kv, q, batch, tables, owners, start: int) -> torch.Tensor:

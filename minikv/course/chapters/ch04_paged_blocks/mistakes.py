@@ -28,18 +28,18 @@ SWEEP = {  # key: the right number, and (a wrong one, its name, the cause, where
         (20800, "multiplies", "1,300 blocks of 16 are too many", "do you divide or multiply?"),
     )),
     "empty slots": (12, (
-        (4, "tells what is filled", "4 is how many slots of the last block are filled",
+        (4, "counts the filled slots", "4 is how many slots of the last block are filled",
          "and how many are not?"),
-        (0, "none", "1,300 is no multiple of 16", "how full is the last block?"),
+        (0, "none", "1,300 is not a multiple of 16", "how full is the last block?"),
     )),
     "entries at 1": (1300, (
         (82, "the table at 16", "that is the table for blocks of 16",
          "how many blocks of one token?"),
-        (1, "one block", "every block has its entry", "how many blocks of one token?"),
+        (1, "one block", "every block has an entry", "how many blocks of one token?"),
     )),
     "average at 16": (7.5, (
-        (8, "half a block", "half a block would be right if the last block could be all empty, but "
-         "it is opened for a token", "the list 15, 14, … 0: does it have 16 in it?"),
+        (8, "half a block", "half a block would be right if the last block could be empty, but it "
+         "is opened for a token", "the list 15, 14, … 0: does it have 16 in it?"),
         (15, "the worst case", "15 is the worst case", "the average over 1, 2, … 16 filled slots"),
         (8.5, "the filled ones", "8.5 is the average number of slots that are filled",
          "how many are empty?"),
@@ -51,11 +51,11 @@ SWEEP = {  # key: the right number, and (a wrong one, its name, the cause, where
          "the average is asked for"),
         (128, "one step too far", "63.5 empty slots are more than 4 % of 1,363.5",
          "empty slots / slots held"),
-        (104, "no power of two", "104 is close to the border, but no power of two",
+        (104, "no power of two", "104 is close to the border, but not a power of two",
          "the powers of two below it"),
         (52, "4 % of the tokens", "52 is 4 % of the tokens, and not a block size",
          "blocks with fewer empty slots on average"),
-        (None, "leaves the dots", "a number is expected", "what the key stands for"),
+        (None, "leaves the dots", "a number is expected", "the meaning of the key"),
     )),
 }  # fmt: skip
 RIGHT = {key: right for key, (right, _) in SWEEP.items()}
@@ -72,26 +72,26 @@ MISTAKES = {
             "looks at the top of the list and leaves it there",
             ("self._free.pop()", "self._free[-1]"),
             cause="the block stays in the free list, so it is given out again",
-            look="does `allocate` take the block off the list, or only look at it?",
+            look="does `allocate` remove the block from the list, or only read it?",
         ),
         allocate(
             "takes the block, returns nothing", ("    return block_id\n", ""),
-            cause="the block is taken, and not returned", look="what stands after `return`?",
+            cause="the block is taken, and not returned", look="what comes after `return`?",
         ),
         allocate(
             "never sets the count", ("    self._ref_counts[block_id] = 1\n", ""),
             cause="the count of a block is not set when it is handed out, so it still counts as "
             "free",
-            look="who writes `_ref_counts` in `allocate`?",
+            look="which line of `allocate` writes `_ref_counts`?",
         ),
         allocate(
-            "exchanges the two numbers", ("OutOfBlocks(1, 0)", "OutOfBlocks(0, 1)"),
-            cause="the two numbers of OutOfBlocks have changed places",
+            "swaps the two numbers", ("OutOfBlocks(1, 0)", "OutOfBlocks(0, 1)"),
+            cause="the two numbers of OutOfBlocks are swapped",
             look="its signature: OutOfBlocks(needed, free)",
         ),
         allocate(
-            "does not ask whether a block is free", ("    if not self._free:\n", "    if False:\n"),
-            cause="nothing asks whether a block is free before one is taken",
+            "checks nothing first", ("    if not self._free:\n", "    if False:\n"),
+            cause="nothing checks whether a block is free before one is taken",
             look="the first lines of `allocate`",
         ),
         release(
@@ -103,26 +103,25 @@ MISTAKES = {
             "counts down and keeps the block",
             ("        self._free.append(block_id)", "        pass"),
             cause="the block is counted down to 0 and never comes back: the pool leaks",
-            look="who puts it back into the free list?",
+            look="which line puts it back into the free list?",
         ),
         release(
             "frees the block and never lowers its count",
             ("    self._ref_counts[block_id] = count - 1\n", ""), ("if count == 1:", "if True:"),
             cause="the block goes back to the free list, and its count is never lowered",
-            look="who writes `_ref_counts` in `release`?",
+            look="which line of `release` writes `_ref_counts`?",
         ),
         release(
-            "lets go of all holders at once",
+            "removes all holders at once",
             ("= count - 1", "= 0"),
             ("    if count == 1:\n", "    if True:\n"),
-            cause="the first release ends the block for all its holders",
+            cause="the first release frees the block for all its holders",
             look="by how much does `release` lower the count?",
         ),
         release(
             "frees it with one holder left", ("    if count == 1:\n", "    if count == 2:\n"),
-            cause="the block is freed one holder too early: it is compared after the count was "
-            "lowered",
-            look="is it the count before or after this release that you compare?",
+            cause="the block is freed one holder too early",
+            look="do you compare the count before this release, or after it?",
         ),
         release(
             "accepts a second release",
@@ -133,28 +132,28 @@ def release(self, block_id):
     if self._ref_counts[block_id] == 0:
         self._free.append(block_id)
 ''',
-            cause="a block that is free already goes into the free list a second time: two "
+            cause="a block that is already free goes into the free list a second time: two "
             "requests will get it",
             look="what does `release` do when the count is 0?",
         ),
         release(
             "ignores a second release", ("raise ValueError(f", "return print(f"),
             cause="the release of a free block is ignored, so the caller's mistake stays hidden",
-            look="the case in which the count is 0: it should be refused",
+            look="the case in which the count is 0: it must be refused",
         ),
         release(
             "counts below 0", ("if count == 0:", "if False:"),
-            cause="nothing asks whether anybody holds the block: its count goes below 0",
+            cause="nothing checks whether the block has a holder: its count goes below 0",
             look="what does `release` do when the count is 0?",
         ),
         release(
             "uses the id as an index", ("self.ref_count(block_id)", "self._ref_counts[block_id]"),
-            cause="the id is used as an index without a look: -1 is the last element of a Python "
-            "list, somebody's block",
+            cause="the id is used as an index without a check: -1 is the last element of a Python "
+            "list",
             look="which method of the pool knows the ids that exist?",
         ),
         release(
-            "changes first, looks later",
+            "changes first, checks later",
             '''
 def release(self, block_id):
     count = self.ref_count(block_id)
@@ -165,7 +164,7 @@ def release(self, block_id):
         raise ValueError("released once too often")
 ''',
             cause="something is changed before the error is raised",
-            look="the order of the lines in `release`: first look, then change",
+            look="the order of the lines in `release`: first check, then change",
         ),
     ),
     "04.2": (
@@ -177,16 +176,16 @@ def release(self, block_id):
         grow(
             "adds one where it should round up",
             ("-(-total // self.block_size)", "total // self.block_size + 1"),
-            cause="one block is added even where the tokens end exactly with a block",
+            cause="a block is added even if the tokens end exactly with a block",
             look="the rounding: 8 tokens in blocks of 4 need 2 blocks, not 3",
         ),
         grow(
-            "rounds each growth up by itself",
+            "rounds up each growth separately",
             ("-(-total // self.block_size) - len(self.block_ids)",
              "-(-num_tokens // self.block_size)"),
-            cause="each growth is rounded up by itself: the last block's empty slots are never "
+            cause="each growth is rounded up separately: the last block's empty slots are never "
             "used",
-            look="what do you divide: the tokens that are added, or all there will be?",
+            look="what do you divide: the tokens that are added, or all tokens?",
         ),
         grow(
             "opens one block only",
@@ -197,12 +196,12 @@ def release(self, block_id):
         ),
         grow(
             "forgets the blocks it has", (" - len(self.block_ids)", ""),
-            cause="the blocks that the table has already are not counted, and taken once more",
-            look="what do you subtract from the blocks that all tokens need?",
+            cause="the blocks that the table already has are taken once more",
+            look="what do you subtract from the number of blocks that all tokens need?",
         ),
         grow(
             "replaces the list", ("self.block_ids += [", "self.block_ids = ["),
-            cause="the new blocks take the place of the old ones",
+            cause="the new blocks replace the old ones",
             look="where do new ids go in `block_ids`? The list is in logical order",
         ),
         grow(
@@ -215,7 +214,7 @@ def release(self, block_id):
         grow(
             "sorts the ids",
             ("self.num_tokens = total", "self.block_ids.sort()\n    self.num_tokens = total"),
-            cause="the ids are sorted: then they name other tokens",
+            cause="the ids are sorted: then positions are looked up in the wrong blocks",
             look="where do new ids go in `block_ids`? The list is in logical order",
         ),
         grow(
@@ -223,7 +222,7 @@ def release(self, block_id):
             ("[self.pool.allocate() for _ in range(needed)]",
              "range(len(self.block_ids), len(self.block_ids) + needed)"),
             cause="the ids are made up: 0, 1, 2, … are logical blocks, and the pool was not asked",
-            look="who knows which physical blocks are free?",
+            look="where do you learn which physical blocks are free?",
         ),
         grow(
             "never counts the tokens", ("    self.num_tokens = total", "    pass"),
@@ -236,11 +235,11 @@ def release(self, block_id):
             look="the line that sets `self.num_tokens`: = or +=?",
         ),
         grow(
-            "promises the rest of the block",
+            "counts the rest of the block",
             ("    self.num_tokens = total",
              "    self.num_tokens = len(self.block_ids) * self.block_size"),
-            cause="num_tokens is what the blocks can take, not what was asked for",
-            look="the class's docstring says what is promised",
+            cause="num_tokens is what the blocks have room for, not what was asked for",
+            look="what the class's docstring says of `num_tokens`",
         ),
         grow(
             "keeps what it got before the pool ran dry",
@@ -248,59 +247,59 @@ def release(self, block_id):
             ("self.block_ids += [self.pool.allocate() for _ in range(needed)]",
              "for _ in range(needed):\n            self.block_ids.append(self.pool.allocate())"),
             cause="the table keeps the blocks that it got before the pool ran dry",
-            look="ask the pool how many are free before you take the first",
+            look="how many blocks are free, before you take the first?",
         ),
         grow(
             "loses what it got before the pool ran dry",
             ("if needed > self.pool.num_free:", "if False:"),
             cause="blocks were taken, and then neither kept nor given back: the pool leaks",
-            look="what becomes of the blocks you have when the next one cannot be had?",
+            look="what happens to the blocks you have taken when `allocate` raises?",
         ),
         grow(
             "gives back all it has",
             ("raise OutOfBlocks(needed, self.pool.num_free)",
              "self.release()\n            raise OutOfBlocks(needed, self.pool.num_free)"),
-            cause="the table gives back all it has, also what it held before",
-            look="give back only what this growth has taken, or take nothing before you know",
+            cause="the table gives back all its blocks, also those it held before",
+            look="give back only what this growth has taken, or check before you take",
         ),
         grow(
-            "counts before it knows",
+            "counts before it checks",
             ("    needed = -(",
              "    had, self.num_tokens = self.num_tokens, total\n    needed = -("),
-            cause="num_tokens is changed before it is known that the blocks can be had",
+            cause="num_tokens is changed before the blocks are there",
             look="which line of `grow` should be the last?",
         ),
         grow(
             "says nothing",
             ("raise OutOfBlocks(needed, self.pool.num_free)", "needed = self.pool.num_free"),
-            cause="the table takes what there is and says nothing, so its last tokens have no "
-            "block",
+            cause="the table takes the blocks there are and raises no error, so its last tokens "
+            "have no block",
             look="what happens when the pool has fewer blocks than are needed?",
         ),
         grow(
             "never uses the last free block",
             ("if needed > self.pool.num_free:", "if needed >= self.pool.num_free:"),
-            cause="the pool has as many blocks as are needed, and that is treated as too few: > "
-            "or >=?",
-            look="what is compared with `num_free`?",
+            cause="exactly as many free blocks as needed are treated as too few",
+            look="what is compared with `num_free`, by > or by >=?",
         ),
         grow(
             "forgets the empty slots when it asks the pool",
             ("if needed > self",
              "asked = -(-num_tokens // self.block_size)\n        if asked > self"),
             ("OutOfBlocks(needed", "OutOfBlocks(asked"),
-            cause="the pool is asked for as many blocks as if the last one had no empty slots",
+            cause="the number of blocks needed ignores the empty slots of the last block",
             look="what is compared with `num_free`?",
         ),
         grow(
             "asks for the blocks that it has, too",
             ("if needed > self", "asked = needed + len(self.block_ids)\n        if asked > self"),
-            cause="the pool is asked for all blocks of the table, also for those that it has",
+            cause="the number of blocks needed includes those that the table already has",
             look="what is compared with `num_free`?",
         ),
         grow(
-            "shrinks", ("if num_tokens < 0:", "if False:"),
-            cause="nothing looks at the sign: the table would promise fewer tokens than are stored",
+            "shrinks", ('require_int("num_tokens", num_tokens, 0)', "pass"),
+            cause="a negative number is accepted: the table would have fewer tokens than are "
+            "stored",
             look="the first lines of `grow`",
         ),
     ),
@@ -308,7 +307,7 @@ def release(self, block_id):
         slots(
             "ignores the table", ("block_ids[index] *", "index *"),
             cause="the slots are the positions themselves: the block table is never read",
-            look="which physical block does logical block 0 lie on?",
+            look="which physical block is logical block 0?",
         ),
         slots(
             "counts from the chunk", ("in range(start, end)", "in range(end - start)"),
@@ -320,17 +319,17 @@ def release(self, block_id):
             ("+ offset)", "+ (position - start) % block_size)"),
             cause="the block is right, but its place in the block is counted from the chunk's "
             "start",
-            look="what do you divide to get the remainder?",
+            look="the remainder of which number do you take?",
         ),
         slots(
-            "takes a block for a slot", ("block_ids[index] * block_size", "block_ids[index]"),
-            cause="a block is taken for a slot: block b begins at slot b * block_size",
+            "uses a block id as a slot", ("block_ids[index] * block_size", "block_ids[index]"),
+            cause="a block id is used as a slot: block b begins at slot b * block_size",
             look="how many slots lie before block 7?",
         ),
         slots(
             "runs on from the first block",
             ("block_ids[index] * block_size + offset", "block_ids[0] * block_size + position"),
-            cause="the slots run on from the first block, as if the blocks lay side by side",
+            cause="the slots continue after the first block, as if the blocks lay side by side",
             look="where does the second logical block lie?",
         ),
         slots(
@@ -340,7 +339,7 @@ def slot_mapping(block_ids, block_size, start, end):
     first = block_ids[start // block_size] * block_size + start % block_size
     return list(range(first, first + end - start))
 ''',
-            cause="the slots run on from the first one, over the end of its block",
+            cause="the slots continue after the first one, past the end of its block",
             look="where does the next logical block lie?",
         ),
         slots(
@@ -360,19 +359,19 @@ def slot_mapping(block_ids, block_size, start, end):
         blockwise(
             "forgets to rescale the output", ("out = out * shrink +", "out = out +"),
             cause="the output so far is not rescaled when the maximum moves",
-            look="which sums were made relative to the old maximum? All of them need the factor",
+            look="which sums are relative to the old maximum? All of them need the factor",
         ),
         blockwise(
             "forgets to rescale the sum", ("total = total * shrink +", "total = total +"),
             cause="the sum of the weights so far is not rescaled when the maximum moves",
-            look="which sums were made relative to the old maximum? All of them need the factor",
+            look="which sums are relative to the old maximum? All of them need the factor",
         ),
         blockwise(
             "rescales nothing",
             ("total = total * shrink +", "total = total +"),
             ("out = out * shrink +", "out = out +"),
-            cause="nothing is rescaled when the maximum moves: there are two scales",
-            look="which sums were made relative to the old maximum? All of them need the factor",
+            cause="neither sum is rescaled when the maximum moves",
+            look="which sums are relative to the old maximum? All of them need the factor",
         ),
         blockwise(
             "forgets the scale", (" * dim**-0.5", ""),
@@ -391,9 +390,9 @@ def slot_mapping(block_ids, block_size, start, end):
             look="how many slots of the last block are filled?",
         ),
         blockwise(
-            "goes through the whole table",
+            "reads the whole table",
             ("block_ids[: -(-context_len // block_size)]", "block_ids"),
-            cause="beyond the context the number of filled slots goes below 0, and [:-2] is not "
+            cause="after the context the number of filled slots is negative, and [:-2] is not "
             "empty",
             look="how many blocks does the context need? Stop there",
         ),
@@ -408,7 +407,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
     scores = torch.einsum("hd,thd->ht", q, k) / q.shape[1] ** 0.5
     return torch.einsum("ht,thd->hd", scores.softmax(-1), v)
 ''',
-            cause="every block that the table names is read, also those beyond the context",
+            cause="every block of the table is read, also those after the context",
             look="how many blocks does the context need? Stop there",
         ),
         blockwise(
@@ -418,18 +417,17 @@ def blockwise_attention(q, kv, block_ids, context_len):
             look="how many blocks do 7 tokens in blocks of 4 have?",
         ),
         blockwise(
-            "deals the KV heads out in turns",
+            "assigns the KV heads in turn",
             ("q.float().view(kv_heads, group, dim)",
              "q.float().view(group, kv_heads, dim).transpose(0, 1)"),
             ("(out / total).view(heads, dim)", "(out / total).transpose(0, 1).reshape(heads, dim)"),
-            cause="query heads take turns over the KV heads; those of a group should lie side by "
-            "side",
+            cause="the query heads of a group do not lie side by side",
             look="with 4 query heads and 2 KV heads, heads 0 and 1 share KV head 0",
         ),
         blockwise(
             "does not divide", ("(out / total)", "out"),
             cause="the weighted sum of V is never divided by the sum of the weights",
-            look="the last line: what do the weights add up to?",
+            look="the last line: what is the sum of the weights?",
         ),
         blockwise(
             "averages the blocks",
@@ -443,7 +441,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
             "keeps only the last block",
             ("total = total * shrink +", "total ="),
             ("out = out * shrink +", "out ="),
-            cause="each block overwrites what the blocks before it gave: only the last one counts",
+            cause="each block overwrites the result of the blocks before it: only the last counts",
             look="what has to be carried from one block to the next?",
         ),
         blockwise(
@@ -456,7 +454,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
         blockwise(
             "begins with a maximum of 0",
             ("torch.full((kv_heads, group, 1), -torch.inf)", "torch.zeros(kv_heads, group, 1)"),
-            cause="the largest score so far does not begin at -inf: where all scores are far below "
+            cause="the largest score so far does not begin at -inf: if all scores are far below "
             "its start, every weight is 0, and 0 / 0 is NaN",
             look="what is subtracted from a score, and the largest argument that `exp` gets",
         ),
@@ -468,7 +466,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
         ),
         blockwise(
             "takes one maximum for all heads", ("scores.amax(-1, keepdim=True)", "scores.max()"),
-            cause="one maximum serves several heads: where a head's scores are far below it, every "
+            cause="one maximum serves several heads: if a head's scores are far below it, every "
             "weight is 0, and 0 / 0 is NaN",
             look="what is subtracted from a score, and the largest argument that `exp` gets",
         ),
@@ -488,23 +486,23 @@ def blockwise_attention(q, kv, block_ids, context_len):
         top = new_top
     return out / total
 ''',
-            cause="the largest score is sought in unfilled slots, too",
+            cause="the largest score is taken over unfilled slots, too",
             look="what is subtracted from a score, and the largest argument that `exp` gets",
         ),
         blockwise(
-            "turns the factor round", ("torch.exp(top - new_top)", "torch.exp(new_top - top)"),
+            "inverts the factor", ("torch.exp(top - new_top)", "torch.exp(new_top - top)"),
             cause="the factor is e^(new - old): at the first block that is inf, and inf * 0 is NaN",
             look="the factor at the first block, where the largest score so far is -inf: is it 0?",
         ),
         blockwise(
-            "turns the factor round, and spares the first block",
+            "inverts the factor, except at the first block",
             ("torch.exp(top - new_top)", "torch.exp(new_top - top) if i else total"),
-            cause="the factor is upside down: e^(new - old) where e^(old - new) is meant",
+            cause="the factor is inverted: e^(new - old) instead of e^(old - new)",
             look="the factor when the maximum rises: is it below 1?",
         ),
         blockwise(
-            "exchanges K and V", ("k, v = kv[", "v, k = kv["),
-            cause="keys and values have changed places",
+            "swaps K and V", ("k, v = kv[", "v, k = kv["),
+            cause="keys and values are swapped",
             look="`kv[b, i, 0]` is the key, `[b, i, 1]` the value",
         ),
         blockwise(
@@ -531,7 +529,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
     weights = (torch.einsum("hd,thd->ht", q, k) / q.shape[1] ** 0.5).softmax(-1)
     return torch.einsum("ht,thd->hd", weights, v)
 ''',
-            cause="all blocks are gathered first, and then attended to like contiguous memory",
+            cause="all blocks are gathered first, and then read like contiguous memory",
             look="which line reads `kv`, and how much of it at once?",
         ),
     ),
@@ -540,13 +538,13 @@ def blockwise_attention(q, kv, block_ids, context_len):
             "hides one too many",
             ("keys < context_lens[:, None]", "keys < context_lens[:, None] - 1"),
             cause="each sequence no longer sees its own newest token",
-            look="the border: n tokens stand at positions 0 … n - 1",
+            look="the border: n tokens have positions 0 … n - 1",
         ),
         batched(
             "is still one too far",
             ("keys < context_lens[:, None]", "keys - 1 < context_lens[:, None]"),
             cause="each sequence still sees the slot after its newest token, one too many",
-            look="the border: n tokens stand at positions 0 … n - 1",
+            look="the border: n tokens have positions 0 … n - 1",
         ),
         batched(
             "rounds up to a block",
@@ -577,8 +575,8 @@ def blockwise_attention(q, kv, block_ids, context_len):
             ("    scores = scores.masked_fill",
              "    visible &= (block_tables != 0).repeat_interleave(kv.shape[1], 1)\n"
              "    scores = scores.masked_fill"),
-            cause="block 0 is taken for padding, and it is a block like any other: it holds "
-            "somebody's tokens",
+            cause="block 0 is treated as padding, but it is a block like any other and may hold "
+            "tokens",
             look="the length says what is visible, not the ids in the table",
         ),
         batched(
@@ -587,20 +585,19 @@ def blockwise_attention(q, kv, block_ids, context_len):
             look="which score gives a weight of 0?",
         ),
         batched(
-            "empties what is hidden",
+            "sets hidden K and V to 0",
             ("scores = q @ k.transpose(2, 3)",
              "k, v = (x * visible[:, None, :, None] for x in (k, v))\n"
              "    scores = q @ k.transpose(2, 3)"),
             ("    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)\n", ""),
-            cause="K and V of what is not visible are 0, but it still has a weight: e^0",
+            cause="K and V of hidden slots are set to 0, but these slots still have a weight, e^0",
             look="-inf before the softmax",
         ),
         batched(
             "hides after the softmax",
             ("    scores = scores.masked_fill(~visible[:, None, None], -torch.inf)\n", ""),
             ("scores.softmax(-1) @ v", "(scores.softmax(-1) * visible[:, None, None]) @ v"),
-            cause="what is not visible still has a weight in the softmax, and is taken out too "
-            "late",
+            cause="hidden slots still count in the sum of the softmax: they are removed too late",
             look="-inf before the softmax",
         ),
     ),
@@ -613,7 +610,7 @@ def blockwise_attention(q, kv, block_ids, context_len):
         sweep(
             "leaves a number out", {"blocks of 16": 82},
             cause="a dictionary with the 5 keys of the docstring is expected",
-            look="how the key is written",
+            look="the spelling of the key",
         ),
     ),
 }  # fmt: skip

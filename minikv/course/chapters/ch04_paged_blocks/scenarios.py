@@ -80,14 +80,14 @@ def pools(mine, program, log: Log) -> None:
             "num_free": pool.num_free,
         }
         log("", seen if "counts" in looks else {})
-    log("a second pool, which nobody has used", {"num_free": other.num_free})
+    log("a second, unused pool", {"num_free": other.num_free})
 
 
 def kind_of_block(found, num_blocks: int, taken: dict[int, str]) -> str:
     if found is None:
         return "nothing"
     if not isinstance(found, int) or found not in range(num_blocks):
-        return f"{found!r}, which is no block of this pool"
+        return f"{found!r}, which is not a block of this pool"
     return f"block {found}, which is {taken[found]} already" if found in taken else "a free block"
 
 
@@ -129,7 +129,7 @@ scenario(
     Group("a block that came back is handed out again",
           [(1, "+ A- + B- +", "counts"), (3, "+ + + B- +", "counts"),
            (3, "+ + + C- A- + +", "counts"), (3, "+ + + + A& A- A- + D- B- +", "counts error")],
-          look="what `release` does when the last holder lets go, and whether `allocate` sees it"),
+          look="what `release` does for the last holder, and whether `allocate` sees it"),
     Group("a free block cannot be released",
           [(3, "+ A- A-", "counts"), (3, "+ ?-", "counts"), (1, "?-", "counts"),
            (3, "+ + B& A- A- B- B- B- A-", "counts"), (2, "+ A- A- A- + + +", "counts error")],
@@ -195,7 +195,7 @@ def tables(mine, program, log: Log) -> None:
 
 def count_of(pool, block_id) -> int | str:
     known = isinstance(block_id, int) and 0 <= block_id < pool.num_blocks
-    return pool.ref_count(block_id) if known else f"{block_id!r} is no block of the pool"
+    return pool.ref_count(block_id) if known else f"{block_id!r} is not a block of the pool"
 
 
 def random_growths(seed: int, length: int):
@@ -238,13 +238,13 @@ scenario(
            for size, num_blocks, steps in (
                (4, 3, "A+6 A+6"), (4, 1, "A+4 A+0"), (4, 1, "A+3 A+1"), (3, 2, "A+1 A+5 A+0"),
                (4, 1, "A+4 B+0"), (4, 4, "A+6 A+10"))],
-          look="what is compared"),
+          look="the comparison with the number of free blocks"),
     Group("too few blocks: OutOfBlocks, and nothing has changed",
           [(size, num_blocks, steps, f"error {ALL}")
            for size, num_blocks, steps in (
                (4, 3, "A+6 A+7"), (4, 1, "A+5"), (4, 3, "A+6 A+15 A+7"), (1, 2, "A+2 A+1"),
                (4, 4, "A+4 B+8 A+12 B+9 B+4 A+4"), (4, 3, "A+4 B+4 A+9 B- A+8 A+1"))],
-          look="what has happened before the error is raised"),
+          look="what has changed before the error is raised"),
     Group("a negative number is refused",
           [(4, 3, "A+6 A+-1", ALL), (4, 3, "A+-1 A+5", ALL), (4, 3, "A+9 A+-9 A+-20", ALL),
            (4, 1, "A+4 A+-1", ALL)],
@@ -282,20 +282,20 @@ scenario(
           look="the table in the docstring, column by column"),
     Group("a whole prompt, at any block size",
           [positions(size, 0, end) for size in (1, 3, 4, 16) for end in (1, size, size + 1, 21)],
-          look="the last position, and the block's border"),
+          look="the last position, and the first of the next block"),
     Group("a chunk that begins inside a block",
           [positions(size, *chunk) for size, *chunk in (
               (3, 4, 11), (4, 6, 7), (4, 5, 15), (4, 4, 8), (16, 13, 40), (1, 2, 5))]
           + [positions(size, start, end, 2)
              for size in (3, 4) for start in range(9) for end in range(start + 1, 10)],
-          look="a position counts from the sequence's start"),
+          look="positions count from the start of the sequence"),
     Group("a decode: one position",
           [([9, 2, 17, 5], 3, position, position + 1) for position in range(12)]
           + [positions(16, 1000, 1001), ([3, 10**6], 16, 31, 32), ([5, 0], 4, 4, 5)],
-          look="which block has it, and at which place?"),
+          look="which block is it in, and at which place?"),
     Group("no position, no slot",
           [([7, 1, 3], 4, 6, 6), ([7, 1, 3], 4, 0, 0), ([7, 1, 3], 4, 12, 12), ([], 4, 0, 0)],
-          look="what comes out when `start` equals `end`?"),
+          look="what is returned if `start` equals `end`?"),
 )  # fmt: skip
 
 
@@ -319,7 +319,7 @@ def draw_attention(length, heads, kv_heads, dim, seed, scores: Scores | None = N
 
 def lay_out(sequences: list[torch.Tensor], size: int, noise: float, seed: int):
     """K and V of sequences in one pool, and noise in all other slots: (blocks, block tables). No
-    block lies in its own place, and block 0 is somebody's, if it can be."""
+    block lies in its own place, and block 0 belongs to a sequence, if that is possible."""
     counts = [-(-len(kv) // size) for kv in sequences]
     draw, pool = random.Random(seed), sum(counts) + 3
     tables, free = [[0]], []
@@ -468,7 +468,7 @@ scenario(
           [scored(f"that at position {top} scores highest",
                   highest_at(top), length)
            for top, length in ((0, 14), (6, 14), (13, 14), (4, 8), (3, 5))],
-          look="what happens to the sums when a block has a larger score than all before it"),
+          look="what happens to the sums if a block has a larger score than all before it"),
     Group("heads of a group share a KV head",
           [Context(10, heads=heads, kv_heads=kv_heads)
            for heads, kv_heads in ((4, 2), (6, 3), (8, 1), (6, 2), (3, 1), (5, 5))],
@@ -482,7 +482,7 @@ scenario(
            scored("scores of 300 and -300", lambda _, head: 300 - 600 * head, kv_heads=1),
            scored("scores of -20,000", lambda place, _: -20000 - place % 3)],
           look="the largest argument that `exp` gets"),
-    Group("whatever lies in slots that are not the context's",
+    Group("anything may be in slots that are not the context's",
           [scored("scores of 0, 300 behind the last token", lambda place, _: 300 * (place > 10))]
           + [replace(shape, noise=math.nan) for shape in SHAPES],
           look="every line that reads `kv`: 0 times NaN is NaN"),
@@ -526,7 +526,7 @@ def engine_in_company(mine, texts, log: Log) -> None:
     engine = minikv.Engine(lm, config, attention=backend)  # as in the notebook
     found, _ = run(engine, [lm.encode(text) for text in texts], 12)
     for text, tokens in zip(texts, found, strict=True):
-        log(f"{len(texts)} requests at once; {text!r}", {"goes on with": lm.decode(tokens)})
+        log(f"{len(texts)} requests at once; {text!r}", {"continues with": lm.decode(tokens)})
 
 
 scenario(
@@ -545,7 +545,7 @@ scenario(
           [((5, 17, 12), size, 4, 2, 40, None) for size in (3, 16, 1)]
           + [((5, 3), 4, 6, 3, 40, None), ((2, 7), 4, 3, 3, 40, None), ((6, 2), 4, 8, 2, 40, None)],
           look="shapes: (S, H, D) in, (S, H, D) out"),
-    Group("whatever lies in slots that are not theirs",
+    Group("anything may be in slots that are not theirs",
           [((6, 3, 9), 4, 2, 1, noise, None) for noise in (0, 1000)]
           + [((6, 3, 9), 4, 2, 1, 40, lambda place, _: -20000 - place % 3)],
           look="what a row sees beyond its own tokens"),
@@ -560,7 +560,7 @@ scenario(
 # ── 04.6 How large is a block? ────────────────────────────────────────────────
 
 LOOKS = {  # key: (what the number is, where to look)
-    "blocks of 16": ("blocks of 16 for 1,300 tokens", "1300 / 16, and what becomes of the rest"),
+    "blocks of 16": ("blocks of 16 for 1,300 tokens", "1300 / 16: what about the remainder?"),
     "empty slots": ("empty slots in them", "the slots of all blocks, less the tokens"),
     "entries at 1": ("entries of the block table in blocks of 1", "one entry per block"),
     "average at 16": (

@@ -3,26 +3,22 @@
 import torch
 
 from minikv.blocks import BlockTable
-from minikv.engine import Engine
-from minikv.language_model import LanguageModel
-from minikv.sampling import Sampler, SamplingParams
-from minikv.sequence import Request, Sequence
 
 
 def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -> tuple[int, int]:
     """Blocks that `n` samples of one prompt hold together: (shared, copied).
 
     The prompt has `num_prompt` tokens, at least 1. After them each sample has stored `num_new`
-    tokens of its own, all the same number, perhaps 0.
+    tokens of its own, the same number for all, perhaps 0.
 
     shared    every sample began as a fork, and shared blocks were copied on first write
-    copied    every sample has a copy of all its blocks to itself
+    copied    every sample has all its blocks to itself
 
     Worked for 2 samples of a prompt of 7 tokens, blocks of 4: (2, 4) before either has stored
     a token, (3, 4) when both have stored one, (5, 6) when both have stored two.
     """
     each = -(-(num_prompt + num_new) // block_size)
-    full = num_prompt // block_size  # nobody writes to these any more
+    full = num_prompt // block_size  # never written to again
     shared = full + n * (each - full) if num_new > 0 else each
     return shared, n * each
 
@@ -30,9 +26,9 @@ def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -
 def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
 
-    What the tokens up to there have in K and V is read through both tables, and none of it is
-    computed again or moved. Later the two go separate ways: neither sees what the other
-    writes. Raises ValueError if `table` does not have so many tokens.
+    K and V of these tokens are read through both tables; none of it is computed again or
+    moved. Afterwards neither table sees what is written through the other. Raises ValueError
+    if `table` has fewer tokens.
     """
     if not 0 <= num_tokens <= table.num_tokens:
         raise ValueError(f"num_tokens: must be 0 to {table.num_tokens}, was {num_tokens}")
@@ -49,8 +45,9 @@ def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
 
     blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
     place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
-    step; most steps ask for none. After the call each `to_block` holds what its `from_block`
-    held when its turn came: a block may be a target after it was a source.
+    step; most steps ask for none. A block may be a target after it has been a source; no block
+    is a source after it has been a target. After the call each `to_block` holds what its
+    `from_block` held before.
     """
     targets: dict[int, list[int]] = {}  # by source
     for source, target in copies:
@@ -58,31 +55,3 @@ def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
     for source, wanted in targets.items():
         for target in wanted:
             blocks[:, target] = blocks[:, source]
-
-
-def go_on(engine: Engine, sequence: Sequence, num_tokens: int) -> list[int]:
-    """`num_tokens` greedy tokens more for a sequence that holds a table on the engine's pool.
-
-    What of it is not computed yet comes first. The engine's own requests are left alone.
-    """
-    for _ in range(num_tokens):
-        left = len(sequence.token_ids) - sequence.num_computed
-        sequence.table.grow(len(sequence.token_ids) - sequence.table.num_tokens)
-        slot, copy = sequence.table.writable_slot(sequence.num_computed)
-        sequence.table_version += 1
-        engine.store.copy_to(engine.store, [] if copy is None else [copy])
-        logits = engine.runner.forward([sequence], [left], [slot])
-        sequence.num_computed += left
-        sequence.token_ids.append(int(logits[0].argmax()))
-    return sequence.token_ids[-num_tokens:]
-
-
-def sample_naively(
-    lm: LanguageModel, prompt_ids: list[int], params: SamplingParams, index: int
-) -> list[int]:
-    """Sample `index` of a request by naive attention, with the draws that the engine makes."""
-    sequence = Sequence(Request(-1, prompt_ids, params), index, prompt_ids)
-    for _ in range(params.max_tokens):
-        logits = lm.logits(sequence.token_ids)[-1:]
-        sequence.token_ids += Sampler()(logits, [params], [sequence.draw()]).tolist()
-    return sequence.output_ids

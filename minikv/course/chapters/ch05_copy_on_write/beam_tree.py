@@ -23,22 +23,22 @@ from typing import TYPE_CHECKING
 import torch
 
 from minikv import beam, sequence
-from minikv.config import require_int
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import check_surface
 from minikv.course.pictures.snapshot import plural
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
+from minikv.errors import require_int
 from minikv.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from minikv.engine import Engine
 
 MEANINGS = dict(
-    count="block 7, reference count 1",
+    count="block; over it: id, references",
     shared="shared by several beams",
     slots="slots: filled, new in this step, empty",
-    end="beam A, first in this step, and its next token",
+    end="beam A and its next token",
     new="new block",
     gone="freed in this step",
     wrong="this count cannot be right",
@@ -147,14 +147,37 @@ class BeamHistory(TreeRecording):
                 f"decode: must be a function of token ids, as lm.decode is, was {decode!r}"
             )
         self.pool, self.decode = pool, decode
+        self._named: set[str] = set()  # every letter that a beam has had
+
+    def names(self, beams: Sequence[sequence.Sequence]) -> list[str]:
+        """A letter for each beam. The first that continues a beam of the last step keeps its
+        letter, and so its colour; every other beam gets a letter that no beam has had."""
+        last = dict(self.steps[-1].beams) if self.steps else {}
+        names, num_named = [], len(self._named)
+        for one in beams:
+            token_ids = tuple(one.token_ids)
+            parent = next(
+                (
+                    name
+                    for name, before in last.items()
+                    if token_ids[: len(before.token_ids)] == before.token_ids
+                ),
+                None,
+            )
+            if parent is None:
+                parent, num_named = style.letter(num_named), num_named + 1
+            last.pop(parent, None)
+            names.append(parent)
+        return names
 
     def snap(self, beams: Sequence[sequence.Sequence], words: str) -> BeamSnapshot:
-        """Copy what is there now. The beams are A, B, C … in the order in which they are given."""
+        """Copy what is there now. `names` says which letter each beam has."""
         taken, sizes = {}, {step.block_size for step in self.steps}
         for index, one in enumerate(beams):
             name = style.letter(index)
             check_surface(f"beam {name}", one, ("token_ids", "num_computed", "table"))
             check_surface(f"beam {name}'s table", one.table, ("block_ids", "block_size"))
+        for name, one in zip(self.names(beams), beams, strict=True):
             sizes.add(as_int(one.table.block_size))
             taken[name] = Beam(
                 tuple(map(as_int, one.table.block_ids)),
@@ -165,6 +188,7 @@ class BeamHistory(TreeRecording):
             raise ValueError(f"beams: at least one, of one block size, but found {sorted(sizes)}")
         held = sorted({block_id for one in taken.values() for block_id in one.block_ids})
         counts = {block_id: as_int(self.pool.ref_count(block_id)) for block_id in held}
+        self._named |= taken.keys()
         step = BeamSnapshot(words, sizes.pop(), as_int(self.pool.num_free), taken, counts)
         self.steps.append(step)
         return step
@@ -195,6 +219,10 @@ class BeamHistory(TreeRecording):
                     parts.append(f"{told} in this step: {ids}.")
         parts += [f"Warning: {warning}." for warning in step.warnings]
         return " ".join(parts)
+
+    def counted(self, i: int) -> dict[str, int]:
+        step = self.steps[i]
+        return {"blocks used": step.num_used, "copies would use": step.num_copied}
 
     def scenes(self, chosen: Sequence[int]) -> list[Scene]:
         return [
@@ -295,8 +323,10 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
             best, flat = totals.flatten().topk(width)
             vocab = totals.shape[1]
             chosen = [(index // vocab, index % vocab) for index in flat.tolist()]
+            parents = list(history.steps[-1].beams)
             beams, scores = beam.next_beams(beams, chosen), best[:, None]
-            history.snap(beams, f"token {number} chosen: {_families(chosen, log_probs.shape[0])}")
+            families = _families([parents[i] for i, _ in chosen], history.names(beams), parents)
+            history.snap(beams, f"token {number} chosen: {families}")
             opens = beams[0].num_computed % beams[0].table.block_size == 0
             before = engine.pool.num_free
             log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()
@@ -312,16 +342,13 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
     return history
 
 
-def _families(chosen: Sequence[tuple[int, int]], num_parents: int) -> str:
-    """Who descends from whom: "C pruned; A → A, C; B → B"."""
-    children: dict[int, list[str]] = {parent: [] for parent in range(num_parents)}
-    for i, (parent, _) in enumerate(chosen):
-        children[parent].append(style.letter(i))
-    pruned = [style.letter(parent) for parent, names in children.items() if not names]
+def _families(parent_of: Sequence[str], names: Sequence[str], parents: Sequence[str]) -> str:
+    """Which beams descend from which: "C pruned; A → A, E; B → B"."""
+    children = {
+        parent: [name for name, of in zip(names, parent_of, strict=True) if of == parent]
+        for parent in parents
+    }
+    pruned = [parent for parent, found in children.items() if not found]
     told = [f"{', '.join(pruned)} pruned"] if pruned else []
-    told += [
-        f"{style.letter(parent)} → {', '.join(names)}"
-        for parent, names in children.items()
-        if names
-    ]
+    told += [f"{parent} → {', '.join(found)}" for parent, found in children.items() if found]
     return "; ".join(told)

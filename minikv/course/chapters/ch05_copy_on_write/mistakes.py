@@ -4,7 +4,7 @@ from minikv.course.harness.mistakes import Mistake
 
 
 def counts(shared: str, copied: str = "n * each") -> dict[str, str]:
-    """blocks_for_samples with one of its two lines exchanged."""
+    """blocks_for_samples with one of its two lines replaced."""
     return {
         "blocks_for_samples": f"""
 def blocks_for_samples(n, num_prompt, num_new, block_size):
@@ -21,10 +21,10 @@ RIGHT = "full + n * (each - full) if num_new else each"
 MISTAKES = {
     "05.1": (
         Mistake(
-            "hands over the list",
+            "shares the list",
             edits={"BlockTable.fork": (("self.block_ids.copy()", "self.block_ids"),)},
-            cause="both have one and the same list of block ids",
-            look="a list is handed over, not copied, by `=`",
+            cause="both tables have the same list of block ids",
+            look="`=` does not copy a list",
         ),
         Mistake(
             "never tells the pool",
@@ -34,14 +34,15 @@ def fork(self):
     twin.block_ids, twin.num_tokens = list(self.block_ids), self.num_tokens
     return twin
 '''},
-            cause="the pool is never told: the first sample to end frees the other's blocks",
-            look="which method of the pool counts one more holder?",
+            cause="the pool is not told of the new holder: the first sample to end frees the "
+            "other's blocks",
+            look="which method of the pool adds a holder?",
         ),
         Mistake(
             "counts the last block only",
             edits={"BlockTable.fork": (("in self.block_ids:", "in self.block_ids[-1:]:"),)},
             cause="only the last block is counted: the full ones are freed with the first sample",
-            look="a block that nobody writes to can still be freed",
+            look="a block that is never written to can still be freed",
         ),
         Mistake(
             "counts the full blocks only",
@@ -70,8 +71,8 @@ def fork(self):
                 ("twin.num_tokens = self.num_tokens",
                  "twin.num_tokens = len(self.block_ids) * self.block_size"),
             )},
-            cause="num_tokens is what the blocks can take, not what was asked for",
-            look="the table that was forked knows its number",
+            cause="num_tokens is what the blocks have room for, not what was asked for",
+            look="the `num_tokens` of the table that is forked",
         ),
         Mistake(
             "returns itself",
@@ -88,7 +89,7 @@ def fork(self):
             "returns nothing",
             edits={"BlockTable.fork": (("    return twin\n", ""),)},
             cause="nothing is returned",
-            look="what stands at the end of `fork`?",
+            look="the last line of `fork`",
         ),
         Mistake(
             "copies the pool, too",
@@ -97,9 +98,8 @@ def fork(self):
     import copy
     return copy.deepcopy(self)
 '''},
-            cause="the pool was copied, too: what is counted there no longer says who holds a "
-            "block",
-            look="hand the pool itself to the new table",
+            cause="the pool was copied, too: its counts no longer say how many hold a block",
+            look="give the pool itself to the new table",
         ),
         Mistake(
             "takes new blocks",
@@ -124,7 +124,7 @@ def fork(self):
     twin.num_tokens = self.num_tokens
     return twin
 '''},
-            cause="the fork is chapter 04's class, with its methods and not with yours",
+            cause="the fork is of chapter 04's class, with its methods instead of yours",
             look="use `type(self)` or `BlockTable`",
         ),
         Mistake(
@@ -160,14 +160,14 @@ def fork(self):
             )},
             cause="the block is written in place, though others hold it: their tokens are "
             "overwritten",
-            look="what does the pool count for this block?",
+            look="the pool's count of this block",
         ),
         Mistake(
             "always copies",
             edits={"BlockTable.writable_slot": (
                 ("if self.pool.ref_count(block_id) == 1:", "if False:"),
             )},
-            cause="a block with a single owner is copied: nobody else would have seen the write",
+            cause="a block with a single holder is copied, though no other table reads it",
             look="for which count may you write in place?",
         ),
         Mistake(
@@ -184,8 +184,8 @@ def fork(self):
                  "    self.pool.release(block_id)\n    new_block = self.pool.allocate()\n"),
                 ("= new_block\n    self.pool.release(block_id)\n", "= new_block\n"),
             )},
-            cause="the old block is released before the new one is there: A reads it and doesn't "
-            "hold it",
+            cause="the old block is released before the new one is there: the table names a block "
+            "that it does not hold",
             look="`allocate` can fail, so it comes first",
         ),
         Mistake(
@@ -211,8 +211,8 @@ def fork(self):
                 ("if self.pool.ref_count(block_id) == 1:",
                  "if index < len(self.block_ids) - 1 or self.pool.ref_count(block_id) == 1:"),
             )},
-            cause="only the last block is looked at, and this one is shared as well",
-            look="which block's count do you ask for?",
+            cause="only the last block's count is looked at, and this block is shared as well",
+            look="which block's count do you look at?",
         ),
         Mistake(
             "swallows OutOfBlocks",
@@ -222,7 +222,7 @@ def fork(self):
                  "    except Exception:\n        new_block = block_id"),
             )},
             cause="the error is swallowed, and the shared block is written to",
-            look="let OutOfBlocks through: the caller makes room and asks again",
+            look="let OutOfBlocks through: the caller frees blocks and calls again",
         ),
         Mistake(
             "writes to the old block",
@@ -230,22 +230,21 @@ def fork(self):
                 ("return new_block * self.block_size + offset",
                  "return block_id * self.block_size + offset"),
             )},
-            cause="the slot is in the old block: the copy is made, and B's block is written to",
-            look="from which block is the slot counted?",
+            cause="the slot is in the old block: a copy is made, and the shared one is written to",
+            look="which block is the slot computed from?",
         ),
         Mistake(
             "does not enter the new block",
             edits={"BlockTable.writable_slot": (("    self.block_ids[index] = new_block\n", ""),)},
             cause="the copy is asked for, and the table still names the old block",
-            look="what becomes of `self.block_ids[index]`?",
+            look="the new value of `self.block_ids[index]`",
         ),
         Mistake(
             "turns the copy round",
             edits={"BlockTable.writable_slot": (
                 ("(block_id, new_block)", "(new_block, block_id)"),
             )},
-            cause="the pair is turned round: an empty block would be copied over the others' "
-            "tokens",
+            cause="the pair is reversed: an empty block would be copied over the others' tokens",
             look="(from_block, to_block)",
         ),
         Mistake(
@@ -255,7 +254,7 @@ def fork(self):
                  "new_block = self.pool.allocate()\n    self.pool.acquire(new_block)"),
             )},
             cause="the new block is counted twice: once by `allocate`, once more by you",
-            look="`allocate` has counted its holder already",
+            look="`allocate` has already counted its holder",
         ),
         Mistake(
             "releases the old block twice",
@@ -264,7 +263,7 @@ def fork(self):
                  "    self.pool.release(block_id)\n    self.pool.release(block_id)\n"),
             )},
             cause="the old block was released twice: B still reads it, and it is free",
-            look="one holder has gone, A",
+            look="only one holder has left",
         ),
         Mistake(
             "copies for two holders, not for three",
@@ -278,15 +277,15 @@ def fork(self):
                 ("+ offset, None", "+ offset"), ("+ offset, (block_id, new_block)", "+ offset"),
             )},
             cause="writable_slot returns two things: a slot, and the copy or None",
-            look="what stands after `return`?",
+            look="what comes after `return`?",
         ),
         Mistake(
             "accepts any position",
             edits={"BlockTable.writable_slot": (
                 ("if not 0 <= position < self.num_tokens:", "if False:"),
             )},
-            cause="nobody asks whether the table has this position: -1 is the last block of a "
-            "Python list, and 6 has a slot that was not promised",
+            cause="nothing checks whether the table has this position: -1 is the last block of a "
+            "Python list, and a slot after `num_tokens` was not asked for",
             look="0 up to, not including, `self.num_tokens`",
         ),
         Mistake(
@@ -300,7 +299,8 @@ def fork(self):
             edits={"BlockTable.writable_slot": (
                 ("< self.num_tokens:", "< len(self.block_ids) * self.block_size:"),
             )},
-            cause="what the blocks can take is no promise: the last position is num_tokens - 1",
+            cause="positions up to the end of the blocks are accepted: the last one is "
+            "num_tokens - 1",
             look="0 up to, not including, `self.num_tokens`",
         ),
         Mistake(
@@ -315,7 +315,7 @@ def fork(self):
                 ("(block_id, new_block)",
                  "(block_id * self.block_size + offset, new_block * self.block_size + offset)"),
             )},
-            cause="these are slots: block numbers are asked for",
+            cause="the copy is a pair of slots, not of block ids",
             look="(from_block, to_block)",
         ),
         Mistake(
@@ -353,7 +353,7 @@ def writable_slot(self, position):
     return self.block_ids[index] * self.block_size + offset, copy
 '''},
             cause="the first block is copied instead of the one that is written to",
-            look="position / block_size says which",
+            look="position / block_size says which block",
         ),
     ),
     "05.3": (
@@ -361,12 +361,13 @@ def writable_slot(self, position):
             "shares nothing",
             sources=counts("n * each"),
             cause="nothing is shared",
-            look="which blocks does nobody ever write to?",
+            look="which blocks are never written to again?",
         ),
         Mistake(
             "forgets the beginning",
             sources=counts("full + n * (each - full)"),
-            cause="before anybody has written, the block in which the prompt ends is shared, too",
+            cause="before any sample has written, the block in which the prompt ends is shared, "
+            "too",
             look="what if num_new is 0?",
         ),
         Mistake(
@@ -378,13 +379,14 @@ def writable_slot(self, position):
         Mistake(
             "never copies the last block",
             sources=counts("up(num_prompt) + n * (each - up(num_prompt))"),
-            cause="the block in which the prompt ends is counted once, but everybody writes to it",
+            cause="the block in which the prompt ends is counted once, but every sample writes to "
+            "it",
             look="what happens at the first write to a shared block?",
         ),
         Mistake(
             "begins a block for the new tokens",
             sources=counts("up(num_prompt) + n * up(num_new)"),
-            cause="each sample begins a block for its new tokens, though its last one has room",
+            cause="each sample begins a new block for its new tokens, though its last one has room",
             look="how many tokens does one sample have altogether?",
         ),
         Mistake(
@@ -392,14 +394,14 @@ def writable_slot(self, position):
             sources=counts(
                 "full + n * (each - full) + (num_prompt % block_size > 0) if num_new else each"
             ),
-            cause="the original is counted beside the copies, but the last writer keeps it",
+            cause="the original is counted in addition to the copies, but the last writer keeps it",
             look="n samples: how many copies are made?",
         ),
         Mistake(
             "forgets the full blocks",
             sources=counts("n * (each - full) if num_new else each"),
             cause="the full blocks of the prompt are left out",
-            look="they are there once, for all",
+            look="they are stored once for all samples",
         ),
         Mistake(
             "rounds down",
@@ -423,27 +425,27 @@ def blocks_for_samples(n, num_prompt, num_new, block_size):
                 "full + (num_prompt % block_size == 0) + n * (each - full - "
                 "(num_prompt % block_size == 0)) if num_new else each"
             ),
-            cause="a prompt that ends with a block: the next one is counted once, but each sample"
-            " opens one",
+            cause="a prompt that ends with a block: the next block is counted once, but each "
+            "sample opens one",
             look="the first token after a full block opens a new one: whose?",
         ),
         Mistake(
             "rounds up twice",
             sources=counts(RIGHT, "n * (up(num_prompt) + up(num_new))"),
-            cause="prompt and new tokens are rounded up apart: the last block's empty slots are "
-            "not used",
+            cause="prompt and new tokens are rounded up separately: the empty slots of the "
+            "prompt's last block are not used",
             look="how many tokens does one sample have altogether?",
         ),
         Mistake(
             "copies for one",
             sources=counts(RIGHT, "each"),
-            cause="that is one sample's",
+            cause="`copied` counts one sample only",
             look="how many samples are there?",
         ),
         Mistake(
-            "exchanges the two",
+            "swaps the two",
             sources=counts("n * each", RIGHT),
-            cause="the two numbers have changed places",
+            cause="the two numbers are swapped",
             look="(shared, copied)",
         ),
         Mistake(
@@ -469,7 +471,7 @@ def next_beams(beams, chosen):
         children.append(child)
     return children
 '''},
-            cause="its parent's table was released before the fork, so there was nothing left",
+            cause="the parent's table was released before the fork, so nothing was left in it",
             look="when is the last child of a parent forked, and when is the parent released?",
         ),
         Mistake(
@@ -478,37 +480,35 @@ def next_beams(beams, chosen):
                 ("        children.append(child)\n",
                  "        children.append(child)\n        beams[row].table.release()\n"),
             )},
-            cause="its parent's table was released before the fork, so there was nothing left",
+            cause="the parent's table was released before the fork, so nothing was left in it",
             look="when is the last child of a parent forked, and when is the parent released?",
         ),
         Mistake(
             "never releases",
             edits={"next_beams": (("        parent.table.release()\n", "        pass\n"),)},
-            cause="no parent is released: what they held stays held when they have gone",
+            cause="no parent is released: its blocks are never free again",
             look="every child is a fork, and every parent is released once",
         ),
         Mistake(
-            "releases only who has children",
+            "releases only parents with children",
             edits={"next_beams": (
                 ("    for parent in beams:\n",
                  "    for parent in [beams[i] for i in {i for i, _ in chosen}]:\n"),
             )},
-            cause="a beam without children never gives its blocks back: it is pruned, and they "
-            "leak",
+            cause="a beam without children is never released: it is pruned, and its blocks leak",
             look="which of `beams` are released?",
         ),
         Mistake(
-            "releases only who has no children",
+            "releases only parents without children",
             edits={"next_beams": (
                 ("    for parent in beams:\n",
                  "    for parent in [b for i, b in enumerate(beams) if i not in dict(chosen)]:\n"),
             )},
-            cause="a parent that has children is not released: what it held stays held when it "
-            "has gone",
-            look="the children hold blocks of their own account; who lets go of the parent's?",
+            cause="a parent with children is not released: its blocks are never free again",
+            look="each child's fork is counted separately; what releases the parent's share?",
         ),
         Mistake(
-            "hands the table over",
+            "shares the table",
             sources={"next_beams": '''
 def next_beams(beams, chosen):
     children = []
@@ -519,11 +519,12 @@ def next_beams(beams, chosen):
         children.append(child)
     return children
 '''},
-            cause="the table is handed over, not forked: what one writes, both have written",
+            cause="the children share their parent's table instead of forking it: what one "
+            "writes, all have written",
             look="which method of a sequence gives a second one over the same blocks?",
         ),
         Mistake(
-            "hands released blocks over",
+            "gives released blocks to the children",
             sources={"next_beams": '''
 def next_beams(beams, chosen):
     saved = [list(beam.table.block_ids) for beam in beams]
@@ -538,13 +539,14 @@ def next_beams(beams, chosen):
         children.append(child)
     return children
 '''},
-            cause="a released block is handed over: anybody may get it now",
-            look="who holds a block between the parent's release and the child's writing?",
+            cause="a child is given blocks that have been released: the pool may give them to "
+            "another table",
+            look="what holds a block between the parent's release and the child's write?",
         ),
         Mistake(
             "forgets the token",
             edits={"next_beams": (("        child.token_ids.append(token_id)\n", ""),)},
-            cause="the new token is in none of them",
+            cause="the new token is missing in the children",
             look="what is appended to a child's `token_ids`?",
         ),
         Mistake(
@@ -559,8 +561,7 @@ def next_beams(beams, chosen):
         parent.table.release()
     return children
 '''},
-            cause="a child has the tokens of its sibling, too: the parent was extended, then "
-            "forked",
+            cause="a child has its sibling's token, too: the parent was extended before the fork",
             look="whose `token_ids` gets the new token?",
         ),
         Mistake(
@@ -578,7 +579,7 @@ def next_beams(beams, chosen):
         parent.table.release()
     return children
 '''},
-            cause="the new beams are in the order of their parents, and scores are not",
+            cause="the new beams are in the order of their parents, not of `chosen`",
             look="the order of `chosen`",
         ),
         Mistake(
@@ -586,7 +587,7 @@ def next_beams(beams, chosen):
             edits={"next_beams": (
                 ("beams[row].fork(index)", "beams[min(index, len(beams) - 1)].fork(index)"),
             )},
-            cause="child i is a fork of beam i, whoever its parent is",
+            cause="child i is a fork of beam i, not of its parent",
             look="the first number of each pair says which beam",
         ),
         Mistake(
@@ -595,8 +596,8 @@ def next_beams(beams, chosen):
                 ("        children.append(child)\n",
                  "        child.num_computed += 1\n        children.append(child)\n"),
             )},
-            cause="the new token is counted as computed, but nobody has written its K and V",
-            look="a fork has computed what its parent has",
+            cause="the new token is counted as computed, but its K and V are not written yet",
+            look="`num_computed` of a child is that of its parent",
         ),
         Mistake(
             "one object for two children",
@@ -609,14 +610,14 @@ def next_beams(beams, chosen):
         parent.table.release()
     return [forks[parent] for parent, _ in chosen]
 '''},
-            cause="a parent is handed out for two children: each token is written to both",
-            look="one fork for each that was chosen",
+            cause="two children of a parent are one object: each token is written to both",
+            look="one fork for each entry of `chosen`",
         ),
         Mistake(
             "returns nothing",
             edits={"next_beams": (("    return children\n", ""),)},
-            cause="a list of sequences is expected, one for each that was chosen",
-            look="what stands after `return`?",
+            cause="a list of sequences is expected, one for each entry of `chosen`",
+            look="what comes after `return`?",
         ),
     ),
     "05.5": (
@@ -631,7 +632,8 @@ def copy_prefix(table, num_tokens):
     branch.grow(num_tokens - branch.num_tokens)
     return branch
 '''},
-            cause="the last tokens of the prefix are in a block that nobody has written to",
+            cause="the last tokens of the prefix are looked for in a new block that holds no K "
+            "and V",
             look="which block of the table holds the last of these tokens?",
         ),
         Mistake(
@@ -657,7 +659,7 @@ def copy_prefix(table, num_tokens):
             edits={"copy_prefix": (
                 ("-(-num_tokens // table.block_size)", "num_tokens // table.block_size + 1"),
             )},
-            cause="one block too many where the prefix ends with a block",
+            cause="one block too many if the prefix ends with a block",
             look="how many blocks do 8 tokens in blocks of 4 need?",
         ),
         Mistake(
@@ -672,7 +674,7 @@ def copy_prefix(table, num_tokens):
                 ("in branch.block_ids:", "in branch.block_ids[: num_tokens // table.block_size]:"),
             )},
             cause="the block in which the prefix ends is in both tables and counted once",
-            look="every block of the branch gains a holder, also the last",
+            look="every block of the branch gains a holder, the last one, too",
         ),
         Mistake(
             "counts nothing",
@@ -686,8 +688,8 @@ def copy_prefix(table, num_tokens):
                 ("branch.num_tokens = num_tokens",
                  "branch.num_tokens = len(branch.block_ids) * table.block_size"),
             )},
-            cause="num_tokens is what its blocks can take: the next token would leave a gap",
-            look="the last line: what the branch has, not what it could hold",
+            cause="num_tokens is what the blocks have room for: the next token would leave a gap",
+            look="the last lines: the number of tokens, not of slots",
         ),
         Mistake(
             "has the table's number of tokens",
@@ -695,12 +697,12 @@ def copy_prefix(table, num_tokens):
                 ("branch.num_tokens = num_tokens", "branch.num_tokens = table.num_tokens"),
             )},
             cause="the branch has all tokens of the table, not the first few",
-            look="which number of tokens was asked for?",
+            look="how many tokens were asked for?",
         ),
         Mistake(
-            "asks nothing",
+            "checks nothing",
             edits={"copy_prefix": (("if not 0 <= num_tokens <= table.num_tokens:", "if False:"),)},
-            cause="nothing asks whether the table has so many tokens",
+            cause="nothing checks whether the table has that many tokens",
             look="the first lines of `copy_prefix`",
         ),
         Mistake(
@@ -714,8 +716,9 @@ def copy_prefix(table, num_tokens):
     branch.num_tokens = num_tokens
     return branch
 '''},
-            cause="the blocks after the prefix have a holder that no longer names them",
-            look="what was forked and is not kept has to be released",
+            cause="the blocks after the prefix are still counted for the branch, which does not "
+            "name them",
+            look="blocks that were forked and are not kept have to be released",
         ),
         Mistake(
             "holds a block for no tokens",
@@ -723,7 +726,7 @@ def copy_prefix(table, num_tokens):
                 ("[: -(-num_tokens // table.block_size)]",
                  "[: max(1, -(-num_tokens // table.block_size))]"),
             )},
-            cause="a branch of no tokens holds a block, and needs none",
+            cause="a branch of no tokens holds a block, but needs none",
             look="how many blocks do 0 tokens need?",
         ),
         Mistake(
@@ -733,7 +736,7 @@ def copy_prefix(table, num_tokens):
     return table
 '''},
             cause="a second table is expected",
-            look="what stands after `return`?",
+            look="what comes after `return`?",
         ),
     ),
     "05.6": (
@@ -743,7 +746,7 @@ def copy_prefix(table, num_tokens):
                 ("targets.setdefault(source, []).append(target)",
                  "targets.setdefault(source, [target])"),
             )},
-            cause="of several targets of one source not all are filled",
+            cause="not all targets of a source are filled",
             look="how many targets can one source have, and how many do you keep?",
         ),
         Mistake(
@@ -751,7 +754,7 @@ def copy_prefix(table, num_tokens):
             edits={"copy_blocks": (
                 ("    for source, target in copies:\n", "    for target, source in copies:\n"),
             )},
-            cause="copied the wrong way round: over the block that others still read",
+            cause="the copy goes the wrong way: over the block that others still read",
             look="(from_block, to_block)",
         ),
         Mistake(
@@ -787,8 +790,8 @@ def copy_blocks(blocks, copies):
         Mistake(
             "copies backwards",
             edits={"copy_blocks": (("in copies:", "in reversed(copies):"),)},
-            cause="the copies are made in another order than they were asked for, and a source "
-            "was overwritten before it was read",
+            cause="the copies are not made in the order in which they were asked for: a source is "
+            "overwritten before it is read",
             look="the order of `copies`",
         ),
         Mistake(
@@ -798,8 +801,8 @@ def copy_blocks(blocks, copies):
     for source, target in sorted(set(copies)):
         blocks[:, target] = blocks[:, source]
 '''},
-            cause="the copies are made in the order of the blocks' numbers, and a source was "
-            "overwritten before it was read",
+            cause="the copies are made in the order of the block ids: a source is overwritten "
+            "before it is read",
             look="the order of `copies`",
         ),
         Mistake(
@@ -810,7 +813,7 @@ def copy_blocks(blocks, copies):
             )},
             cause="`blocks[:, source]` has no dimension for the targets: `blocks[:, [source]]` "
             "keeps one",
-            look="the shapes on both sides of `=`, or one target after the other",
+            look="the shapes on both sides of `=`; or copy one target after the other",
         ),
         Mistake(
             "needs a copy",
@@ -831,7 +834,7 @@ def copy_blocks(blocks, copies):
         blocks[:, target] = blocks[:, source]
 '''},
             cause="nothing is copied",
-            look="what is written to `blocks`, in place?",
+            look="is anything written to `blocks` itself?",
         ),
         Mistake(
             "empties the source",

@@ -3,7 +3,7 @@
 from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
 from minikv.language_model import LanguageModel
 
-IDEA = "share a block until somebody writes to it"
+IDEA = "share a block until it is written to"
 
 
 def run_samples(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:

@@ -8,7 +8,7 @@ import torch
 
 import minikv
 from minikv import BlockPool, beam
-from minikv.course.chapters.ch05_copy_on_write.answers import go_on, sample_naively
+from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.sequence import Request, Sequence
@@ -48,7 +48,7 @@ class Memory:
             ] = letter
 
     def read(self, table, num_tokens: int) -> str:
-        """What stands at positions 0 … num_tokens - 1; "?" where nothing was ever written."""
+        """What is stored at positions 0 … num_tokens - 1; "?" where nothing was ever written."""
         ids, size = table.block_ids, self.size
         room = range(min(num_tokens, len(ids) * size))
         found = [self.slots.get(ids[p // size] * size + p % size, "?") for p in room]
@@ -59,7 +59,7 @@ class Memory:
 
 # A program is (block size, blocks in the pool, steps, what is looked at). Steps, table by letter:
 #     A+7   grows by 7 tokens        A>B   B is a fork of A       A@6   writes position 6
-#     A-    is released              A#1   somebody who is no table acquires logical block 1
+#     A-    is released              A#1   a holder that is no table acquires logical block 1
 
 
 def tables(mine, program, log: Log) -> None:
@@ -192,7 +192,7 @@ scenario(
     Group(
         "every block gains a holder",
         each("A+N A>B", "counts"),
-        look="how often the pool's `acquire` is called",
+        look="how often `acquire` of the pool is called",
     ),
     Group(
         "nothing is taken from the pool",
@@ -202,12 +202,12 @@ scenario(
     Group(
         "each grows on its own",
         each("A+N A>B B+1 A+1 A+9", "ids"),
-        look="whose list is `block_ids`?",
+        look="do the tables share a list?",
     ),
     Group(
         "the first to end leaves the other its blocks",
         [*each("A+N A>B A- B-", "counts free"), *each("A+N A>B B- A-", "counts free")],
-        look="what is counted, and when",
+        look="how many holders each block has, after each step",
     ),
     Group(
         "a fork of a fork, and of an empty table",
@@ -221,7 +221,7 @@ scenario(
     "05.2",
     tables,
     Group(
-        "one owner: written in place",
+        "one holder: written in place",
         [
             *each("A+8 A@7", "write", [(4, 8), (3, 8), (16, 8)]),
             *each("A+8 A@4 A@2 A@0", "write free", [(4, 8), (3, 8), (1, 8)]),
@@ -229,14 +229,14 @@ scenario(
         look="the case in which the count is 1",
     ),
     Group(
-        "two owners: the first writer copies",
+        "two holders: the first writer copies",
         [*each("A+7 A>B A+1 B+1 A@7", "write ids", [(4, 7)]), *each("A+N A>B B@L", "write ids")],
         look="what is returned for a shared block",
     ),
     Group(
         "reference counts after the copy",
         [*each("A+7 A>B A+1 B+1 A@7", "counts", [(4, 7)]), *each("A+N A>B B@L", "counts")],
-        look="who holds the old block, who the new one?",
+        look="which tables hold the old block, and which the new one?",
     ),
     Group(
         "the second writer writes in place",
@@ -265,12 +265,12 @@ scenario(
         look="which block the position is in",
     ),
     Group(
-        "three owners, and a fork of a fork",
+        "three holders, and a fork of a fork",
         [
             *each("A+3 A>B B>C B@2 C@2 A@2", "write counts free", [(4, 3), (3, 3), (1, 3)]),
             *each("A+9 A>B A>C A>D D@8 C@8 A@8 B@8", "write counts free", [(4, 9)]),
         ],
-        look="the count decides, not who is who",
+        look="only the count decides, not which table writes",
     ),
     Group(
         "a holder that is no table counts, too",
@@ -333,7 +333,7 @@ scenario(
         Group(name, programs, look="draw the blocks of two samples, full ones and the last")
         for name, programs in {
             "the walk-through": ((2, 7, 1, 4), (2, 7, 2, 4), (2, 7, 0, 4)),
-            "before anybody has written": ((8, 100, 0, 16), (3, 8, 0, 4), (5, 1, 0, 16)),
+            "before any sample has written": ((8, 100, 0, 16), (3, 8, 0, 4), (5, 1, 0, 16)),
             "one token each": ((8, 100, 1, 16), (4, 3, 1, 4), (3, 6, 1, 3)),
             "a prompt that ends with a block": (
                 (4, 48, 1, 16), (4, 48, 16, 16), (4, 48, 17, 16), (2, 4, 1, 4),
@@ -396,14 +396,14 @@ def kind_of_beams(children) -> str:
     if not isinstance(children, list | tuple):
         return "nothing" if children is None else f"a {type(children).__name__}"
     if not all(isinstance(child, Sequence) for child in children):
-        return "a list of other things than sequences"
+        return "a list of something other than sequences"
     if len(set(map(id, children))) < len(children):
-        return "one and the same object twice"
+        return "the same object twice"
     tables = [child.table for child in children]
     if any(table is None for table in tables):
         return "sequences without a block table"
     if len(set(map(id, tables))) < len(tables):
-        return "sequences with one and the same table"
+        return "sequences that share one table"
     return "sequences"
 
 
@@ -464,9 +464,9 @@ scenario(
         look=LOOK_BEAMS,
     ),
     Group(
-        "nobody is chosen: all is given back",
+        "nothing is chosen: everything is given back",
         [(4, 60, "abcdefg", ""), (4, 60, "abcdefg", "0P 0Q", "")],
-        look="`chosen` may be empty, `beams` is not",
+        look="`chosen` may be empty, `beams` never is",
     ),
     Group(
         "random steps, at several block sizes",
@@ -520,15 +520,18 @@ def branches(mine, program, log: Log) -> None:
                 if copy is not None:
                     memory.copy(copy)
                 memory.slots[slot] = letter
-            log(f"{name} goes on by 5 tokens", reads(memory, table, branch))
+            log(f"{name} grows by 5 tokens", reads(memory, table, branch))
     elif then:
         log.call("the table ends", table.release)
         stranger = minikv.BlockTable(pool, size)
         stranger.grow(size * pool.num_free)
         memory.fill(stranger, "x" * stranger.num_tokens)
-        log("others take what is free", {"the branch reads": memory.read(branch, num_tokens)})
+        log(
+            "another table takes the free blocks",
+            {"the branch reads": memory.read(branch, num_tokens)},
+        )
         stranger.release()
-        log.call("they end, and so does the branch", branch.release)
+        log.call("it ends, and so does the branch", branch.release)
         log("", {"free blocks:": pool.num_free})
 
 
@@ -566,14 +569,14 @@ scenario(
         look="which line of `copy_prefix` takes a block?",
     ),
     Group(
-        "each goes on alone",
+        "the two are independent",
         [(4, 20, 11, n, "go on") for n in (4, 5, 6, 8, 11)] + [(3, 20, 7, 4, "go on")],
-        look="who holds the block in which the prefix ends?",
+        look="which tables hold the block in which the prefix ends?",
     ),
     Group(
-        "the conversation ends, the branch goes on",
+        "the conversation ends, the branch continues",
         [(4, 20, 11, n, "end") for n in (5, 8, 11)] + [(3, 20, 7, 4, "end")],
-        look="every block needs its holder",
+        look="every block of the branch must be counted",
     ),
     Group(
         "no tokens, all tokens, too many",
@@ -610,7 +613,7 @@ def _(mine):
         found, expected = branch_on_tinypy(mine, lm, cut)
         if found != expected:
             raise Wrong(
-                f"branched off after {cut} tokens, blocks of 4, it goes on with "
+                f"branched off after {cut} tokens, blocks of 4, it continues with "
                 f"{lm.decode(found)!r}, expected {lm.decode(expected)!r}"
             )
 
@@ -650,7 +653,7 @@ scenario(
     Group(
         "one source, several targets",
         [(SMALL, [(5, 0), (5, 3)]), (SMALL, [(1, 2), (1, 3), (1, 4)])],
-        look="what is kept of the copies of one source",
+        look="how many copies of one source are kept",
     ),
     Group(
         "several requests in one step",
@@ -697,8 +700,8 @@ def _(mine):
             expected = sample_naively(lm, prompt, params, index)
             if tokens != expected:
                 raise Wrong(
-                    f"{n} samples, blocks of 4: sample {index} goes on with {lm.decode(tokens)!r}, "
-                    f"expected {lm.decode(expected)!r}"
+                    f"{n} samples, blocks of 4: sample {index} continues with "
+                    f"{lm.decode(tokens)!r}, expected {lm.decode(expected)!r}"
                 )
 
 

@@ -1,9 +1,9 @@
 """Pictures of a workload that was served: how fast, how late, who sat where.
 
-throughput_picture(comparison)               # requests a second, each way
+throughput_picture(comparison)               # requests per second, each way
 latency_picture(comparison)                  # from arrival to the last token
 latency_picture(comparison, "first token")   # from arrival to the first
-filled_picture(comparison)                   # seats and blocks as time goes on
+filled_picture(comparison)                   # seats and blocks over time
 timeline_picture({"static": run, "continuous": other})   # the batch, seat by seat
 """
 
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import LogLocator, NullLocator
 
 from minikv.course.chapters.ch06_continuous_batching.serving import (
     ACCELERATORS,
@@ -29,7 +30,7 @@ from minikv.course.pictures import style
 
 LINES = ("-", "--", "-.", ":")  # of the ways, so that colour is never alone
 COLORS = (style.PALETTE[3], style.PALETTE[0], style.PALETTE[5], style.PALETTE[1])
-# A seat that nobody sits on; and the same while a request waits.
+# An empty seat; and one that is empty while a request waits.
 EMPTY: dict[str, Any] = {"facecolor": "#ebebeb", "linewidth": 0}
 HOLE: dict[str, Any] = {
     "facecolor": "#dcdcdc", "edgecolor": "#8c8c8c", "hatch": "xxx", "linewidth": 0
@@ -37,16 +38,16 @@ HOLE: dict[str, Any] = {
 
 
 def throughput_picture(comparison: Comparison) -> style.Picture:
-    """Requests a second of each way as a bar: the median, a dot for each repeat."""
+    """Requests per second of each way as a bar: the median, a dot for each repeat."""
     rates = {
         way: [run.requests_per_second for run in runs] for way, runs in comparison.runs.items()
     }
     first, best = next(iter(rates)), max(rates, key=lambda way: median(rates[way]))
-    title = f"{_capital(best)}: {median(rates[best]):.1f} requests a second"
+    title = f"{_capital(best)}: {median(rates[best]):.1f} requests per second"
     if best != first:
         title += f", {median(rates[best]) / median(rates[first]):.1f} times {first}"
     figure, axes = style.new_axes(
-        title, "requests finished a second", "", height=1.0 + 0.45 * len(rates)
+        title, "requests finished per second", "", height=1.0 + 0.45 * len(rates)
     )
     for row, values in enumerate(rates.values()):
         middle = median(values)
@@ -61,12 +62,13 @@ def throughput_picture(comparison: Comparison) -> style.Picture:
     axes.set_xlim(0, 1.1 * max(map(max, rates.values())))
     axes.invert_yaxis()
     rows = "; ".join(f"{way} {median(values):.1f}" for way, values in rates.items())
-    return style.Picture(figure, f"Bars. {title}. Requests a second: {rows}.")
+    return style.Picture(figure, f"Bars. {title}. Requests per second: {rows}.")
 
 
 def latency_picture(comparison: Comparison, upto: str = "last token") -> style.Picture:
-    """How many requests had their "last token" or "first token" after how long, with the
-    median and the 99th percentile marked. Of repeats, the one with the median duration."""
+    """The share of requests that had their "last token" or "first token", over the time since
+    they arrived; the median and the 99th percentile are marked. Of several repeats, it is the
+    one with the median duration."""
     if upto not in ("last token", "first token"):
         raise ValueError(f"upto: must be 'last token' or 'first token', was {upto!r}")
     waits = {}
@@ -74,12 +76,9 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
         run = comparison.typical(way)
         waits[way] = run.latencies if upto == "last token" else run.times_to_first_token
     first, *_, last = waits
-    title = (
-        f"Half of the requests have their {upto} after {percentile(waits[first], 50):.2f} s "
-        f"with {first}"
-    )
+    title = f"Median time to the {upto}: {percentile(waits[first], 50):.2f} s with {first}"
     if last != first:
-        title += f",\nafter {percentile(waits[last], 50):.2f} s with {last}"
+        title += f", {percentile(waits[last], 50):.2f} s with {last}"
     figure, axes = style.new_axes(
         title, f"time from arrival to {upto} (s)", "share of the requests (%)", height=3.3
     )
@@ -100,13 +99,12 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
                       color=style.FAINT)  # fmt: skip
     axes.set(xlim=(0, None), ylim=(0, 103))
     axes.legend(loc="lower right", frameon=False, fontsize=9)
-    title = title.replace("\n", " ")
     return style.Picture(figure, f"Cumulative shares. {title}. " + "; ".join(words) + ".")
 
 
 def filled_picture(comparison: Comparison) -> style.Picture:
     """Each way's share of seats that computed something, step by step, and the share of blocks
-    that its running sequences held. Of repeats, the one with the median duration."""
+    that its running sequences held. Of several repeats, it is the one with the median duration."""
     runs = {way: comparison.typical(way) for way in comparison.runs}
     first, fullest = next(iter(runs)), max(runs, key=lambda way: runs[way].seats_filled)
     title = f"Seats filled: {runs[first].seats_filled:.0%} with {first}"
@@ -165,7 +163,7 @@ def _shares(run: Run) -> tuple[list[float], list[float], list[float]]:
 
 
 class Stretch(NamedTuple):
-    """Steps in a row in which one request did the same on one seat."""
+    """Consecutive steps in which one request did the same on one seat."""
 
     seat: int
     request_id: int
@@ -176,8 +174,8 @@ class Stretch(NamedTuple):
 
 
 def stretches(run: Run) -> list[Stretch]:
-    """Who sat where, in the order of the beginnings. A request takes the lowest free seat when
-    it is admitted, and leaves it when it has finished or is preempted."""
+    """Which request had which seat, by the step in which it began. A request takes the lowest
+    free seat when it is admitted, and leaves it when it has finished or is preempted."""
     last_step = {
         entry.request_id: index for index, step in enumerate(run.steps) for entry in step.entries
     }
@@ -206,9 +204,10 @@ def stretches(run: Run) -> list[Stretch]:
     return sorted(done, key=lambda stretch: (stretch.first, stretch.seat))
 
 
-def timeline_picture(runs: Mapping[str, Run], by: str = "time") -> style.Picture:
-    """The batch of each run, one above the other on one axis: a row a seat, a colour and a
-    letter a request. `by`: "time", or "steps", where every step is equally wide."""
+def timeline_picture(runs: Mapping[str, Run], by: str = "time", title: str = "") -> style.Picture:
+    """The batch of each run, one above the other on one axis: one row per seat, one colour and
+    letter per request. `by`: "time", or "steps", where every step is equally wide. `title`: what
+    to take away; by default how long the runs took."""
     if by not in ("time", "steps"):
         raise ValueError(f"by: must be 'time' or 'steps', was {by!r}")
     seats = sum(run.config.max_num_seqs for run in runs.values())
@@ -235,10 +234,10 @@ def timeline_picture(runs: Mapping[str, Run], by: str = "time") -> style.Picture
         ticks += [(y + seat, str(seat)) for seat in range(run.config.max_num_seqs)]
         y += run.config.max_num_seqs + 0.3
     (first, *_), (*_, last) = runs, runs
-    if first == last:
+    if not title and first == last:
         title = f"{_capital(first)}: {ends[first]}, {run.preemptions} preemptions"
-    else:
-        title = f"{_capital(first)}: {ends[first]} for what {last} does in {ends[last]}"
+    elif not title:
+        title = f"{_capital(first)}: {ends[first]}; {last}: {ends[last]}"
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=style.INK)
     axes.set(xlim=(0, 1.003 * end), ylim=(y - 0.3, 0))
     axes.set_yticks(*zip(*ticks, strict=True), fontsize=7)
@@ -250,7 +249,7 @@ def timeline_picture(runs: Mapping[str, Run], by: str = "time") -> style.Picture
 
 
 def _from_zero(run: Run, by: str) -> Run:
-    """The same run with its steps as they lie on the axis."""
+    """The same run, with the places of its steps on the axis."""
     zero = run.steps[0].start
     steps = [
         replace(step, start=step.start - zero, end=step.end - zero)
@@ -316,20 +315,20 @@ def _legend(kinds: set[str]) -> list:
 
 
 def preemption_picture(costs: Seq[PreemptionCost]) -> style.Picture:
-    """What a preemption costs a sequence, by the tokens in its blocks, either way."""
+    """What a preemption costs a sequence, by the tokens in its blocks, in both ways."""
     last = costs[-1]
     title = (
-        f"{last.num_tokens} tokens: {1e3 * median(last.recompute):.0f} ms to compute again, "
+        f"{last.num_tokens} tokens: {1e3 * median(last.recompute):.0f} ms to recompute, "
         f"{1e3 * median(last.swap):.1f} ms to swap out and in"
     )
     figure, axes = style.new_axes(title, "tokens in the sequence's blocks", "time (ms)")
     lengths = [cost.num_tokens for cost in costs]
-    ways = {"compute again: one prefill": [cost.recompute for cost in costs]}
+    ways = {"recompute: one prefill": [cost.recompute for cost in costs]}
     ways["swap: copied to the host and back"] = [cost.swap for cost in costs]
     for row, (way, seconds) in enumerate(ways.items()):
         _line(axes, lengths, [[1e3 * one for one in values] for values in seconds], row, way)
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda ms, _: f"{ms:g}")
+    _label_axis(axes.yaxis)
     axes.set_xlim(0, None)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
     rows = "; ".join(
@@ -341,18 +340,17 @@ def preemption_picture(costs: Seq[PreemptionCost]) -> style.Picture:
 
 
 def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Picture:
-    """Above a model's line a swap beats computing again; the dots are ACCELERATORS. By arithmetic
-    alone: see `crossover`. `models`: parameters and K/V bytes a token of each, by name."""
+    """Above a model's line a swap is faster than recomputing; the dots are ACCELERATORS. By
+    arithmetic alone: see `crossover`. `models`: parameters and K/V bytes per token, by name."""
     (first, *_), (*_, last) = models, models
     device, accelerator = list(ACCELERATORS.items())[1]
     least = {
         name: crossover(*model, accelerator.flops) / 1e9 for name, model in models.items()
     }  # GB/s
-    title = f"{device}: a swap wins if its link gives {least[first]:.0f} GB/s with {first}"
-    if last != first:
-        title += f",\nand {least[last]:.0f} GB/s with {last}; it gives {accelerator.link / 1e9:.0f}"
+    title = f"{device} has {accelerator.link / 1e9:.0f} GB/s; a swap wins from {least[first]:.0f}"
+    title += f" ({first})" + (f" or {least[last]:.0f} ({last})" if last != first else "")
     figure, axes = style.new_axes(
-        title, "operations a second (10¹²)", "link to the host (GB/s each way)", height=4.0
+        title, "operations per second (10¹²)", "link to the host (GB/s each way)", height=4.0
     )
     ends = [100e12, 3000e12]
     for row, (name, model) in enumerate(models.items()):
@@ -365,22 +363,21 @@ def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Pictur
                       textcoords="offset points", ha="right" if above else "left", fontsize=9,
                       color=style.INK)  # fmt: skip
     axes.set(xscale="log", yscale="log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    _label_axis(axes.xaxis)
+    _label_axis(axes.yaxis)
     axes.text(0.02, 0.97, "swap wins above a model's line", transform=axes.transAxes, va="top",
               fontsize=9, color=style.FAINT)  # fmt: skip
-    axes.text(0.98, 0.03, "computing again wins below it", transform=axes.transAxes, ha="right",
+    axes.text(0.98, 0.03, "recomputing wins below it", transform=axes.transAxes, ha="right",
               fontsize=9, color=style.FAINT)  # fmt: skip
     axes.set_xlim(ends[0] / 1e12, ends[1] / 1e12)
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     words = "; ".join(
         f"{name} on {device}: "
-        + ("swap" if link > crossover(*model, flops) else "compute again")
+        + ("swap" if link > crossover(*model, flops) else "recompute")
         + f" (crossover {crossover(*model, flops) / 1e9:.0f} GB/s, link {link / 1e9:.0f} GB/s)"
         for name, model in models.items()
         for device, (flops, link) in ACCELERATORS.items()
     )
-    title = title.replace("\n", " ")
     return style.Picture(figure, f"Lines of equal cost. {title}. What wins: {words}.")
 
 
@@ -388,11 +385,11 @@ def scheduler_picture(times: Mapping[int, Seq[float]]) -> style.Picture:
     """Host time of a decode step in ms, repeats of it, by the number of running sequences."""
     most = max(times)
     title = (
-        f"Scheduling and bookkeeping for {most} sequences: {median(times[most]):.2f} ms a step, "
-        f"{1e3 * median(times[most]) / most:.1f} µs each"
+        f"Scheduling and bookkeeping for {most} sequences: {median(times[most]):.2f} ms per step, "
+        f"{1e3 * median(times[most]) / most:.1f} µs per sequence"
     )
     figure, axes = style.new_axes(
-        title, "running sequences, all in decode", "host time a step (ms)", height=2.8
+        title, "running sequences, all in decode", "host time per step (ms)", height=2.8
     )
     _line(axes, list(times), list(times.values()), 0, "")
     axes.set(xlim=(0, None), ylim=(0, None))
@@ -408,6 +405,13 @@ def _line(axes, places: Seq[float], values: list[Seq[float]], row: int, label: s
     axes.errorbar(places, middles, (below, above), color=_color(row), marker="os^"[row % 3],
                   linestyle=LINES[row % len(LINES)], linewidth=1.8, markersize=5, capsize=3,
                   label=label)  # fmt: skip
+
+
+def _label_axis(axis) -> None:
+    """A log axis with marks at 1, 3, 10, 30 …"""
+    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
 
 
 def _color(row: int) -> str:

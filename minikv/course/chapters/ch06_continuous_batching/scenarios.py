@@ -1,4 +1,4 @@
-"""Chapter 06 as programs: chunks, admission, the step's loop, preemption, and who gives way."""
+"""Chapter 06 as programs: chunks, admission, the loop of a step, preemption, another victim."""
 
 import random
 import re
@@ -24,16 +24,16 @@ TEXTS = (
 
 # ── A scheduler without a model ───────────────────────────────────────────────
 
-# A program is (settings, ops). Requests are A, B, C … in the order in which they come. Ops:
+# A program is (settings, ops). Requests are A, B, C … in the order of arrival. Ops:
 #     add 12+5>9x3~8  one waits: 12 tokens of prompt, of which 8 begin the cached text, 5 written
 #                     already, 9 wanted, 3 samples. All but the 12 may be left out.
 #     run 12/8        one runs: 8 of 12 tokens computed; without /8 all, and one is written
-#     cache 12        12 tokens are in the prefix cache, and nobody stands on them
-#     hold 3, free 3  blocks are somebody else's
-#     admit           the first in the queue asks to come in
+#     cache 12        12 tokens are in the prefix cache, and no sequence uses them
+#     hold 3, free 3  other owners take blocks, and give them back
+#     admit           the first in the queue is considered for admission
 #     preempt A       with a plan; "preempt A alone": without one
 #     leave A         it is aborted
-#     step, steps     one step; all steps until nobody is left
+#     step, steps     one step; all steps until no request is left
 
 SMALL = dict(num_blocks=64, block_size=4, max_num_seqs=8, max_batch_tokens=32, min_prefix_tokens=0)
 REQUEST = re.compile(r"(\d+)(?:\+(\d+))?(/\d+)?(?:>(\d+))?(?:x(\d+))?(?:~(\d+))?$")
@@ -100,8 +100,8 @@ class Desk:
         """All that can be seen between two calls."""
         bench, scheduler = self.bench, self.scheduler
         seen: dict[str, Any] = {
-            "running:": Words(" ".join(map(name, scheduler.running)) or "nobody"),
-            "waiting:": Words(" ".join(map(name, scheduler.waiting)) or "nobody"),
+            "running:": Words(" ".join(map(name, scheduler.running)) or "none"),
+            "waiting:": Words(" ".join(map(name, scheduler.waiting)) or "none"),
         }
         cached = set(bench.cache.block_ids()) if bench.cache is not None else set()
         for who, one in self.there().items():
@@ -112,7 +112,7 @@ class Desk:
                 f"{who} has written": text_of(one.token_ids[len(one.request.prompt_ids) :]),
                 f"host_block_ids of {who}:": host and f"{len(set(host))} blocks",
                 f"num_preemptions of {who}:": one.num_preemptions,
-                f"cached blocks that {who} stands on:": sum(b in cached for b in blocks or ()),
+                f"cached blocks that {who} shares:": sum(b in cached for b in blocks or ()),
             }
         counts = Counter(bench.pool.ref_count(b) for b in range(bench.pool.num_blocks))
         seen["free blocks:"] = bench.pool.num_free
@@ -133,11 +133,11 @@ class Desk:
         bench, (verb, _, rest) = self.bench, op.partition(" ")
         if verb == "hold":
             self.held += bench.hold(int(rest))
-            return f"others hold {rest}"
+            return f"other owners take {rest}"
         if verb == "free":
             for _ in range(int(rest)):
                 bench.pool.release(self.held.pop())
-            return f"others give {rest} back"
+            return f"they give {rest} back"
         if verb == "cache":
             bench.cache_prefix(TEXT[: int(rest)])
             return f"{rest} tokens are cached"
@@ -164,7 +164,7 @@ class Desk:
         self.scheduler.add(sequence)
         more = f" and {written} of output" if written else ""
         more += f", {shared} of them as in the cache" if shared else ""
-        return f"{who} comes with a prompt of {prompt}{more}{samples}"
+        return f"{who} arrives with a prompt of {prompt}{more}{samples}"
 
     def do(self, op: str) -> None:
         """Do it, and note what can be seen then."""
@@ -180,7 +180,7 @@ class Desk:
         plan, alone = Plan(), "alone" in names
         if verb == "admit":
             sequence = scheduler.waiting[0]
-            text = f"{name(sequence)} asks to come in"
+            text = f"admission of {name(sequence)}"
             said = self.call(text, scheduler._admit, sequence, plan)
             kind = sequence.table and type(sequence.table).__name__
             told = {"the answer is": plain(said), "its table is a": kind, "planned:": planned(plan)}
@@ -219,7 +219,7 @@ class Desk:
         log, bench, number = self.log, self.bench, f"step {self.bench.num_steps + 1}"
         plan = self.call(number, bench.scheduler.schedule)
         if not isinstance(plan, Plan):
-            log(number, {"computes": Words("nothing, for no Plan is returned")})
+            log(number, {"computes": Words("nothing, because no Plan is returned")})
             raise Stop
         last, told = self.last
         seen: dict[str, Any] = {"computes": planned(plan)}
@@ -256,14 +256,14 @@ def rows(plan: Plan) -> list[tuple]:
 
 def planned(plan: Plan) -> str:
     """What a step computes: "A 1, B 14"."""
-    told = [f"{name(one) if one else 'nobody'} {count}" for one, count, _ in rows(plan)]
+    told = [f"{name(one) if one else 'none'} {count}" for one, count, _ in rows(plan)]
     return Words(", ".join(told) or "nothing")
 
 
 def wrong_slots(plan: Plan) -> dict[str, str]:
     """First tokens that do not go where the table says."""
     found = {
-        name(one) if one else "nobody": whose_slot(one, slot, plan) for one, _, slot in rows(plan)
+        name(one) if one else "none": whose_slot(one, slot, plan) for one, _, slot in rows(plan)
     }
     return {who: slot for who, slot in found.items() if slot != "right"}
 
@@ -371,32 +371,32 @@ def random_chunk(seed: int) -> tuple:
 scenario("06.1", chunks,
     Group("a prompt within the budget is computed at once",
           [(4, 16, (7, 0, 0)), (4, 16, (16, 0, 0)), (4, 16, (1, 0, 0)), (4, 16, (1, 0, 0, 3))],
-          look="what is left to compute"),
+          look="how much is left to compute?"),
     Group("a longer one is cut",
           [(4, 16, (50, 0, start)) for start in (0, 16, 32, 48)]
           + [(4, 60, (50, 0, 3)), (4, 5, (50, 0, 3)), (4, 1, (50, 0, 49)), (4, 1, (50, 0, 0))],
-          look="the smaller of two numbers"),
+          look="a chunk is the smaller of two numbers: which two?"),
     Group("no budget, no chunk",
           [(4, 0, (50, 0, 16)), (4, 0, (1, 0, 0)), (4, 7, (7, 0, 0), (5, 0, 0))],
-          look="what is planned when the budget is 0"),
-    Group("output counts as well when it is computed again",
+          look="what is planned when the budget is 0?"),
+    Group("output counts, too, when it is computed again",
           [(4, 32, (6, 5, 0)), (4, 2, (6, 5, 8)), (4, 9, (6, 5, 0)), (4, 9, (1, 20, 2))],
-          look="prompt and output"),
+          look="prompt and output are both computed again"),
     Group("the slot of the first token, at any block size",
           [random_chunk(seed) for seed in range(48)],
-          look="where the chunk begins"),
+          look="at which position does the chunk begin?"),
     Group("several in one plan",
           [
             (4, 10, (4, 0, 0), (12, 0, 3)),
             (4, 30, (5, 0, 1), (9, 3, 0), (2, 0, 1), (40, 0, 8)),
             (3, 3, (1, 0, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)),
           ],
-          look="what is in the plan already stays there"),
+          look="the entries that are already in the plan must stay"),
 )  # fmt: skip
 scenario("06.1", desk,
     Group("two prompts share a budget of 10, step by step",
           [(dict(max_batch_tokens=10), then("add 12>2 12>2 3>2", "steps"))],
-          look="what `_add_chunk` returns, and what it plans"),
+          look="what does `_add_chunk` return, and what does it plan?"),
     LOADS,
 )  # fmt: skip
 
@@ -409,11 +409,11 @@ SIZES.sort(key=lambda pair: pair[1] % pair[0] == 0)  # those that fill their blo
 scenario("06.2", desk,
     Group("blocks for all of its tokens, at any block size",
           [(blocks(-(-n // size), block_size=size), f"add {n}, admit") for size, n in SIZES],
-          look="how many tokens the table grows by"),
-    Group("also for what it wrote before it was preempted",
+          look="by how many tokens does the table grow?"),
+    Group("also for what it wrote before a preemption",
           [({}, "add 6+7>9, admit, steps")]
           + [(blocks(3), f"hold {held}, add 6+5>7, admit") for held in (0, 1, 2)],
-          look="how many tokens the table grows by"),
+          look="by how many tokens does the table grow?"),
     Group("a seat for each sample, or no admission",
           [
             (SEATS, then(f"run {running}", f"add {asks}", "admit"))
@@ -426,8 +426,8 @@ scenario("06.2", desk,
             (SEATS, then("add 4x3 4", "step", "add 4", "admit", "steps")),
             (SEATS, then("add 4x2 4x2", "step", "preempt A1", "add 5", "admit", "admit")),
           ],
-          look="what is counted, and against what"),
-    Group("a block to spare for each that runs",
+          look="what is counted, and what is it compared with?"),
+    Group("a block to spare for each running sequence",
           [
             (blocks(num_blocks), then(f"run {running}", f"add {prompt}", "admit"))
             for running, prompt, num_blocks in (
@@ -436,14 +436,14 @@ scenario("06.2", desk,
             )
           ],
           look="the second argument of `_make_free`"),
-    Group("what nobody uses is evicted, and no more than that",
+    Group("what no sequence uses is evicted, and no more than needed",
           [
             (blocks(6, **CACHED), "cache 16, add 13, admit, steps"),
             (blocks(6, **CACHED), "cache 8, hold 2, add 17, admit"),
             (blocks(6, **CACHED), "cache 8, run 3/2, add 9, admit"),
           ],
           look="what makes room?"),
-    Group("a hit: stand on what is cached, take blocks for the rest",
+    Group("a hit: share what is cached, allocate blocks for the rest",
           # The second has no room to count them again, the third none to spare.
           [
             (blocks(n, **CACHED), f"cache 12, add {prompt}~12, admit, leave A")
@@ -452,14 +452,15 @@ scenario("06.2", desk,
           + [(blocks(8, **CACHED), "cache 12, run 12/4, add 14~8, admit, steps")]
           + [(blocks(4, **CACHED), "cache 16, add 13~12, admit")]
           + [(CACHED | dict(min_prefix_tokens=n), "cache 8, add 14~8, admit") for n in (8, 9)],
-          look="what `look_up` returns, and what the table has before it grows"),
+          look="what does `look_up` return, and how many blocks does the table have before it "
+               "grows?"),
     Group("the hit is locked before anything is evicted",
           [
             (blocks(n, **CACHED), f"cache {hit}, hold {n - hit // 4 - 1}, add {n_all}~{hit}, admit")
             for hit, n, n_all in ((12, 5, 24), (8, 4, 20), (4, 4, 12))
           ],
           look="the order of `lock` and `_make_free`"),
-    Group("a no changes nothing, however often",
+    Group("a refusal changes nothing, however often",
           [
             (blocks(6), "hold 2, add 17, admit, admit, free 2, admit"),
             (blocks(8, **CACHED), "cache 12, hold 3, add 24~12, admit, admit, free 2, admit"),
@@ -468,7 +469,7 @@ scenario("06.2", desk,
             (CACHED | dict(max_num_seqs=2), "cache 12, run 4/2, add 14x2~12, admit, admit"),
             (blocks(6, max_num_seqs=1, **CACHED), "cache 16, run 4/2, add 13, admit, admit"),
           ],
-          look="all that happens before `return False`, and how it is undone"),
+          look="what happens before each `return False`, and how is it undone?"),
     Group("a swapped-out request comes back to its tokens",
           [
             (SWAP, "run 14/10, preempt A, admit, steps"),
@@ -488,9 +489,9 @@ def budget(tokens: int, **more) -> dict:
 
 
 scenario("06.3", desk,
-    Group("one prompt, and then one token a step",
+    Group("one prompt, and then one token per step",
           [({}, "add 5>3, steps"), ({}, "step"), ({}, "add 1>1, step, step")],
-          look="what the plan is made of"),
+          look="what is in the plan?"),
     Group("decodes first, then chunks, then admissions",
           [
             (budget(16), then("add 3>8 2>8", "step", "add 40>3", "add 5>3", "steps")),
@@ -507,28 +508,28 @@ scenario("06.3", desk,
             (budget(1, max_num_seqs=1), then("add 7>3 7>3", "steps")),
             (budget(10), then("add 10>2 3>2", "steps")),
           ],
-          look="what is taken off, and when"),
+          look="what is subtracted from the budget, and when?"),
     Group("a free seat is taken in the very next step",
           [(SEATS, then("add 2>8 2>2 2>3 2>3 2>6 2>1 2>5 2>7", "steps"))],
-          look="which request is admitted, and when"),
+          look="which request is admitted, and when?"),
     Group("a request that waits is not overtaken",
           [
             (blocks(8), then("add 16>4", "step", "add 20", "add 1>1", "steps")),
             (dict(max_num_seqs=2), then("add 4>4", "step", "add 4x2", "add 1>1", "steps")),
             (blocks(8), then("run 4 4 4", "add 26", "add 4>2", "step", "add 4>2", "steps")),
           ],
-          look="what happens after the first no?"),
-    Group("nobody is admitted in a step that preempts",
+          look="what happens after the first refusal?"),
+    Group("no request is admitted in a step that preempts",
           # In order of arrival the victim would be the first in the queue, and not fit.
           [
             (blocks(5, **SHORTEST), then("run 8 12", "add 1>1", "step")),
             (blocks(7, **SHORTEST), then("run 8 8/2 12", "add 1>1", "step")),
           ],
           look="what does `_add_decodes` return?"),
-    Group("what gives way costs no budget",
+    Group("a victim costs no budget",
           [(blocks(14, **budget(6, **SEATS)), then("run 8 40/8 5", "step"))],
-          look="what does `_add_decodes` do to the list, and when is its length what you need?"),
-    Group("samples that are still to fork are not decodes yet",
+          look="`_add_decodes` may shorten the list: when is its length the number you need?"),
+    Group("a request that has yet to fork is not a decode",
           [
             (budget(4, **SEATS), "add 5>3x3, steps"),
             (budget(4, **SEATS), "add 1>3x3, steps"),
@@ -541,7 +542,7 @@ scenario("06.3", desk,
             (dict(policy=policy), then("add 9 6", "step", "add 3", "add 7", "steps"))
             for policy in ("shortest prompt first", "the latest first")
           ],
-          look="where in `running` a sequence goes"),
+          look="at which place does a sequence join `running`?"),
     Group("any load, any budget, any number of seats",
           [random_load(seed, policy="in order of arrival") for seed in range(100, 140)],
           look=LOADS.look),
@@ -560,20 +561,20 @@ scenario("06.4", desk,
             for size in (4, 1, 3, 16)
             for request in ("9", "20/8", "5/0")
           ],
-          look="what `_release` does"),
-    Group("it waits at its old place in the queue",
+          look="what does `_release` give back?"),
+    Group("it waits at its place in the policy's order",
           [
             ({}, then("run 5 5", "add 5", "add 5", "preempt B", "preempt A", "steps")),
             (SHORTEST, then("run 7", "add 5", "add 9", "preempt A")),
             (dict(policy="the latest first"), then("run 7 7 7", "add 5", "preempt B", "preempt A")),
           ],
           look="`waiting` is in the policy's order"),
-    Group("it lets go of the prefix that it stood on",
+    Group("it unlocks its cached prefix",
           [
             (CACHED, "cache 8, add 11~8, step, preempt A, steps"),
             (CACHED | budget(8), "add 11, step, preempt A, steps"),
           ],
-          look="`_release`"),
+          look="what does `_release` do besides releasing the table?"),
     Group("swap: its computed blocks move to the host",
           [
             (HOST | dict(block_size=size), f"run {request}, preempt A, steps")
@@ -582,7 +583,7 @@ scenario("06.4", desk,
           ]
           + [(CACHED | SWAP, "cache 8, add 11~8, step, preempt A, steps")]
           + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
-          look="the lines for swap"),
+          look="what does a swap plan, and what does it note in the sequence?"),
     Group("no room on the host: recompute",
           [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
           + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
@@ -593,7 +594,7 @@ scenario("06.4", desk,
           look="when is it a swap, and when not?"),
     Group("nothing computed yet: nothing to move",
           [(SWAP, "run 9/0, preempt A"), (SWAP, "run 9/0, preempt A, admit, step")],
-          look="the smallest number that is moved"),
+          look="at least how many blocks must be in use for a swap?"),
     Group("without a plan nothing can be moved",
           [
             (SWAP, "run 9, preempt A alone, steps"),
@@ -611,16 +612,16 @@ scenario("06.4", desk,
                 "run 6/4x3, preempt A, steps",
             )
           ],
-          look="what the sample holds, and what its siblings hold"),
+          look="what does the sample hold, and what do its siblings hold?"),
     LOADS,
 )  # fmt: skip
 
 
 # ── 06.5 The largest gives way ────────────────────────────────────────────────
 
-SHIFTED = "when one leaves the list: which have a slot, and whose slot is it?"
-UNDONE = "what did this step do for the one that gives way?"
-GOOD = Words("each is served, with its own tokens")
+SHIFTED = "when the victim leaves the list, which sequences have a slot, and which slot is whose?"
+UNDONE = "what did this step do for the victim before?"
+GOOD = Words("each request gets its own tokens")
 
 
 @check("06.5", "tinypy, short of blocks: the oracle's tokens", look=SHIFTED)
@@ -663,7 +664,7 @@ def crowd(mine, program, log: Log) -> None:
     left = at.scheduler.running
     gone, right = [name(one) for one in running if one not in left], sorted(largest)
     found = " or ".join(right) if len(gone) == 1 and gone[0] in right else " and ".join(gone)
-    log(text, {"gives way:": Words(found or "nobody")})
+    log(text, {"gives way:": Words(found or "none")})
     told: dict[str, Any] = {"wrong slots:": wrong_slots(plan)}
     told["runs, and gets no token:"] = [name(one) for one in left if one not in plan.sequences]
     told["is admitted:"] = [name(one) for one in left if one not in running]
@@ -677,7 +678,7 @@ def served(mine, program, log: Log) -> None:
     """A load from beginning to end. Its steps depend on the victim: noted is what goes wrong."""
     settings, ops = program
     at = Desk(mine, settings, log, "FreesTheMost")
-    everybody: list[Sequence] = []
+    started: list[Sequence] = []
     for op in [*ops.split(", ")[:-1], *["step"] * MOST]:
         text = at.set_up(op)
         if text is not None:
@@ -690,9 +691,9 @@ def served(mine, program, log: Log) -> None:
                 return
             wrong = wrong_in(plan, at.scheduler)
             if wrong is None:
-                everybody += [one for one in plan.sequences if one not in everybody]
+                started += [one for one in plan.sequences if one not in started]
                 at.bench.run(plan)
-                wrong = next(filter(None, (wrong_text(at.bench, one) for one in everybody)), None)
+                wrong = next(filter(None, (wrong_text(at.bench, one) for one in started)), None)
             if wrong is not None:
                 log(f"{text} computes {planned(plan)}", {"result": Words(wrong)})
                 return
@@ -712,7 +713,7 @@ def wrong_in(plan: Plan, scheduler) -> str | None:
         decodes = len(one.token_ids) - one.num_computed == 1 and not one.must_fork
         if decodes and one not in plan.sequences:
             return f"{name(one)} runs, and gets no token"
-    return None if plan.sequences else "nobody gets a token"
+    return None if plan.sequences else "no sequence gets a token"
 
 
 def wrong_text(bench: SchedulerBench, one: Sequence) -> str | None:
@@ -729,14 +730,14 @@ scenario("06.5", crowd,
            full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", swap_blocks=8),
            full("6 8 22", "add 1", **SHORTEST)],
           look=SHIFTED),
-    Group("the one that holds the most blocks gives way",
+    Group("the sequence that holds the most blocks gives way",
           [full("8 14 4 6"), full("8 6 14 5"), full("8 5 6 14"), full("8 6 14/4 12/9"),
            full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
-          look="how the victim is chosen"),
+          look="how is the victim chosen?"),
 )  # fmt: skip
 HOSTS: tuple[dict[str, Any], ...] = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
 scenario("06.5", served,
-    Group("short of blocks: each is served with its own tokens",
+    Group("short of blocks: each request gets its own tokens",
           [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
            for seed in range(60)],
           look=UNDONE),
@@ -753,10 +754,12 @@ EMPTY = "4 seats in each of the steps, less 35 tokens"
 RACE = {
     "static steps": ("steps of static batches", "the longest of A to D, then that of E to H"),
     "static empty": ("empty seats in static batches", EMPTY),
-    "continuous steps": ("steps of continuous batches", "step by step, who sits in which seat"),
+    "continuous steps": ("steps of continuous batches", "step by step: which request is in which "
+                                                        "seat?"),
     "continuous empty": ("empty seats in continuous batches", EMPTY),
-    "equal steps": ("steps when all want 5 tokens", "who waits for whom, all of one length?"),
-    "break-even": ("the link at which both take the same time (GB/s)",
+    "equal steps": ("steps when all want 5 tokens", "which request waits for another, if all are "
+                                                    "equally long?"),
+    "break-even": ("the speed of the link at which both take the same time (GB/s)",
                    "bytes per token, tokens per second, and how often each byte moves"),
 }  # fmt: skip
 
@@ -795,7 +798,7 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
         found, right = outputs[request_id], oracle(text, new)
         if found != right:
             raise Wrong(
-                f"{text!r} goes on with {lm.decode(found)!r}, expected {lm.decode(right)!r}"
+                f"{text!r} continues with {lm.decode(found)!r}, expected {lm.decode(right)!r}"
             )
     if broken:
         raise Wrong(broken)

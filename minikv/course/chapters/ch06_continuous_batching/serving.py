@@ -1,4 +1,4 @@
-"""One workload on the real engine, served in several ways, with everything noted.
+"""One workload on the real engine, served in several ways, with everything recorded.
 
     jobs = workload.shared_prompts(lm, 48, rate=60)
     comparison = compare(lm, jobs, EngineConfig(max_num_seqs=12))
@@ -6,8 +6,8 @@
     run = comparison.runs["continuous"][0]       # one `Run`: every request, every step
     run = serve(lm, jobs, config, scheduler=Mine)  # or one way alone, also with your parts
 
-Whoever serves stands outside the engine: it adds a request when its time has come, calls
-`step`, and looks at the clock before and after.
+`serve` works from outside the engine: it adds a request when its time has come, calls `step`,
+and reads the clock before and after.
 """
 
 import math
@@ -39,11 +39,11 @@ from minikv.sequence import Sequence
 
 
 class StaticBatches(Scheduler):
-    """Admits only while nothing runs: a batch of whoever waits, then nobody until its longest
-    is done. All prompts of a batch are prefilled in one step, whatever the token budget.
+    """Admits only while nothing runs: a batch of all that wait, then none until its longest
+    request is done. All prompts of a batch are prefilled in one step, whatever the budget.
 
-    Kinder than many a server was: a finished request costs nothing more, it leaves its seat
-    empty, and its answer is out at once.
+    Kinder than many real servers: a finished request costs nothing more, and its answer is
+    returned at once; only its seat stays empty.
     """
 
     def __init__(self, config: EngineConfig, pool: BlockPool, cache: RadixCache | None, **parts):
@@ -66,7 +66,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-# ── What is noted ─────────────────────────────────────────────────────────────
+# ── What is recorded ─────────────────────────────────────────────────────────────
 
 
 class Entry(NamedTuple):
@@ -218,13 +218,13 @@ def serve(
     progress: tqdm | None = None,
     **parts,
 ) -> Run:
-    """Serve every job greedily, each to its `max_tokens`; returns what happened.
+    """Serve every job greedily, each up to its `max_tokens`; returns what happened.
 
     A job is added before the first step that begins after its arrival. The run's clock is real
-    time, less the time in which there is nothing to do (then it jumps to the next arrival) and
-    that between steps, which is the recorder's. `parts` go to `Engine`: scheduler=, policy=, …
-    `progress` is moved on by 1 with each finished request. Raises ValueError for no jobs, or for
-    one that the engine does not take.
+    time, without idle time (it jumps to the next arrival) and without the time between steps,
+    which is the recorder's own. `parts` go to `Engine`: scheduler=, policy=, …
+    `progress` advances by 1 with each finished request. Raises ValueError if there are no jobs,
+    or for one that the engine refuses.
     """
     if not jobs:
         raise ValueError("jobs: is empty; give at least one")
@@ -262,7 +262,7 @@ def serve(
 
 
 class Watch:
-    """Looks at an engine's scheduler: what it planned, and whom it preempted."""
+    """Looks at an engine's scheduler: what it planned, and what it preempted."""
 
     def __init__(self, engine: Engine):
         self.pool, self.cache = engine.pool, engine.cache
@@ -300,7 +300,7 @@ class Watch:
 class Comparison(Table):
     """The same jobs, served in several ways. Shows itself as a table.
 
-    `runs`: by way, one a repeat. Raises AssertionError if two runs give different tokens.
+    `runs`: by way, one per repeat. Raises AssertionError if two runs give different tokens.
     """
 
     def __init__(self, lm: LanguageModel, runs: Mapping[str, list[Run]]):
@@ -335,10 +335,12 @@ class Comparison(Table):
         return runs[(len(runs) - 1) // 2]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table's text, with its header. What is 0 everywhere has no column."""
+        """The table's text, with its header. A column that is 0 everywhere is left out."""
         columns = {
-            "requests a second": lambda runs: _spread([r.requests_per_second for r in runs], ".1f"),
-            "output tokens a second": lambda runs: _spread(
+            "requests per second": lambda runs: _spread(
+                [r.requests_per_second for r in runs], ".1f"
+            ),
+            "output tokens per second": lambda runs: _spread(
                 [r.tokens_per_second for r in runs], ",.0f"
             ),
             "latency P50 / P99": lambda runs: _p50_p99([r.latencies for r in runs]),
@@ -387,9 +389,9 @@ def compare(
 ) -> Comparison:
     """Serve the same jobs in each of `ways`, in turns if there are `repeats`.
 
-    `ways`: by name, what is set otherwise than in `config`, and parts for `Engine`, as in WAYS.
+    `ways`: by name, settings that differ from `config`, and parts for `Engine`, as in WAYS.
     Raises AssertionError if two runs give different tokens, or if one of the `oracle` shortest
-    requests has others than naive attention. `progress`: show a bar.
+    requests has other tokens than naive attention. `progress`: show a bar.
     """
     config = config or EngineConfig()
     known = {one.name for one in fields(EngineConfig)}
@@ -418,7 +420,7 @@ def compare(
 
 
 class PreemptionCost(NamedTuple):
-    """What one preemption costs a sequence with `num_tokens` in its blocks, one value a repeat."""
+    """What a preemption costs a sequence with `num_tokens` in its blocks, one value per repeat."""
 
     num_tokens: int
     recompute: list[float]  # s, to compute their K and V again: one prefill
@@ -431,7 +433,7 @@ def preemption_costs(
     block_size: int = 16,
     repeats: int = 5,
 ) -> list[PreemptionCost]:
-    """Measure both on the real model, all lengths in turns; the first turn is not counted.
+    """Measure both on the real model, all lengths in turn; the first round is not counted.
 
     With the model on a CPU, "host" is a second piece of the same memory, and the swap a copy.
     """
@@ -467,22 +469,22 @@ def preemption_costs(
 
 
 def crossover(parameters: float, kv_bytes_per_token: float, flops: float) -> float:
-    """The link bandwidth, in bytes a second each way, above which a swap beats computing again.
+    """The link bandwidth, in bytes per second each way, above which a swap beats computing again.
 
     By arithmetic: out and in are 2 * kv_bytes_per_token over the link; a prefill takes about
-    2 * parameters operations a token at `flops` a second. Both grow with the tokens, so their
-    number cancels. Left out: attention's own part of the prefill and what a copy costs to start.
+    2 * parameters operations per token, at `flops` per second. Both grow with the number of
+    tokens, so it cancels. Left out: attention's part of the prefill, and the start of a copy.
     """
     return kv_bytes_per_token * flops / parameters
 
 
 class Accelerator(NamedTuple):
-    flops: float  # bf16 operations a second at best, dense
-    link: float  # bytes a second each way, between it and the host
+    flops: float  # bf16 operations per second at best, dense
+    link: float  # bytes per second each way, between it and the host
 
 
-# From NVIDIA's data sheets, where a link's two directions stand together, and operations are also
-# given with sparsity, twice as many: both are halved here.
+# From NVIDIA's data sheets, which add up a link's two directions and count operations with
+# sparsity, which doubles them: both figures are halved here.
 ACCELERATORS = {
     "A100, PCIe 4": Accelerator(624e12 / 2, 64e9 / 2),
     "H100, PCIe 5": Accelerator(1_979e12 / 2, 128e9 / 2),

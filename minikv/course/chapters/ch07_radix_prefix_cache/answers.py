@@ -16,7 +16,7 @@ def keys_of(token_ids: Seq[int], block_size: int) -> list[Key]:
 
 
 class BlockTrie:
-    """Prompts, a node for each block. Two prompts share nodes as far as they agree.
+    """Prompts, one node per block. Two prompts share nodes as far as they agree.
 
     A node is what its parent's dictionary has under the block's tokens: the physical block
     that holds their K and V, and the dictionary of the nodes that follow it.
@@ -48,10 +48,10 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
     """A name for each whole block of a prompt, in order: the hash of (the name before it, the
     block's tokens).
 
-    Two blocks have the same name if the salts are equal and the tokens are, from the beginning
-    of the prompt to the end of the block. Otherwise their names differ, also if somebody looks
-    for two that do not: Python's own `hash` will not do, for hash(0) == hash(2**61 - 1), nor will
-    a short checksum, for among 200,000 blocks two have the same crc32.
+    Two blocks have the same name if the salts are equal, and the tokens from the beginning of
+    the prompt to the end of the block. Otherwise their names differ, even if an attacker searches
+    for two that do not. Python's own `hash` is not enough: hash(0) == hash(2**61 - 1). Nor is a
+    short checksum: among 200,000 blocks two have the same crc32.
     """
     names, before = [], b""
     for key in keys_of(token_ids, block_size):
@@ -63,7 +63,7 @@ def chained_hashes(token_ids: Seq[int], block_size: int, salt: Hashable = None) 
 class ChainedCache:
     """A prefix cache without a tree: blocks by name, the least recently used first to go.
 
-    The pool's reference counts say who else uses a block, so nothing has to be locked. It
+    The pool's reference counts say whether a block is in use, so nothing has to be locked. It
     has the public methods of `minikv.RadixCache` and can take its place in the engine.
     """
 
@@ -110,7 +110,7 @@ class ChainedCache:
         return InsertResult(None, [self.blocks[name] for name in names], num_existing)
 
     def evict(self, num_blocks: int) -> int:
-        """Let go of up to `num_blocks` blocks that nobody else holds, least recently used
+        """Release up to `num_blocks` blocks that only the cache holds, least recently used
         first. Returns how many; less than asked when the others are in use."""
         if num_blocks < 0:
             raise ValueError(f"num_blocks: must be at least 0, was {num_blocks}")
@@ -143,7 +143,7 @@ class ChainedCache:
         self.blocks.clear()
 
     def lock(self, node: None) -> None:
-        """Nothing to do: a sequence that stands on a block holds it."""
+        """Nothing to do: a sequence that uses a block holds it."""
 
     def unlock(self, node: None) -> None:
         """Nothing to undo."""

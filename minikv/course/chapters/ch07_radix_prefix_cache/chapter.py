@@ -65,14 +65,14 @@ FREED_COPIES = (
 )
 OTHER_METHODS = (
     "__init__", "add", "add_running", "fork", "schedule", "schedule_without", "commit", "preempt",
-    "remove", "recompute_all",
+    "remove",
     "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
     "_drop_host_blocks", "__iter__",
 )  # fmt: skip
 NOT_OF_THE_STEP = (
-    "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
-    "_abort_rest", "step", "_start_over", "beam_search", "update_weights", "forward",
-    "copy_blocks", "stats", "check", "_check_prompt", "_check_fits",
+    "__init__", "_make_parts", "has_unfinished", "add_request", "abort", "generate", "stream",
+    "_stream", "_abort_rest", "step", "_start_over_on_failure", "_start_over", "beam_search",
+    "update_weights", "forward", "copy_blocks", "stats", "check", "_check_prompt", "_check_fits",
 )  # fmt: skip
 
 CHAPTER = Chapter(
@@ -113,7 +113,7 @@ CHAPTER = Chapter(
         Class("minikv.engine:Loop", write={"step": "07.7"}, leave_out=("start_over",)),
         Class(
             "minikv.engine:Engine",
-            write={"append": "07.7", "_finish": "07.7"},
+            write={"append": "07.7", "_finishes": "07.7"},
             leave_out=NOT_OF_THE_STEP,
         ),
     ),
@@ -125,94 +125,96 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="debug",
-            matters="Most of what requests have in common is a beginning that nobody ever sent "
-            "alone. A cache that looks for whole prompts saves nothing there, and raises no error.",
+            matters="What most requests have in common is a beginning that was never sent as a "
+            "prompt of its own. A cache that looks for whole prompts saves nothing there, "
+            "and raises no error.",
             hints=(
-                "A chat that grows is found, ten questions under one system prompt are not. What "
-                "does the stored prompt of the one have that the other's has not? Draw both tries.",
-                "The walk ends in one of three ways: the next block is not there; the prompt has "
-                "no more blocks; or it never got under way. What should come out in each? And in "
-                "which of them does the code have an answer?",
+                "A chat that grows is found; ten questions under one system prompt are not. What "
+                "is different about where the walk stops? Draw both tries.",
+                "The walk ends in one of three ways: the next block is missing; the prompt has no "
+                "more blocks; or not even the first block is there. What should be returned in "
+                "each case? And in which of them does the code return it?",
                 """children = the root's;  found = []
 for each whole block of the prompt:
     if it is not among the children: leave the loop
     found gets its physical block
     children = those of that node
-return found       # whatever comes behind the node where the walk has stopped""",
+return found       # whatever follows the node where the walk stopped""",
             ),
             works="""\
 A trie of words has to tell a word from the beginning of a word, so its nodes have a mark: a word
-ends here. A trie of prompts needs none. K and V of a block depend on the tokens of that block and
-of those before it, and on nothing that comes after. So they are right for every prompt that begins
-in the same way, wherever the prompt that brought them went on to.
+ends here. A trie of prompts needs none. The K and V of a block depend on the tokens of that block
+and of those before it, and on nothing that comes after. So they are right for every prompt that
+begins the same way, however the prompt that stored them continued.
 
 That is why the answer is the deepest node of the walk. It need not be a leaf: a node with many
 children is one that many prompts share, and the most valuable of all.
 
 Why did the chat work? Turn two begins with all of turn one, and turn one ended in a leaf. A test
-of repeated prompts and growing chats is green with this bug. Under a shared system prompt, the
-walk ends in the middle of what somebody stored.
+of repeated prompts and growing chats passes with this bug. Under a shared system prompt, the walk
+ends in the middle of a stored prompt.
 
 Nothing crashed, and no token was wrong. A cache that misses is only slow, so it needs a test that
-counts: so many hits for so many requests, known beforehand.""",
+counts: the number of hits for a list of requests, known beforehand.""",
         ),
         Exercise(
             id="07.2",
             title="Walk down, and split",
-            minutes=35,
+            minutes=40,
             difficulty=4,
             kind="build",
-            matters="The walk is done for every request that waits. Where it ends inside a node, "
-            "the node is cut; a cut that loses a lock lets memory go that is being read.",
+            matters="The walk is done for every waiting request. If it ends inside a node, the "
+            "node is split. A split that loses a lock lets blocks be evicted while they "
+            "are in use.",
             hints=(
-                "A child is found by its first key. How many more of its keys agree with the "
+                "A child is found by its first key. How many of its other keys agree with the "
                 "prompt? And why can there be no second child to try?",
-                "For the walk: a child that agrees as a whole, one that agrees in part, none. For "
-                "the cut: a new node goes in between. Which pointers lead to the old node, which "
-                "lead away from it? List all of them, and what each is afterwards.",
+                "The walk has three cases: a child agrees as a whole, in part, or there is none. "
+                "For the split: a new node goes in between. Which pointers lead to the old node, "
+                "and which lead away from it? List all of them, and what each is afterwards.",
                 """walk:  until the keys are used up, or no child has the next key:
     n = how many of the child's keys agree, one after the other (at least one does)
     if that is not all of them: child = split(child, n)
-    node = child;  depth grows by n;  its blocks are found
+    node = child;  depth grows by n;  its blocks are added to those found
 split: upper = Node(lower's parent, the first n keys, the first n blocks)
-    upper is locked as often as lower
-    lower's old parent has upper under upper's first key;  lower keeps the other keys, blocks
-    upper has lower under lower's new first key;  lower's parent is upper
+    upper's lock_count = lower's lock_count
+    in lower's old parent, upper replaces lower;  lower keeps the other keys and blocks
+    upper's only child is lower, under lower's new first key;  lower's parent is upper
     if upper is not locked: it goes into `unlocked`""",
             ),
             works="""\
-Siblings differ in their first block, so the first key decides which child it is, and one look into
-a dictionary finds it. From there keys are compared one by one. All in all each block of the prompt
-is hashed or compared once: the walk's cost is the length of the match, not the size of the tree.
+Siblings differ in their first block, so the first key decides which child it is, and one lookup in
+a dictionary finds it. From there, keys are compared one by one. In all, each block of the prompt is
+hashed or compared once: the cost of the walk is the length of the match, not the size of the tree.
 
-Why cut at all, when a match could just say "this node, up to block 2"? Because a lock holds a
-node. Without the cut a short match would lock all of a long node. A Rust port of SGLang's tree
-(bytedance-iaas/sglang, pull request 508) left the cut out of its match: leaves stayed locked.
+Why split at all, when a match could say "this node, up to block 2"? Because a lock holds a whole
+node. Without the split, a short match would lock all of a long node. A Rust port of SGLang's tree
+(bytedance-iaas/sglang, pull request 508) left the split out of its match: leaves stayed locked.
 
-The lower half keeps the old node's identity, and with it whoever has it in hand. They locked the
-node and all its ancestors; now the upper half is one of these. If the upper half were the old
-node, the same lock would suddenly hold less.
+The lower half keeps the old node's identity, so references to it stay valid. A request that locked
+the old node locked all its ancestors, and now the upper half is one of them. If the upper half
+were the old node, the same lock would suddenly hold less.
 
-A cut changes nothing about what is cached, or evictable: as many blocks, the same counts. That
-makes it easy to test. Compare with a dictionary that has every prefix by itself, and see that
-nobody can tell the difference.""",
+A split changes nothing about what is cached or evictable: the blocks and the counts are the same.
+That makes it easy to test: compare the tree with a dictionary that stores every prefix separately.
+The results must be equal.""",
         ),
         Exercise(
             id="07.3",
             title="Insert and evict",
-            minutes=35,
+            minutes=40,
             difficulty=4,
             kind="build",
-            matters="Who inserts has to learn which blocks count from now on, the tree's or its "
-            "own. Who evicts must not take the ground from under what stays.",
+            matters="After an insert, the caller must know which blocks are valid, the tree's or "
+            "its own. And eviction must never remove a node that others hang from.",
             hints=(
                 "Insert: the walk tells you what is there. What is left to add, and where? The "
-                "tree is a holder of blocks like any block table. Evict: what is at the front of "
+                "tree is a holder of blocks, like a block table. Evict: what is at the front of "
                 "`unlocked`, and why is it always a leaf?",
                 "Insert has three cases: fewer blocks than keys; everything is known; a rest is "
-                "new. Evict: a leaf that has enough blocks, one that is used up by this, and "
-                "nothing unlocked any more. From which end of a leaf do blocks go? Who has to be "
-                "told of each block: the pool, two counters, the tree?",
+                "new. Evict has three, too: the leaf has enough blocks; it is used up; nothing is "
+                "unlocked any more. From which end of a leaf do blocks go? And what has to be "
+                "updated for each block: the pool, two counters, the tree?",
                 """insert: refuse too few blocks; no keys: nothing to do
     walk from the salt's root (made if there is none): node, depth, the tree's blocks
     new = the caller's blocks from `depth` on, as many as there are keys
@@ -220,26 +222,27 @@ nobody can tell the difference.""",
     touch the node;  the result: node, the tree's blocks + new, depth
 evict: refuse a negative number;  gone = 0
     until enough is gone or nothing is unlocked:
-        leaf = the first of `unlocked`;  from its end: release a block, drop its key, gone + 1
+        leaf = the first of `unlocked`;  from its end: release a block, drop its key, gone += 1
         if the leaf is empty: remove it, by the key that was dropped last
     both counters go down by gone; return it""",
             ),
             works="""\
-Two numbers have two meanings. The pool's reference count says who holds a block; the tree is one
-of the holders. The lock count says who stands on a node. A block of a locked node has both. An
-evicted one loses its place in the tree, and is free if nobody else holds it.
+Two numbers have two meanings. The pool's reference count is the number of holders of a block; the
+tree is one of them. The lock count is the number of requests that use a node. A block of a locked
+node has both. An evicted block leaves the tree, and is free if it has no other holder.
 
-The tree's own block stays where a prefix is known, because others may be reading it. The caller
-finds out from the result, and has to change its block table before it gives its own copy back
-(exercise 07.6 shows what happens otherwise).
+Where a prefix is known, the tree's own block stays, because other requests may be reading it. The
+caller learns this from the result, and has to change its block table before it releases its own
+copy (exercise 07.6 shows what happens otherwise).
 
-Why is the oldest in `unlocked` always a leaf? Whoever touches a node touches its ancestors after
-it, so no node is younger than its parent; and a parent is unlocked only if its children are. So
-nothing is searched. (SGLang's tree makes a heap of its evictable leaves whenever it evicts.)
+Why is the oldest entry of `unlocked` always a leaf? When a node is touched, its ancestors are
+touched after it, so no node is younger than its parent; and a parent is unlocked only if its
+children are. So nothing has to be searched. (SGLang's tree makes a heap of its evictable leaves
+whenever it evicts.)
 
-The end of a leaf goes first, since a beginning is of use without its end, and not the other way
-round. And the least recently used goes first because nobody knows the future: what was asked for
-just now is the best guess at what will be asked for next. Zheng et al. (2024) call the whole thing
+The end of a leaf goes first, because a beginning is useful without its end, and not the other way
+round. And the least recently used goes first because the future is unknown: what was asked for
+just now is the best guess at what will be asked for next. Zheng et al. (2024) call the whole design
 RadixAttention.""",
         ),
         Exercise(
@@ -249,15 +252,15 @@ RadixAttention.""",
             difficulty=3,
             kind="build",
             matters="vLLM has no tree, and finds the same prefixes. Its cache is a dictionary; "
-            "what makes that work is what goes into the keys.",
+            "what makes it work is what goes into the keys.",
             hints=(
-                "Two prompts have the same block in third place, behind different beginnings. Why "
-                "must it have two names? What is the least that has to go into a hash, if the name "
-                "of the block before is at hand?",
-                "Match: the names that are there, up to the first that isn't. Insert: names that "
-                "are known, and new ones. Evict: blocks that somebody else holds, and those that "
-                "nobody does. And after a match or an insert: which of the prompt's names is to be "
-                "the oldest of them?",
+                "Two prompts have the same tokens in their third block, behind different "
+                "beginnings. Why must these blocks have different names? What must go into the "
+                "hash, if the name of the block before is known?",
+                "Match: the names that are cached, up to the first that isn't. Insert: known "
+                "names, and new ones. Evict: blocks that only the cache holds, and blocks that "
+                "others hold as well. And after a match or an insert: which of the prompt's names "
+                "must be the oldest of them?",
                 """chained_hashes:  before = b""
     for each key:  before = sha256(before + the key as bytes);  a name is (salt, before)
 match:   collect blocks until a name is missing; then make these names the youngest,
@@ -266,26 +269,26 @@ insert:  refuse too few blocks
     for each name and block: known? count it.  new? acquire the block, store it
     make all the names the youngest, the last one first;  look their blocks up for the result
 evict:   refuse a negative number
-    from the oldest on, where nobody but the cache holds the block: forget and release it""",
+    from the oldest on: if only the cache holds the block, forget and release it""",
             ),
             works="""\
-A hash has the hash before it inside, which has the one before that. So 32 bytes and the salt stand
-for the whole beginning, and a walk down a tree becomes a row of looks into one dictionary. (The
-beginning itself would be a name, too. Each would be as long as all before it: memory and time
-would grow with the square of the prompt.) No pointers, no cuts; and two machines call the same
-prefix by the same name, which a tree's nodes do not do.
+Each hash contains the hash before it, which contains the one before that. So 32 bytes and the salt
+stand for the whole beginning, and a walk down a tree becomes a few lookups in one dictionary. (The
+beginning itself would be a right name, too. But each name would be as long as everything before
+it, so memory and time would grow with the square of the prompt.) There are no pointers and no
+splits; and two machines give the same prefix the same name, which the nodes of a tree don't have.
 
-What the tree knew by its shape has to be kept by order. Nothing links a block to those behind it.
-If it goes before they do they stay, take room, and are found by nobody, until it comes back. So of
-the blocks used together the last is made the oldest; vLLM frees a request's blocks in reverse.
-With that the two caches find and evict the same blocks, as your last check has shown. Reference
-counts do what locks did.
+What the tree knew by its shape must now be kept by order. Nothing links a block to those that
+follow it. If it is evicted before them, they stay in memory and can't be found until it returns.
+So of the blocks used together, the last one is made the oldest; vLLM frees a request's blocks in
+reverse. With that, the two caches find and evict the same blocks, as your last check has shown.
+Reference counts do what locks did.
 
-A collision here is no wrong word in a spelling checker: it is another's K and V. vLLM began with
-Python's `hash` and got a security advisory for it in 2025 (CVE-2025-25183): since Python 3.12
-hash(None), from which the chain began, is the same everywhere, so prompts that collide could be
-worked out beforehand. Its default has been sha256 since 0.10.2. The tree compares tokens, and has
-no such worry.""",
+A collision here is worse than a wrong word in a spelling checker: it gives one request another's K
+and V. vLLM began with Python's `hash` and got a security advisory for it in 2025 (CVE-2025-25183):
+since Python 3.12, hash(None), from which the chain began, is the same everywhere, so prompts that
+collide could be worked out beforehand. Its default has been sha256 since 0.10.2. The tree compares
+tokens, so it has no such problem.""",
         ),
         Exercise(
             id="07.5",
@@ -293,76 +296,76 @@ no such worry.""",
             minutes=10,
             difficulty=3,
             kind="debug",
-            matters="Nothing fails until memory is tight. Then a prefix that a request is standing "
-            "on is evicted, and all who come later compute it again.",
+            matters="Nothing fails until memory is tight. Then a prefix that a request is using is "
+            "evicted, and all later requests compute it again.",
             hints=(
-                "Which nodes does a lock have to cover? The docstring says so. Lock a node below "
-                "the root by hand, and look at the lock counts of the whole path.",
-                "Follow `node` through the loop of `lock`, for a path root – A – B and the node B: "
-                "which node is it when a count is changed for the first time? And what is it when "
-                "the node is a child of the root? Then the same for `unlock`.",
+                "Which nodes must a lock cover? The docstring says so. Lock a node below the root "
+                "by hand, and look at the lock counts of the whole path.",
+                "Follow `node` through the loop of `lock`, for the path root – A – B and the node "
+                "B. Which node's count changes first? And what happens if the node is a child of "
+                "the root? Then the same for `unlock`.",
                 """lock(B):    should change B, then A, and stop at the root
             changes A, and stops at the root
-so: look at the node first, then step to its parent
-the same in unlock: and there the node that is handed in decides whether it is locked at all""",
+so: handle the node first, then step to its parent
+the same in unlock, where the given node also decides whether there is a lock to undo""",
             ),
             works="""\
-The step to the parent came first, so the path began with the parent, and the node itself got
-nothing. mini-sglang shipped this in 2025 (pull request 52). On a path of many nodes nearly
+The step to the parent came first, so the path began with the parent, and the node itself was never
+locked. mini-sglang shipped this in 2025 (pull request 52). On a path of many nodes nearly
 everything is locked, and short tests pass.
 
-Was any K or V wrong? No: the request's block table holds its blocks, too, and the pool counts
-that. What breaks is what the tree promises. Blocks are counted as evictable that do not become free
-when they are evicted. So the scheduler throws away a prefix, gets nothing for it, and the next
-request with that prefix is a miss. And a node that is cut while it is "locked" leaves lock and
-unlock with different paths to go: an error far from its cause.
+Was any K or V wrong? No: the request's block table holds its blocks, too, and the pool counts that
+holder. What breaks is the tree's promise. It counts blocks as evictable that do not become free
+when they are evicted. So the scheduler throws away a prefix, gains nothing, and the next request
+with that prefix is a miss. And if a node is split while it is "locked", lock and unlock take
+different paths: an error far from its cause.
 
-Both methods had the same fault, so they cancelled each other out, and every counter came back to
-where it had been. A test that ends with "all is as before" cannot see that. One has to look in the
+Both methods had the same fault, so their errors cancelled out, and every counter returned to its
+old value. A test that ends with "everything is as before" can't see that. You have to look in the
 middle: while something is locked, what can be evicted?""",
         ),
         Exercise(
             id="07.6",
             title="Three hits that went wrong",
-            minutes=30,
+            minutes=35,
             difficulty=4,
             kind="debug",
-            matters="The tree is right. Now the scheduler uses it, and a hit gives another "
-            "request's words, or hangs the engine, or ends in an error that seems to come from "
-            "nowhere.",
+            matters="The tree is right. But the scheduler uses it wrongly: a hit gives another "
+            "request's text, or hangs the engine, or ends in an error far from its cause.",
             hints=(
-                "Take them one at a time; the first three checks are one each. For the first: who "
-                "names a block, who holds it, and do the two agree after `share_full_blocks`? For "
-                "the second: what does a model need in order to say a next token? For the third: "
-                "what can happen between two attempts to admit a request?",
-                "First: our copy is given back, but is that all that `table.replace` would do? "
-                "Second: how long may a hit be, for a prompt of n tokens? Third: an answer is "
-                "kept. How long is it true?",
-                """share_full_blocks: where the tree's block is another than ours
-    the table must hold and name the tree's block, before ours is released
-look_up: ask the cache each time, and keep nothing
-    ask it for the prompt without its last token
+                "Take them one at a time; the first three lines of the check are for one each. "
+                "First: which tables name a block, which hold it, and do the two agree after "
+                "`share_full_blocks`? Second: what does a model need to predict the next token? "
+                "Third: what can happen between two attempts to admit a request?",
+                "First: our copy is released, but is that all that `table.replace` would do? "
+                "Second: how long may a hit be, for a prompt of n tokens? Third: a result is "
+                "remembered. How long is it valid?",
+                """share_full_blocks: where the tree's block differs from ours,
+    the table must hold and name the tree's block before ours is released
+look_up: ask the cache each time, and remember nothing
+    ask for all tokens but the last
     (not for one block less: a hit may end right before the last token)""",
             ),
             works="""\
 Freed too early. Two equal prompts in one step are both misses, and both compute. The second to
-insert finds the first's blocks. Its own copy is superfluous, and gets released; but if the table
-goes on naming it, the next request to allocate writes over it. mini-sglang had this (pull request
-142), and so does every engine that inserts while a request still runs, unless it remaps first.
+insert finds the blocks of the first. Its own copy is superfluous and is released; but if the table
+continues to name it, the next request that allocates overwrites it. mini-sglang had this bug (pull
+request 142), and so does every engine that inserts while a request still runs, unless it changes
+the table first.
 
-Nothing left to compute. The cache has K and V, not logits. To know what follows the last token the
-model has to look at it once. So the longest useful hit is one token short of the prompt: vLLM sets
-`max_cache_hit_length` to the prompt's length minus 1 (pull request 17999). A prompt that ends
-between blocks never shows the bug, a test with a nice round length does. And why not drop the last
+Nothing left to compute. The cache has K and V, not logits. To predict what follows the last token,
+the model has to compute that token. So the longest useful hit is one token shorter than the prompt:
+vLLM sets `max_cache_hit_length` to the prompt's length minus 1 (pull request 17999). A prompt that
+ends inside a block never shows the bug; a test with a round length does. And why not drop the last
 block of a full hit? Its node would still have it, so the lock would hold more than the hit.
 
-Remembered too long. An answer of the cache is true until the next eviction, and nobody who waits
-has a lock. Between two attempts the blocks may go to somebody else. The lucky case is an error; the
-other is a text that continues somebody else's. If asking again is too slow, lock what was found;
-do not remember it.
+Remembered too long. A result of the cache is valid until the next eviction, and a waiting request
+has no lock. Between two attempts, the blocks may go to another request. In the lucky case that is
+an error; in the other, the text continues another request's prompt. If asking again is too slow,
+lock what was found instead of remembering it.
 
-All three are agreements between two owners of the same block. The tree's own tests cannot find
-them, nor can the scheduler's.""",
+All three break an agreement between two owners of the same block. Neither the tree's own tests nor
+the scheduler's can find them.""",
         ),
         Exercise(
             id="07.7",
@@ -376,22 +379,20 @@ them, nor can the scheduler's.""",
                 "Write `Loop.step` first. Which of the four calls changes what the next one reads? "
                 "Then run one request with one new token on paper: who must have let go of what "
                 "when `append` returns?",
-                "In `append`, go through sequences and tokens in pairs. Four things happen to each "
-                "pair, and the order matters: append the token; share the blocks, while the "
-                "sequence still has a table; then ask whether it is finished, by a stop first and "
-                "by length otherwise. Outputs are made at the very end: a request with three "
-                "samples gets three tokens and one output.",
-                """step:     plan = schedule()
-          no sequences in it? raise RuntimeError(why_stuck(the scheduler))
-          ids = run(plan);  return engine.append(commit(plan), ids)
-append:   for each sequence and its token:
-              remember its request, once, in order;  append the token
-              share_full_blocks(sequence)  # it sees itself whether a block is full
-              stop id, or stop string?  _finish "stop"
-              otherwise max_length tokens?  _finish "length"
-          count the tokens;  return a RequestOutput(request, self.lm.decode) for each request
-_finish:  scheduler.remove(sequence);  set finish_reason
-          all sequences of its request have one?  delete the request from self._requests""",
+                "In `append`, go through sequences and tokens in pairs. For each pair, in this "
+                "order: append the token, share the blocks while the sequence still has a table, "
+                "then ask `_finishes`. A request with three samples is done when all three are.",
+                """step:       plan = schedule();  ids = run(plan)
+            engine.append(commit(plan), ids);  are there sequences in the plan?
+append:     for each sequence and its token:
+                note its request in _moved;  append the token;  count it
+                share_full_blocks(sequence)  # it sees itself whether a block is full
+                if _finishes(sequence):
+                    scheduler.remove(sequence)
+                    all sequences of its request finished? delete it from _requests
+_finishes:  stop id, or stop string?  finish_reason = "stop"
+            otherwise max_length tokens?  finish_reason = "length"
+            is there a reason now?""",
             ),
             works="""\
 Data flows one way, and each part knows only the next one. The scheduler decides what to compute
@@ -400,7 +401,7 @@ after `run`, because the sampler asks whether a chunk is the last one of its pro
 depends on what has been counted so far.
 
 The newest token has no K and V yet: the next step computes them. So a block that a decode fills is
-full only once `commit` has counted, and `append` is the first that can share it. After `_finish`
+full only once `commit` has counted, and `append` is the first that can share it. After `remove`
 there is no table left to share from. Without the call the text is the same, but the next turn of a
 chat computes the last answer again.
 

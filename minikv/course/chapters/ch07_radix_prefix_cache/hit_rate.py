@@ -6,15 +6,14 @@
     hit_rate_picture(rates)
 
 A prompt is the ids of its blocks. An id stands for a block and all before it, as a chained hash
-does: equal ids, equal prefixes. Prompts come one after the other. Of each, the blocks from its
-beginning up to the first that is not there are hits; then the cache holds the whole prompt.
-Answers are not cached: the next turn of a chat finds its old prompt, and not what came after it.
+does: equal ids, equal prefixes. Prompts come one after the other. In each, the blocks up to the
+first missing one are hits; then the cache holds the whole prompt. Answers are not cached: the
+next turn of a chat finds its old prompt, and not what came after it.
 """
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from itertools import cycle
 from typing import NamedTuple
 
 from tqdm import tqdm
@@ -43,10 +42,10 @@ def ids_of_jobs(jobs: Iterable[Job], block_size: int = 16) -> list[Ids]:
 
 
 def ids_of_trace(requests: Iterable[Request]) -> list[Ids]:
-    """The `hash_ids` of a trace, each of 512 tokens. Raises ValueError if it has none."""
+    """The `hash_ids` of a trace, each of 512 tokens. Raises ValueError if there are none."""
     streams: list[Ids] = [request.hash_ids for request in requests]
     if not any(streams):
-        raise ValueError("requests: have no hash_ids; a trace as Mooncake's has them, in jsonl")
+        raise ValueError("requests: have no hash_ids; a trace like Mooncake's has them, in jsonl")
     return streams
 
 
@@ -54,7 +53,7 @@ def ids_of_trace(requests: Iterable[Request]) -> list[Ids]:
 
 
 class FirstToLast:
-    """Blocks by their chained hash. Evicts the least recently used block, whatever hangs on it.
+    """Blocks by their chained hash. Evicts the least recently used block, whatever follows it.
 
     A prompt's blocks are used from the first to the last. So the first is the oldest and goes
     first, and the others can no longer be found.
@@ -65,7 +64,7 @@ class FirstToLast:
         self.ids: OrderedDict[int, None] = OrderedDict()  # the least recently used first
 
     def serve(self, ids: Ids) -> int:
-        """How many of the first blocks are there; then all of them are, as far as there is room."""
+        """How many of the first blocks are cached; then all of them are, if there is room."""
         hits = next((place for place, id_ in enumerate(ids) if id_ not in self.ids), len(ids))
         for id_ in self.order(ids):
             if id_ in self.ids:
@@ -99,7 +98,7 @@ class RadixBlocks:
         self.cache = RadixCache(self.pool, block_size=1)
 
     def serve(self, ids: Ids) -> int:
-        """As with chained hashes. What is too long for the whole cache is cut off."""
+        """As with chained hashes. A prompt longer than the whole cache is cut off."""
         ids = ids[: self.pool.num_blocks]
         match = self.cache.match(ids)
         needed = len(ids) - match.num_tokens
@@ -124,7 +123,7 @@ CACHES: dict[str, type] = {
 
 
 class HitRates(NamedTuple):
-    """Hit blocks by all blocks, of each cache and each of `sizes`."""
+    """Hit blocks divided by all blocks, of each cache and each of `sizes`."""
 
     sizes: list[int]  # blocks, ascending; the last one has room for all
     rates: dict[str, list[float]]  # by cache
@@ -141,8 +140,8 @@ def hit_rates(
 ) -> HitRates:
     """Serve all prompts from an empty cache of each kind and size.
 
-    `sizes`, in blocks: by default about two an octave, from the longest prompt on; the number of
-    distinct blocks comes last, where nothing is ever evicted. `caches`: name: class, made with
+    `sizes`, in blocks: by default about two per octave, from the longest prompt on. The number of
+    distinct blocks comes last; there nothing is ever evicted. `caches`: name: class, made with
     the size; its `serve(ids)` returns the number of hits. `progress`: show a bar.
     """
     longest = max(map(len, streams), default=0)
@@ -165,43 +164,28 @@ def hit_rates(
     return HitRates(sizes, rates, len(streams), total, distinct)
 
 
-LOOKS = (("x", style.PALETTE[3]), ("s", style.PALETTE[5]), ("^", style.PALETTE[1]))
-
-
 def hit_rate_picture(rates: HitRates, block_size: int = 16) -> style.Picture:
-    """Hit rate of the first cache over its size, and in a corner how far below it the others are;
-    `block_size` in tokens, for the label."""
-    (first, values), *others = rates.rates.items()
-    best = max(values[-1] for values in rates.rates.values())
-    enough = next(
-        size for size, rate in zip(rates.sizes, values, strict=True) if rate >= 0.9 * values[-1]
+    """Hit rate of the first cache over its size; `block_size` in tokens, for the label."""
+    first, values = next(iter(rates.rates.items()))
+    best = values[-1]
+    enough, found = next(
+        (size, rate) for size, rate in zip(rates.sizes, values, strict=True) if rate >= 0.9 * best
     )
     title = (
         f"{enough:,} blocks, {enough / rates.num_distinct:.0%} of all distinct ones, "
-        f"find 90% of what can be found"
+        f"find {int(100 * found / best) if best else 100}% of what can be found"  # rounded down
     )
     label = f"cache size (blocks of {block_size} tokens)"
     figure, axes = style.new_axes(title, label, f"hit blocks, {first} (% of all)", height=3.3)
     axes.plot(rates.sizes, [100 * value for value in values], "o-",
               color=style.PALETTE[0], markerfacecolor="none", linewidth=1.8)  # fmt: skip
-    corner = axes.inset_axes((0.6, 0.17, 0.39, 0.5), facecolor=style.PAPER)
-    for (cache, lower), (marker, color) in zip(others, cycle(LOOKS), strict=False):
-        below = [100 * (a - b) for a, b in zip(values, lower, strict=True)]
-        corner.plot(rates.sizes, below, f"{marker}-", label=cache, color=color, linewidth=1.2,
-                    markersize=4, markerfacecolor="none")  # fmt: skip
-    corner.set_title(f"points below the {first}", fontsize=9, loc="left")
     axes.axhline(100 * best, color=style.FAINT, linewidth=0.8, linestyle=":")
     axes.annotate(f"{best:.1%}: nothing evicted", (0, 100 * best), (4, 2), va="bottom",
                   xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9,
                   color=style.INK)  # fmt: skip
-    for each in (axes, corner):
-        each.set_xscale("log")
-        each.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
-        each.tick_params(labelsize=9)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
     axes.set_ylim(0, max(1, 115 * best))
-    corner.spines[["top", "right"]].set_visible(False)
-    corner.margins(y=0.9)
-    corner.legend(frameon=False, fontsize=8, loc="upper right", borderaxespad=0)
     rows = "; ".join(
         f"{cache} "
         + ", ".join(

@@ -6,10 +6,12 @@ SHARES = (  # `Engine.append`
     "        if filled and sequence.table is not None:\n"
     "            self.scheduler.share_full_blocks(sequence)\n"
 )
-BY_LENGTH = '            self._finish(sequence, "length")\n'
-OR_A_STRING = (
-    " or (\n            request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)\n"
-    "        )"
+REQUEST_IS_DONE = (
+    "            if all(sequence.finish_reason for sequence in request.sequences):\n"
+    "                del self._requests[request.request_id]\n"
+)
+OR_A_STRING = (  # `Engine._finishes`
+    " or (\n        request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)\n    )"
 )
 
 MISTAKES = {
@@ -17,8 +19,8 @@ MISTAKES = {
         Mistake(
             "nothing, if anything is missing",
             edits={"BlockTrie.match": (("            break\n", "            return []\n"),)},
-            cause="the first block that is missing makes the whole answer empty",
-            look="what does a system prompt still have in common with this one?",
+            cause="one missing block makes the whole answer empty",
+            look="if the first blocks were found, what is the answer when the next one is missing?",
         ),
         Mistake(
             "takes a branch for an end",
@@ -34,20 +36,19 @@ def match(self, token_ids):
             known = len(block_ids)
     return block_ids[:known]
 '''},
-            cause="where several prompts go on in different ways the walk is forgotten",
+            cause="where several prompts continue differently, the walk so far is forgotten",
             look="a node with many children is a node that many prompts share",
         ),
         Mistake(
-            "only what is missing is passed over",
+            "skips only what is missing",
             edits={"BlockTrie.match": (("            break\n", "            continue\n"),)},
-            cause="the walk goes on after a block that is missing, and finds one that stands "
-            "elsewhere",
-            look="K and V depend on everything before them: can a later block be right?",
+            cause="the walk continues after a missing block, and finds a block from another place",
+            look="K and V depend on everything before them: can a later block still be right?",
         ),
         Mistake(
             "leaves the last one out",
             edits={"BlockTrie.match": (("return block_ids", "return block_ids[:-1]"),)},
-            cause="the last block that was found is left out",
+            cause="the last matched block is left out",
             look="which block belongs to the last key that matched?",
         ),
         Mistake(
@@ -62,7 +63,7 @@ def match(self, token_ids):
                 ("return block_ids", "return block_ids if not children else []"),
             )},
             cause="it still answers only where a stored prompt ends",
-            look="what has the walk in hand when it finds no next block?",
+            look="what has been found when there is no next block?",
         ),
     ),
     "07.2": (
@@ -71,8 +72,8 @@ def match(self, token_ids):
             edits={"RadixCache._walk": (
                 (" and child.keys[length] == keys[depth + length]", ""),
             )},
-            cause="a node is taken whole as soon as its first block agrees, and with it another "
-            "prompt's blocks",
+            cause="a node counts as matched as soon as its first block agrees, so the hit "
+                  "contains another prompt's blocks",
             look="every key of a node has to be compared, one after the other",
         ),
         Mistake(
@@ -80,32 +81,32 @@ def match(self, token_ids):
             edits={"RadixCache._walk": (
                 ("min(len(child.keys), len(keys) - depth)", "len(child.keys)"),
             )},
-            cause="it reads beyond the end of a list: the prompt or the node is shorter than that",
-            look="of what is left of the prompt and the node's keys, which is shorter?",
+            cause="it reads beyond the end of a list: the prompt is shorter than the node",
+            look="which is shorter, the rest of the prompt or the node's keys?",
         ),
         Mistake(
             "leaves out a node that agrees in part",
             edits={"RadixCache._walk": (
                 ("            child = self._split(child, length)\n", "            break\n"),
             )},
-            cause="a node that agrees only in part is left out altogether",
-            look="how many of its keys agree? So many blocks are a hit",
+            cause="a node that agrees only in part is left out",
+            look="how many of its keys agree? These blocks are part of the hit",
         ),
         Mistake(
-            "does not cut",
+            "does not split",
             edits={"RadixCache._walk": (
                 ("            child = self._split(child, length)\n        node = child",
                  "            return child, depth + length, block_ids + child.block_ids[:length]\n"
                  "        node = child"),
             )},
-            cause="the node goes on behind the match, so a lock on it would hold too much",
-            look="where does the match end inside a node? There the node has to be cut",
+            cause="the node continues after the match, so a lock on it would hold too much",
+            look="if a match ends inside a node, the node has to be split there",
         ),
         Mistake(
             "stops after one node",
             edits={"RadixCache._walk": (("    while depth", "    if depth"),)},
             cause="the walk stops after one node",
-            look="what must hold for another turn of the loop?",
+            look="when must the loop continue?",
         ),
         Mistake(
             "returns the node above",
@@ -113,35 +114,35 @@ def match(self, token_ids):
                 ("return node, depth", "return node.parent or node, depth"),
             )},
             cause="the node is one above the end of the match, or the root",
-            look="the first result: where does the walk stand when it stops?",
+            look="the first result: at which node does the walk stop?",
         ),
         Mistake(
-            "counts one block a node",
+            "counts one block per node",
             edits={"RadixCache._walk": (("return node, depth", "return node, min(depth, 1)"),)},
-            cause="only one block a node is counted",
-            look="by how many blocks is the walk deeper after a node?",
+            cause="only one block per node is counted",
+            look="by how many blocks does the depth grow with each node?",
         ),
         Mistake(
             "walks on in the lower half",
             edits={"RadixCache._walk": (
                 ("child = self._split(child, length)", "self._split(child, length)"),
             )},
-            cause="after the cut the walk stands on the lower half, which does not agree",
-            look="what `_split` returns",
+            cause="after the split the walk continues with the lower half, which does not agree",
+            look="what does `_split` return?",
         ),
         Mistake(
-            "hangs the upper half nowhere",
+            "attaches the upper half nowhere",
             edits={"RadixCache._split": (
                 ("    upper.parent.children[upper.keys[0]] = upper\n", ""),
             )},
-            cause="the node above still has the old node under its key, now the lower half",
-            look="whose `children` must name the upper half?",
+            cause="the parent's `children` still lead to the old node, which is now the lower half",
+            look="which node's `children` must contain the upper half?",
         ),
         Mistake(
             "loses the lower half",
             edits={"RadixCache._split": (("    upper.children[lower.keys[0]] = lower\n", ""),)},
-            cause="what follows the cut is lost",
-            look="the children of the upper half",
+            cause="everything below the split is lost",
+            look="what are the children of the upper half?",
         ),
         Mistake(
             "leaves all keys in the lower half",
@@ -150,7 +151,7 @@ def match(self, token_ids):
                  "lower.block_ids[length:]\n", ""),
                 ("upper.children[lower.keys[0]]", "upper.children[lower.keys[length]]"),
             )},
-            cause="the lower half keeps all keys, also those of the upper one",
+            cause="the lower half keeps all keys, including those of the upper half",
             look="`keys` and `block_ids` of the lower half",
         ),
         Mistake(
@@ -160,8 +161,8 @@ def match(self, token_ids):
                  "        block_ids = block_ids + child.block_ids if block_ids"
                  " else child.block_ids"),
             )},
-            cause="the list is the node's own, and grows with the node",
-            look="is a new list made, or is a node's list handed out?",
+            cause="the returned list is the node's own, and changes with the node",
+            look="does it return a new list, or a node's own list?",
         ),
         Mistake(
             "forgets the lock, and looks at the lower half's",
@@ -169,23 +170,23 @@ def match(self, token_ids):
                 ("    upper.lock_count = lower.lock_count\n", ""),
                 ("if upper.lock_count == 0", "if lower.lock_count == 0"),
             )},
-            cause="the upper half has no lock: what a sequence stands on could be evicted",
-            look="the lock count of a new node above a locked one",
+            cause="the upper half is not locked, so blocks in use could be evicted",
+            look="what is the lock count of a new node above a locked one?",
         ),
         Mistake(
-            "cuts the keys, not the blocks",
+            "splits the keys, not the blocks",
             edits={"RadixCache._split": (
                 ("lower.keys[length:], lower.block_ids[length:]",
                  "lower.keys[length:], lower.block_ids"),
             )},
-            cause="a block is named by two nodes",
+            cause="one block is in two nodes",
             look="which blocks does each half keep after a split?",
         ),
         Mistake(
             "leaves the lower half's parent",
             edits={"RadixCache._split": (("    lower.parent = upper\n", ""),)},
-            cause="a child's `parent` is not the node that it hangs from",
-            look="both directions: `children` of one, `parent` of the other",
+            cause="a child's `parent` is not the node whose child it is",
+            look="check both directions: `children` of one, `parent` of the other",
         ),
         Mistake(
             "gives the children to the upper half",
@@ -194,20 +195,20 @@ def match(self, token_ids):
                  "upper.children = lower.children | {lower.keys[0]: lower}\n"
                  "    lower.children = {}"),
             )},
-            cause="the children stay with the upper half, but they follow the lower one",
-            look="to which half do they belong?",
+            cause="the children stay with the upper half, but they belong below the lower one",
+            look="which half's tokens come directly before the children's?",
         ),
         Mistake(
             "forgets the lock",
             edits={"RadixCache._split": (("    upper.lock_count = lower.lock_count\n", ""),)},
-            cause="the upper half has no lock: what a sequence stands on could be evicted",
-            look="the lock count of a new node above a locked one",
+            cause="the upper half is not locked, so blocks in use could be evicted",
+            look="what is the lock count of a new node above a locked one?",
         ),
         Mistake(
             "forgets that the upper half can be evicted",
             edits={"RadixCache._split": (("        self.unlocked[upper] = None", "        pass"),)},
-            cause="a node is looked for where it is not: in `unlocked`, or in `children`",
-            look="who is in `unlocked`? Under which key does a node stand?",
+            cause="a node is missing in `unlocked`, or is in `children` under another key",
+            look="which nodes belong in `unlocked`? Under which key is a node in `children`?",
         ),
         Mistake(
             "makes the old node the upper half",
@@ -224,7 +225,8 @@ def _split(self, upper, length):
         self.unlocked.move_to_end(upper)
     return upper
 '''},
-            cause="the node that was there became the upper half: who locked it now stands on less",
+            cause="the old node became the upper half, so the locks that requests have on it now "
+                  "cover less",
             look="which half keeps its identity? See the docstring",
         ),
     ),
@@ -232,9 +234,9 @@ def _split(self, upper, length):
         Mistake(
             "holds nothing",
             edits={"RadixCache.insert": (("self.pool.acquire(block_id)", "pass"),)},
-            cause="the tree names blocks that it does not hold: once the sequence lets go they "
-            "are free, and still in the tree",
-            look="one more holder for each block that is new in the tree",
+            cause="the tree names blocks that it does not hold: when the sequence releases them, "
+                  "they are free and still in the tree",
+            look="each new block in the tree needs one more holder",
         ),
         Mistake(
             "holds what it does not keep",
@@ -244,30 +246,30 @@ def _split(self, upper, length):
                  "    for block_id in block_ids[: len(keys)]:\n"
                  "        self.pool.acquire(block_id)\n    if new_blocks:\n"),
             )},
-            cause="the tree acquires blocks that it does not keep: they are never free again",
-            look="which of the caller's blocks get into the tree?",
+            cause="the tree acquires blocks that it does not keep, so they are never free again",
+            look="which of the caller's blocks become part of the tree?",
         ),
         Mistake(
             "returns the caller's blocks",
             edits={"RadixCache.insert": (
                 ("tree_blocks + new_blocks", "list(block_ids[: len(keys)])"),
             )},
-            cause="these are the caller's own blocks, also where the tree has others: the caller "
-            "is to give up its copies for the tree's",
-            look="what was known already, and under which block?",
+            cause="the result names the caller's own blocks, even where the tree has others; the "
+                  "caller must replace its copies with the tree's",
+            look="which part was known already, and in which blocks?",
         ),
         Mistake(
             "returns the new blocks alone",
             edits={"RadixCache.insert": (("tree_blocks + new_blocks", "new_blocks"),)},
-            cause="the blocks that were there are missing",
-            look="the whole prefix",
+            cause="the blocks that existed before are missing in the result",
+            look="the result describes the whole prefix",
         ),
         Mistake(
             "counts the new ones as those that were there",
             edits={"RadixCache.insert": (
                 ("tree_blocks + new_blocks, depth", "tree_blocks + new_blocks, len(new_blocks)"),
             )},
-            cause="that is how many are new, not how many were there",
+            cause="that is the number of new blocks, not of existing ones",
             look="the third result",
         ),
         Mistake(
@@ -276,7 +278,7 @@ def _split(self, upper, length):
                 ("        self.num_cached_blocks += len(new_blocks)\n", ""),
             )},
             cause="new blocks are not counted",
-            look="who changes num_cached_blocks?",
+            look="where does `num_cached_blocks` change?",
         ),
         Mistake(
             "does not make younger",
@@ -287,19 +289,20 @@ def _split(self, upper, length):
         Mistake(
             "takes more blocks than there are keys",
             edits={"RadixCache.insert": (("block_ids[depth : len(keys)]", "block_ids[depth:]"),)},
-            cause="blocks without whole blocks of tokens get into the tree as well",
+            cause="blocks for which there is no whole block of tokens get into the tree",
             look="how many keys are there?",
         ),
         Mistake(
             "appends all keys once more",
             edits={"RadixCache.insert": (("keys[depth:], new_blocks", "keys, new_blocks"),)},
-            cause="a node with no block left stays in the tree",
-            look="what becomes of a leaf whose last block is gone?",
+            cause="keys and blocks of a node do not have the same length, so a node without "
+                  "blocks stays in the tree",
+            look="which keys belong to the new blocks?",
         ),
         Mistake(
             "accepts too few blocks",
             edits={"RadixCache.insert": (("if len(block_ids) < len(keys):", "if False:"),)},
-            cause="nothing compares the number of blocks with that of the keys",
+            cause="the number of blocks is never compared with the number of keys",
             look="the first lines of `insert`",
         ),
         Mistake(
@@ -308,7 +311,7 @@ def _split(self, upper, length):
                 ("self._roots.get(salt)", "self._roots.get(None)"),
                 ("self._roots[salt] = Root(salt)", "self._roots[None] = Root(None)"),
             )},
-            cause="the salt is ignored: one tenant finds what another has stored",
+            cause="the salt is ignored: one customer finds what another has stored",
             look="`self._roots` is a dictionary",
         ),
         Mistake(
@@ -317,8 +320,9 @@ def _split(self, upper, length):
                 ("    root = self._roots.get(salt)\n",
                  "    salt = salt or None\n    root = self._roots.get(salt)\n"),
             )},
-            cause="a salt that counts as false, as '' and 0 do, is taken for no salt: tenants meet",
-            look="`if salt` and `salt or …`: for which salts?",
+            cause="a salt that counts as false, such as '' or 0, is treated as no salt, so "
+                  "customers share a tree",
+            look="`if salt` and `salt or …`: for which salts are they false?",
         ),
         Mistake(
             "keeps the caller's list",
@@ -326,9 +330,9 @@ def _split(self, upper, length):
                 ("list(block_ids[depth : len(keys)])",
                  "block_ids[depth : len(keys)] if depth or block_ids[len(keys) :] else block_ids"),
             )},
-            cause="the tree keeps the list that it was given: what the caller does to it later "
-            "happens to the tree",
-            look="is a new list made, or is the caller's put into a node?",
+            cause="the tree keeps the caller's list: when the caller changes it, the tree changes "
+                  "as well",
+            look="does the node get a new list, or the caller's?",
         ),
         Mistake(
             "evicts from the front",
@@ -336,15 +340,15 @@ def _split(self, upper, length):
                 ("leaf.block_ids.pop()", "leaf.block_ids.pop(0)"),
                 ("leaf.keys.pop()", "leaf.keys.pop(0)"),
             )},
-            cause="the beginning of a prompt goes first: what is left stands on nothing",
-            look="which end of the node's lists?",
+            cause="the beginning of a prompt is evicted first, and what is left can't be found",
+            look="from which end of the node's lists?",
         ),
         Mistake(
             "evicts whole nodes",
             edits={"RadixCache.evict": (
                 ("while leaf.block_ids and gone < num_blocks:", "while leaf.block_ids:"),
             )},
-            cause="a whole node goes, where 2 blocks were asked for",
+            cause="a whole node is evicted, though fewer blocks were asked for",
             look="when does the inner loop stop?",
         ),
         Mistake(
@@ -354,9 +358,9 @@ def _split(self, upper, length):
                 ("    new_blocks = list", "    if len(block_ids) < len(keys):\n"
                  "        raise ValueError(len(block_ids))\n    new_blocks = list"),
             )},
-            cause="something is changed before the error is raised: a root is made, a node cut, "
-            "or used",
-            look="what has to be looked at first?",
+            cause="something changes before the error is raised: a root is made, a node is split "
+                  "or touched",
+            look="what has to be checked first?",
         ),
         Mistake(
             "counts what is evictable as well",
@@ -364,8 +368,9 @@ def _split(self, upper, length):
                 ("+= len(new_blocks)\n",
                  "+= len(new_blocks)\n        self.num_evictable_blocks += len(new_blocks)\n"),
             )},
-            cause="they are counted twice: `_append` has counted them already",
-            look="which counter is left to `insert`?",
+            cause="the new blocks are counted as evictable twice: `_append` has counted them "
+                  "already",
+            look="which counter does `insert` have to change?",
         ),
         Mistake(
             "makes a root for nothing",
@@ -373,7 +378,7 @@ def _split(self, upper, length):
                 ("    if not keys:\n", "    if not keys:\n"
                  "        self._roots.setdefault(salt, Root(salt))\n"),
             )},
-            cause="a root is made though there is nothing to insert",
+            cause="a root is made although there is nothing to insert",
             look="when is a root made?",
         ),
         Mistake(
@@ -382,16 +387,16 @@ def _split(self, upper, length):
                 ("next(iter(self.unlocked))",
                  "next(n for n in reversed(self.unlocked) if not n.children)"),
             )},
-            cause="the most recently used goes first",
-            look="which end of `unlocked` has the oldest?",
+            cause="the most recently used leaf goes first",
+            look="at which end of `unlocked` is the oldest?",
         ),
         Mistake(
             "does not tell the pool",
             edits={"RadixCache.evict": (
                 ("self.pool.release(leaf.block_ids.pop())", "leaf.block_ids.pop()"),
             )},
-            cause="the tree lets go of blocks, and the pool does not hear of it: they are lost",
-            look="who tells the pool?",
+            cause="the tree drops blocks without releasing them in the pool, so they are lost",
+            look="which call releases a block in the pool?",
         ),
         Mistake(
             "keeps the emptied leaf",
@@ -399,21 +404,21 @@ def _split(self, upper, length):
                 ("            self._remove(leaf, key)", "            del self.unlocked[leaf]"),
             )},
             cause="a leaf without blocks stays in the tree",
-            look="`_remove` is there for that",
+            look="`_remove` does that",
         ),
         Mistake(
             "never stops",
             edits={"RadixCache.evict": (
                 ("gone < num_blocks and self.unlocked", "gone < num_blocks"),
             )},
-            cause="the loop goes on when nothing unlocked is left",
-            look="when must it stop, besides when enough is freed?",
+            cause="the loop continues when nothing unlocked is left",
+            look="when must it stop, besides when enough is released?",
         ),
         Mistake(
             "returns what was asked for",
             edits={"RadixCache.evict": (("return gone", "return num_blocks"),)},
-            cause="that is what was asked for, not what went",
-            look="what is counted?",
+            cause="the number asked for is returned, not the number released",
+            look="which number is counted?",
         ),
         Mistake(
             "counts nothing",
@@ -421,19 +426,19 @@ def _split(self, upper, length):
                 ("    self.num_cached_blocks -= gone\n", ""),
                 ("    self.num_evictable_blocks -= gone\n", ""),
             )},
-            cause="the two counters are not told",
+            cause="the two counters are not updated",
             look="the last lines of `evict`",
         ),
         Mistake(
             "forgets what is evictable",
             edits={"RadixCache.evict": (("    self.num_evictable_blocks -= gone\n", ""),)},
-            cause="num_evictable_blocks is not told",
+            cause="`num_evictable_blocks` is not updated",
             look="the last lines of `evict`",
         ),
         Mistake(
             "frees less than nothing",
-            edits={"RadixCache.evict": (("if num_blocks < 0:", "if False:"),)},
-            cause="nothing looks at the sign",
+            edits={"RadixCache.evict": (('require_int("num_blocks", num_blocks, 0)', "pass"),)},
+            cause="negative numbers are not refused",
             look="the first lines of `evict`",
         ),
         Mistake(
@@ -454,8 +459,7 @@ def evict(self, num_blocks):
     self.num_evictable_blocks -= freed
     return freed
 '''},
-            cause="a node goes before what hangs from it: its children stay, and nobody can find "
-            "them",
+            cause="a node is evicted before its children, which stay and can't be found any more",
             look="which entry of `unlocked` is always a leaf?",
         ),
     ),
@@ -463,9 +467,9 @@ def evict(self, num_blocks):
         Mistake(
             "hashes each block by itself",
             edits={"chained_hashes": (("sha256(before + repr", "sha256(repr"),)},
-            cause="a name is made of its own block's tokens alone: the same block behind another "
-            "beginning has other K and V",
-            look="what of the block before goes into the hash?",
+            cause="a name depends only on its own block's tokens, but behind another beginning "
+                  "the same block has other K and V",
+            look="what must go into the hash besides the block's own tokens?",
         ),
         Mistake(
             "hashes a block and the tokens of the one before",
@@ -477,32 +481,32 @@ def chained_hashes(token_ids, block_size, salt=None):
         before = key
     return names
 '''},
-            cause="only the block before is in a name, not all that came before it",
-            look="is it the tokens of the block before that you hash, or its name?",
+            cause="a name depends only on the block before, not on everything before it",
+            look="do you hash the tokens of the block before, or its name?",
         ),
         Mistake(
             "leaves the salt out",
             edits={"chained_hashes": (("names.append((salt, before))", "names.append(before)"),)},
-            cause="the salt does not reach the names: one tenant's block is found by another",
-            look="where does the salt go? Is it handed to `chained_hashes`?",
+            cause="the salt is not part of the names: one customer finds another's blocks",
+            look="where does the salt go? Is it passed to `chained_hashes`?",
         ),
         Mistake(
             "takes Python's hash",
             edits={"chained_hashes": (
                 ("sha256(before + repr(key).encode()).digest()", "hash((before, key))"),
             )},
-            cause="Python's hash() of two prompts can be equal; whoever looks for such a pair "
-            "finds one, and gets another's blocks",
-            look="a name that is made by sha256, or one that has the tokens themselves in it",
+            cause="Python's hash() of two prompts can be equal; an attacker can find such a pair, "
+                  "and gets another request's blocks",
+            look="use a name made by sha256, or one that contains the tokens themselves",
         ),
         Mistake(
-            "puts the salt into Python's hash, too",
+            "puts the salt into Python's hash as well",
             edits={"chained_hashes": (
                 ("sha256(before + repr(key).encode()).digest()", "hash((salt, before, key))"),
                 ("names.append((salt, before))", "names.append(before)"),
             )},
-            cause="Python's hash() of the two is the same",
-            look="a name that has the salt itself in it",
+            cause="Python's hash() of two different salts or prompts can be the same",
+            look="use a name that contains the salt itself",
         ),
         Mistake(
             "takes two bytes of the hash",
@@ -510,9 +514,9 @@ def chained_hashes(token_ids, block_size, salt=None):
                 ("sha256(before + repr(key).encode()).digest()",
                  "sha256(before + repr(key).encode()).digest()[:2]"),
             )},
-            cause="the names are too short: some collide by chance, and whoever looks for two that "
-            "do finds them in a second",
-            look="how many bytes has a name? sha256 makes 32 of them",
+            cause="the names are too short: some collide by chance, and a collision can be found "
+                  "within seconds",
+            look="how many bytes does a name have? sha256 makes 32",
         ),
         Mistake(
             "takes crc32",
@@ -521,16 +525,16 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "__import__('zlib').crc32(repr(key).encode(), before)"),
                 ('before = [], b""', "before = [], 0"),
             )},
-            cause="the names are too short: some collide by chance, and whoever looks for two that "
-            "do finds them in a second",
-            look="how many bytes has a name? sha256 makes 32 of them",
+            cause="the names are too short: some collide by chance, and a collision can be found "
+                  "within seconds",
+            look="how many bytes does a name have? sha256 makes 32",
         ),
         Mistake(
             "takes the salt's text",
             edits={"chained_hashes": (("names.append((salt, before))",
                                  "names.append((str(salt), before))"),)},
-            cause="the salt's text is in the names, and two salts may have the same text",
-            look="what has to go into a name, if any two salts are to differ in it?",
+            cause="the names contain only the salt's text, and two salts may have the same text",
+            look="what must a name contain, so that any two salts give different names?",
         ),
         Mistake(
             "stores before it refuses",
@@ -540,14 +544,14 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "zip(names, list(block_ids)[:max(len(names), 1)], strict=True)"),
             )},
             cause="blocks are stored before the error is raised",
-            look="what has to be looked at first?",
+            look="what has to be checked first?",
         ),
         Mistake(
             "refuses more blocks than names",
             edits={"ChainedCache.insert": (("len(block_ids) < len(names)",
                                       "len(block_ids) != len(names)"),)},
-            cause="more blocks than names are refused, and should be left alone",
-            look="what does a sequence hold whose last block is not full?",
+            cause="more blocks than names are refused, but the surplus should be ignored",
+            look="how many blocks does a sequence hold if its last one is not full?",
         ),
         Mistake(
             "stops at the first block in use",
@@ -558,12 +562,12 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "        unused.append(name)\n"),
             )},
             cause="it stops at the first block that is in use",
-            look="who may come behind that one?",
+            look="which blocks may come after that one?",
         ),
         Mistake(
             "evicts less than nothing",
             edits={"ChainedCache.evict": (("if num_blocks < 0:", "if False:"),)},
-            cause="nothing looks at the sign",
+            cause="negative numbers are not refused",
             look="the first lines of `evict`",
         ),
         Mistake(
@@ -571,26 +575,26 @@ def chained_hashes(token_ids, block_size, salt=None):
             edits={"chained_hashes": (
                 ("repr(key).encode()", "''.join(map(str, key)).encode()"),
             )},
-            cause="tokens run into each other on the way into the hash",
+            cause="the tokens are joined without a separator: 1, 23 and 12, 3 look the same",
             look="how are the tokens of a block turned into bytes?",
         ),
         Mistake(
-            "names a rest of a block, too",
+            "names an incomplete block, too",
             sources={"chained_hashes": '''
 def chained_hashes(token_ids, block_size, salt=None):
     ends = range(block_size, len(token_ids) + block_size, block_size)
     return [(salt, tuple(token_ids[:end])) for end in ends]
 '''},
-            cause="a rest of less than a block gets a name, too",
-            look="`keys_of` is there",
+            cause="an incomplete block gets a name, too",
+            look="`keys_of` gives the whole blocks",
         ),
         Mistake(
-            "walks on behind a gap",
+            "continues after a gap",
             edits={"ChainedCache.match": (
                 ("            break\n", "            continue\n"),
                 ("names[: len(block_ids)]", "[n for n in names if n in self.blocks]"),
             )},
-            cause="the walk goes on behind a block that is missing: a prefix with a hole is none",
+            cause="the lookup continues after a missing block, but a prefix has no gaps",
             look="when does `match` stop?",
         ),
         Mistake(
@@ -598,64 +602,66 @@ def chained_hashes(token_ids, block_size, salt=None):
             edits={"ChainedCache.match": (("in reversed(names[: len(block_ids)])",
                                      "in names[: len(block_ids)]"),),
              "ChainedCache.insert": (("in reversed(names)", "in names"),)},
-            cause="a block goes before those that follow it: they stay, and nobody can find them",
-            look="in which order are the blocks of one prompt made the most recently used?",
+            cause="a block is evicted before those that follow it, which stay and can't be found "
+                  "any more",
+            look="in which order do the blocks of one prompt become the most recently used?",
         ),
         Mistake(
-            "does not make younger by a match",
+            "a match does not count as a use",
             edits={"ChainedCache.match": (("self.blocks.move_to_end(name)", "pass"),)},
-            cause="a match does not make younger",
-            look="what `match` changes",
+            cause="a match does not make its blocks the most recently used",
+            look="what must `match` change?",
         ),
         Mistake(
-            "does not make younger by an insert",
+            "an insert does not count as a use",
             edits={"ChainedCache.insert": (
                 ("in reversed(names):", "in reversed(names[num_existing:]):"),
             )},
-            cause="an insert does not make younger",
-            look="what `insert` changes",
+            cause="an insert does not make its known blocks the most recently used",
+            look="what must `insert` change?",
         ),
         Mistake(
-            "exchanges what is known",
+            "replaces what is known",
             edits={"ChainedCache.insert": (
                 ("            num_existing += 1\n",
                  "            num_existing += 1\n            self.pool.acquire(block_id)\n"
                  "            self.pool.release(self.blocks[name])\n"
                  "            self.blocks[name] = block_id\n"),
             )},
-            cause="what was known is exchanged for the caller's blocks: others still stand on the"
-            " old ones, and the caller was to give up its copies",
-            look="whose block stays under a name that is known?",
+            cause="known blocks are replaced by the caller's, though others still use the old "
+                  "ones; the caller should give up its copies instead",
+            look="which block stays under a known name?",
         ),
         Mistake(
             "holds nothing",
             edits={"ChainedCache.insert": (("            self.pool.acquire(block_id)\n", ""),)},
             cause="the cache names a block that it does not hold, or holds one twice",
-            look="who acquires, who releases, and which block has which name?",
+            look="for each new name: which block is acquired, and which one is stored?",
         ),
         Mistake(
             "accepts too few blocks",
             edits={"ChainedCache.insert": (("if len(block_ids) < len(names):", "if False:"),)},
-            cause="nothing compares the number of blocks with that of the names",
+            cause="the number of blocks is never compared with the number of names",
             look="the first lines of `insert`",
         ),
         Mistake(
             "evicts what is in use",
             edits={"ChainedCache.evict": (("self.pool.ref_count(block_id) == 1", "True"),)},
-            cause="a block that a running sequence uses is evicted: nothing becomes free, and the"
-            " prefix is lost",
-            look="the pool knows how many hold a block",
+            cause="a block is evicted that a running sequence uses: nothing becomes free, and the "
+                  "prefix is lost",
+            look="the pool knows how many holders a block has",
         ),
         Mistake(
             "evicts the youngest",
             edits={"ChainedCache.evict": (
                 ("in self.blocks.items()", "in reversed(self.blocks.items())"),
             )},
-            cause="a block goes before those that follow it: they stay, and nobody can find them",
-            look="in which order are the blocks of one prompt made the most recently used?",
+            cause="a block is evicted before those that follow it, which stay and can't be found "
+                  "any more",
+            look="in which order do the blocks of one prompt become the most recently used?",
         ),
         Mistake(
-            "says nothing",
+            "returns nothing",
             edits={"ChainedCache.evict": (("    return len(unused)\n", ""),)},
             cause="nothing is returned",
             look="the last line of `evict`",
@@ -663,7 +669,7 @@ def chained_hashes(token_ids, block_size, salt=None):
     ),
     "07.5": (
         Mistake(
-            "mends only the lock",
+            "fixes only the lock",
             edits={"RadixCache.unlock": (
                 ('that is not locked."""\n',
                  'that is not locked."""\n    node = node.parent or node\n'),
@@ -672,11 +678,11 @@ def chained_hashes(token_ids, block_size, salt=None):
             look="with which node does the loop of `unlock` begin?",
         ),
         Mistake(
-            "mends only the unlock",
+            "fixes only the unlock",
             edits={"RadixCache.lock": (
                 ('may be nested."""\n', 'may be nested."""\n    node = node.parent or node\n'),
             )},
-            cause="`lock` does not cover the node that was matched, where the sequence stands",
+            cause="`lock` does not cover the matched node itself",
             look="with which node does the loop of `lock` begin?",
         ),
         Mistake(
@@ -685,14 +691,14 @@ def chained_hashes(token_ids, block_size, salt=None):
                                  ("        node = node.parent\n", "")),
              "RadixCache.unlock": (("    while node.parent", "    if node.parent"),
                                    ("        node = node.parent\n", ""))},
-            cause="only the node itself is locked, not what it stands on",
-            look="does the loop of `lock` go through all nodes, up to the child of the root?",
+            cause="only the node itself is locked, not its ancestors",
+            look="does the loop of `lock` visit all nodes up to the child of the root?",
         ),
         Mistake(
             "unlocks the node alone",
             edits={"RadixCache.unlock": (("    while node.parent", "    if node.parent"),
                                    ("        node = node.parent\n", ""))},
-            cause="`unlock` does not go up: what the node stands on is locked for ever",
+            cause="`unlock` does not go up, so the node's ancestors stay locked for ever",
             look="does the loop of `unlock` go up to the root?",
         ),
         Mistake(
@@ -701,8 +707,8 @@ def chained_hashes(token_ids, block_size, salt=None):
              "RadixCache.unlock": (("node.lock_count -= 1", "node.lock_count = 0"),
                                    ("if node.parent is not None and node.lock_count == 0:",
                                     "if node.parent is not None and node.lock_count < 0:"))},
-            cause="locks are not counted: the first unlock ends all of them",
-            look="two requests may stand on one node",
+            cause="locks are not counted: the first unlock undoes all of them",
+            look="two requests may use one node",
         ),
         Mistake(
             "does not keep the number",
@@ -712,8 +718,8 @@ def chained_hashes(token_ids, block_size, salt=None):
              "RadixCache.unlock": (
                 ("            self.num_evictable_blocks += len(node.block_ids)\n", ""),
              )},
-            cause="the number is not kept",
-            look="what `lock` does with the counter",
+            cause="`num_evictable_blocks` is not updated",
+            look="what must `lock` do with the counter?",
         ),
         Mistake(
             "subtracts with every lock",
@@ -723,7 +729,7 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "            del self.unlocked[node]\n"
                  "        self.num_evictable_blocks -= len(node.block_ids)\n"),
             )},
-            cause="blocks that two requests stand on are subtracted twice",
+            cause="blocks that two requests use are subtracted twice",
             look="when does a node stop being evictable?",
         ),
         Mistake(
@@ -733,7 +739,7 @@ def chained_hashes(token_ids, block_size, salt=None):
                  "            self.num_evictable_blocks += len(node.block_ids)\n",
                  "            pass\n"),
             )},
-            cause="`unlock` gives nothing back",
+            cause="after `unlock`, the node does not become evictable again",
             look="when does a node become evictable again?",
         ),
         Mistake(
@@ -752,15 +758,16 @@ def unlock(self, node):
             self.unlocked[node] = None
             self.num_evictable_blocks += len(node.block_ids)
 '''},
-            cause="nodes are unlocked from the root down, so eviction would take a parent first",
-            look="in which order do the node and its ancestors get into `unlocked`?",
+            cause="nodes are unlocked from the root down, so a parent would be evicted before its "
+                  "children",
+            look="in which order must a node and its ancestors join `unlocked`?",
         ),
         Mistake(
             "locks the root",
             edits={"RadixCache.lock": (
                 ("while node.parent is not None:", "while node is not None:"),
             )},
-            cause="the root is never locked, nor unlocked",
+            cause="the root is locked, but it has no blocks and no place in `unlocked`",
             look="where does the loop stop?",
         ),
         Mistake(
@@ -768,18 +775,18 @@ def unlock(self, node):
             edits={"RadixCache.unlock": (
                 ("if node.parent is not None and node.lock_count == 0:", "if False:"),
             )},
-            cause="nothing refuses to unlock a node that is not locked",
-            look="which node's lock_count is compared with 0?",
+            cause="unlocking a node that is not locked is not refused",
+            look="which node's `lock_count` must be compared with 0?",
         ),
     ),
     "07.6": (
         Mistake(
-            "still gives its copies away",
+            "still releases its copies too early",
             edits={"Scheduler.share_full_blocks": (
                 ("table.replace(index, result.block_ids[index])",
                  "self.pool.release(table.block_ids[index])"),
             )},
-            cause="our own copies are given back, and the table goes on naming them",
+            cause="our own copies are released, and the table still names them",
             look="`share_full_blocks`: the loop over the blocks that are new in the tree",
         ),
         Mistake(
@@ -787,7 +794,7 @@ def unlock(self, node):
             edits={"Scheduler.share_full_blocks": (
                 ("            table.replace(index, result.block_ids[index])\n", ""),
             )},
-            cause="a table goes on with its own copies, though the tree has the same blocks",
+            cause="the table keeps its own copies, though the tree has the same content",
             look="`share_full_blocks`: the loop over the blocks that are new in the tree",
         ),
         Mistake(
@@ -798,7 +805,7 @@ def unlock(self, node):
                  "            table.block_ids[index] = result.block_ids[index]"),
             )},
             cause="the copies that were replaced are never released",
-            look="`replace` acquires and releases by itself",
+            look="`replace` acquires and releases itself",
         ),
         Mistake(
             "does not hold what it takes over",
@@ -807,27 +814,27 @@ def unlock(self, node):
                  "self.pool.release(table.block_ids[index])\n"
                  "            table.block_ids[index] = result.block_ids[index]"),
             )},
-            cause="a block lost a holder that is still there",
-            look="`replace` acquires and releases by itself",
+            cause="a block is in a table that does not hold it",
+            look="`replace` acquires and releases itself",
         ),
         Mistake(
             "does not say that the table has changed",
             edits={"Scheduler.share_full_blocks": (
                 ("            sequence.table_version += 1\n", ""),
             )},
-            cause="the next step still reads the blocks that were given back: nobody told the "
-            "batch builder that the table has changed",
+            cause="the next step still reads the released blocks, because the table's change was "
+                  "not announced",
             look="`sequence.table_version`",
         ),
         Mistake(
             "asks for the prompt alone",
             edits={"Scheduler.look_up": (("sequence.token_ids[:-1]",
                                     "sequence.request.prompt_ids[:-1]"),)},
-            cause="only the prompt is looked up, and what it has said itself is computed again",
+            cause="only the prompt is looked up, and the tokens written since are computed again",
             look="`request.prompt_ids` or `sequence.token_ids`?",
         ),
         Mistake(
-            "cuts the hit, and not its node",
+            "shortens the hit, and not its node",
             edits={"Scheduler.look_up": (
                 ("sequence.token_ids[:-1]", "sequence.token_ids"),
                 ("    return match if", "    if match.num_tokens == len(sequence.token_ids):\n"
@@ -836,22 +843,22 @@ def unlock(self, node):
                  "            match.node, match.block_ids[:-1], match.num_tokens - size)\n"
                  "    return match if"),
             )},
-            cause="the hit is cut and its node is not: the lock holds more than the hit",
-            look="can the cache be asked for what you want?",
+            cause="the hit is shortened, but its node is not, so the lock holds more than the hit",
+            look="can you ask the cache for exactly what you need?",
         ),
         Mistake(
             "leaves nothing to compute",
             edits={"Scheduler.look_up": (("sequence.token_ids[:-1]", "sequence.token_ids"),)},
-            cause="with a hit on every token there is nothing left to compute, so no logits, and "
-            "no first token",
-            look="`look_up`: what it asks the cache for, and when",
+            cause="if every token is a hit, nothing is left to compute: no logits, and no next "
+                  "token",
+            look="`look_up`: what does it ask the cache for, and when?",
         ),
         Mistake(
             "leaves a whole block to compute, always",
             edits={"Scheduler.look_up": (
                 ("sequence.token_ids[:-1]", "sequence.token_ids[: -self.config.block_size]"),
             )},
-            cause="a whole block is left to compute, though the hit ends before the last token",
+            cause="a whole block is left to compute, though one token would be enough",
             look="how many tokens must be left?",
         ),
         Mistake(
@@ -862,8 +869,8 @@ def unlock(self, node):
                 ("return match if", "if match.num_tokens == len(sequence.token_ids):\n"
                  "        return None\n    return match if"),
             )},
-            cause="a full hit is no hit at all any more",
-            look="one token must be left",
+            cause="a full hit no longer counts as a hit",
+            look="one token must be left to compute",
         ),
         Mistake(
             "remembers what it found",
@@ -876,9 +883,9 @@ def unlock(self, node):
                  "            sequence.token_ids[:-1], sequence.request.params.cache_salt)\n"
                  "    match = found[sequence]\n"),
             )},
-            cause="what was found at an earlier attempt is used again: its blocks were evicted "
-            "since, and may be somebody else's by now",
-            look="`look_up`: what it asks the cache for, and when",
+            cause="the result of an earlier attempt is used again; its blocks may have been "
+                  "evicted since, and may belong to another request",
+            look="`look_up`: what does it ask the cache for, and when?",
         ),
         Mistake(
             "remembers what it found for the same tokens",
@@ -889,27 +896,28 @@ def unlock(self, node):
                  "    asked = tuple(sequence.token_ids[:-1]), sequence.request.params.cache_salt\n"
                  "    match = found[asked] = found.get(asked) or self.cache.match(*asked)\n"),
             )},
-            cause="what was found at an earlier attempt is used again: its blocks were evicted "
-            "since, and may be somebody else's by now",
-            look="`look_up`: what it asks the cache for, and when",
+            cause="the result of an earlier attempt is used again; its blocks may have been "
+                  "evicted since, and may belong to another request",
+            look="`look_up`: what does it ask the cache for, and when?",
         ),
         Mistake(
             "forgets the salt",
             edits={"Scheduler.look_up": ((", sequence.request.params.cache_salt", ""),)},
-            cause="the salt is left out: what a tenant stored under its salt it does not find",
+            cause="the salt is left out, so a customer does not find what was stored under its "
+                  "own salt",
             look="`sequence.request.params.cache_salt`",
         ),
         Mistake(
             "forgets the threshold",
             edits={"Scheduler.look_up": (("max(1, self.config.min_prefix_tokens)", "1"),)},
-            cause="the threshold is gone: every hit is used",
+            cause="the threshold is gone, so every hit is used",
             look="`min_prefix_tokens`",
         ),
         Mistake(
             "looks up what is on the host",
             edits={"Scheduler.look_up": ((" or sequence.host_block_ids is not None", ""),)},
-            cause="its keys and values come back from the host, all of them, into blocks of its "
-            "own; a hit would have them written to blocks that others read",
+            cause="its keys and values return from the host; with a hit, they would be written to "
+                  "blocks that others read",
             look="the first lines of `look_up`",
         ),
     ),
@@ -925,36 +933,37 @@ def unlock(self, node):
             "shares after finishing",
             edits={"Engine.append": (
                 (SHARES, ""),
-                (BY_LENGTH, BY_LENGTH + SHARES.replace(" and sequence.table is not None", "")),
+                (REQUEST_IS_DONE,
+                 REQUEST_IS_DONE + SHARES.replace(" and sequence.table is not None", "")),
             )},
             cause="a finished sequence has no table left when its last block is shared",
             look="the order of sharing and finishing",
         ),
         Mistake(
             "never stops before all tokens are there",
-            edits={"Engine.append": (
-                (f"token_id in request.stop_ids{OR_A_STRING}", "False"),
+            edits={"Engine._finishes": (
+                (f"sequence.token_ids[-1] in request.stop_ids{OR_A_STRING}", "False"),
             )},
             cause="nothing stops a sequence but its length",
             look="`stop_ids` and `hits_stop_string`",
         ),
         Mistake(
             "knows stop tokens alone",
-            edits={"Engine.append": ((OR_A_STRING, ""),)},
+            edits={"Engine._finishes": ((OR_A_STRING, ""),)},
             cause="a stop string is not looked for",
             look="`hits_stop_string`",
         ),
         Mistake(
             "knows stop strings alone",
-            edits={"Engine.append": (
-                ("token_id in request.stop_ids or (", "("),
+            edits={"Engine._finishes": (
+                ("sequence.token_ids[-1] in request.stop_ids or (", "("),
             )},
             cause="a stop token is not looked for; the end token of the model is one, too",
             look="`stop_ids`",
         ),
         Mistake(
             "measures the new tokens alone",
-            edits={"Engine.append": (
+            edits={"Engine._finishes": (
                 ("len(sequence.token_ids) == request.max_length",
                  "sequence.num_output == request.max_length"),
             )},
@@ -963,7 +972,7 @@ def unlock(self, node):
         ),
         Mistake(
             "one token too many",
-            edits={"Engine.append": (
+            edits={"Engine._finishes": (
                 ("len(sequence.token_ids) == request.max_length",
                  "len(sequence.token_ids) > request.max_length"),
             )},
@@ -971,31 +980,30 @@ def unlock(self, node):
             look="the comparison with `max_length`, and what it counts",
         ),
         Mistake(
-            "finishes twice",
-            edits={"Engine.append": (("elif len(", "if len("),)},
-            cause="a sequence whose last token is a stop token, too, is finished twice",
+            "length comes before stop",
+            edits={"Engine._finishes": (("    elif len(", "    if len("),)},
+            cause="a sequence whose last token is a stop token says that its length ended it",
             look="can both reasons be true?",
         ),
         Mistake(
-            "an output for each token",
-            edits={"Engine.append": (("for request in moved]",
-                                      "for request in [one.request for one in sequences]]"),)},
-            cause="a request with several samples comes back once for each of them",
-            look="what `append` returns",
+            "does not note who moved",
+            edits={"Engine.append": (
+                ("        self._moved[request.request_id] = request\n", ""),
+            )},
+            cause="a request that got a token is not noted in `_moved`, so its output never comes",
+            look="`self._moved`",
         ),
         Mistake(
-            "counts a step as one token",
-            edits={"Engine.append": (("+= len(sequences)", "+= 1"),)},
-            cause="`_generated` counts steps and not tokens",
+            "counts nothing",
+            edits={"Engine.append": (("        self._generated += 1\n", ""),)},
+            cause="the new tokens are not counted in `_generated`",
             look="`self._generated`",
         ),
         Mistake(
             "commits before it runs",
             edits={"Loop.step": (
-                ("    token_ids = engine.runner.run(plan)\n"
-                 "    return engine.append(engine.scheduler.commit(plan), token_ids)",
-                 "    ready = engine.scheduler.commit(plan)\n"
-                 "    return engine.append(ready, engine.runner.run(plan))"),
+                ("    token_ids = engine.runner.run(plan)\n", ""),
+                ("commit(plan), token_ids)", "commit(plan), engine.runner.run(plan))"),
             )},
             cause="the plan is counted as computed before it is: the runner begins too late in "
             "every sequence",
@@ -1010,8 +1018,9 @@ def unlock(self, node):
         Mistake(
             "gives the tokens to the whole plan",
             edits={"Loop.step": (
-                ("engine.append(engine.scheduler.commit(plan), token_ids)",
-                 "(engine.scheduler.commit(plan), engine.append(plan.sequences, token_ids))[1]"),
+                ("    engine.append(engine.scheduler.commit(plan), token_ids)\n",
+                 "    engine.scheduler.commit(plan)\n"
+                 "    engine.append(plan.sequences, token_ids)\n"),
             )},
             cause="not every sequence of a plan gets a token: a chunk in the middle of a prompt "
             "gets none, and samples that fork get one each",
@@ -1019,35 +1028,31 @@ def unlock(self, node):
         ),
         Mistake(
             "an empty plan is a step like any other",
-            edits={"Loop.step": (("        raise RuntimeError(why_stuck(engine.scheduler))",
-                                  "        return []"),)},
+            edits={"Loop.step": (("return len(plan.sequences) > 0", "return True"),)},
             cause="nothing can run, and nobody is told: `generate` asks forever",
             look="a plan without sequences",
         ),
         Mistake(
             "keeps its blocks",
-            edits={"Engine._finish": (("    self.scheduler.remove(sequence)\n", ""),)},
+            edits={"Engine.append": (("            self.scheduler.remove(sequence)\n", ""),)},
             cause="a finished sequence stays in the scheduler, with its blocks",
-            look="`_finish`: who frees the blocks?",
+            look="`append`: who frees the blocks?",
         ),
         Mistake(
             "done with the first sample",
-            edits={"Engine._finish": (("if all(", "if any("),)},
+            edits={"Engine.append": (("if all(", "if any("),)},
             cause="a request leaves with its first finished sample, though others still run",
-            look="`_finish`: when is a request done?",
+            look="`append`: when is a request done?",
         ),
         Mistake(
             "the request stays",
-            edits={"Engine._finish": (
-                ("    if all(sequence.finish_reason for sequence in request.sequences):\n"
-                 "        del self._requests[request.request_id]\n", ""),
-            )},
+            edits={"Engine.append": ((REQUEST_IS_DONE, ""),)},
             cause="a request whose sequences are all finished is still among the unfinished",
             look="`self._requests`",
         ),
         Mistake(
             "forgets the reason",
-            edits={"Engine._finish": (("    sequence.finish_reason = reason\n", ""),)},
+            edits={"Engine._finishes": (('sequence.finish_reason = "length"', "return True"),)},
             cause="a finished sequence has no `finish_reason`, so its request is never done",
             look="`finish_reason`",
         ),

@@ -98,32 +98,32 @@ scenario(
     Group(
         "the same prompt again",
         asked("+ABC ?ABC", "+ABC +DE ?DE+", "+ABC ?ABC ?ABC", "?ABC +ABC ?ABC", "+A ?A"),
-        look="what `match` returns, and when",
+        look="what does `match` return, and when?",
     ),
     Group(
         "a chat that grows",
         asked("+AB ?ABCD", "+AB +ABCD ?ABCDEF+", "+AB ?ABC +ABC ?ABCD +ABCD ?ABCDE ?AB"),
-        look="what `match` returns, and when",
+        look="what does `match` return, and when?",
     ),
     Group(
         "one system prompt, many questions",
         asked("+SYa +SYb ?SYc", "+SYSaa ?SYSbb", QUESTIONS),
-        look="what is known when the walk stops?",
+        look="what has been found when the walk stops?",
     ),
     Group(
         "a prompt that ends where others go on",
         asked("+ABCD ?AB", "+ABC +ABD ?AB+", "+ABC +ABD +ABE ?AB ?A+", "+ABC ?+"),
-        look="the last block before the end",
+        look="where does the walk stop, and what has it found?",
     ),
     Group(
-        "a block counts only behind the same beginning",
+        "a block counts only after the same beginning",
         asked("+ABC ?AXBC", "+ABC +BCD ?CD", "+ABC +B ?XB", "+aBC ?bBC ?ABC ?aB"),
-        look="where the walk has to stop",
+        look="where does the walk have to stop?",
     ),
     Group(
         "any prompts, any block size",
         [(SIZES[seed % 4], random_prompts(seed)) for seed in range(120)],
-        look="what `match` returns, and when",
+        look="what does `match` return, and when?",
     ),
 )
 
@@ -221,7 +221,7 @@ class Steps:
         self.release(prompt)
 
     def keep(self, prompt: str) -> None:
-        self.put(prompt, "insert of {} by a request that goes on")
+        self.put(prompt, "insert of {} by a request that continues")
 
     def end(self, prompt: str) -> None:
         self.release(prompt)
@@ -408,50 +408,50 @@ scenario(
     after(
         "a prompt that is one node", "result node",
         {"A": ["match A", "match A+"], "ABC": ["match ABC", "match ABCD+", "match ABC; match ABC"]},
-        look="what `_walk` returns, all three",
+        look="what does `_walk` return? All three results",
     ),
     after(
         "down several nodes", "result node",
         {"ABCD ABEFG ABEFH": ["match ABEFH", "match ABEFHXY", "match ABCDX+"]},
-        look="what changes when the walk is one node further",
+        look="what changes when the walk reaches the next node?",
     ),
     after(
         "the walk stops where the tokens differ", "result node",
         {"ABC": ["match ADC", "match X", "match ABX"], "ABCD ABE": ["match ABCX", "match AXCD"],
          "ABCB": ["match AXCB"], "ABC B": ["match CAB"],
          "Aba": ["match Acb", "match AbA", "match ABa"]},
-        look="what is compared, and how far",
+        look="what is compared, and how far?",
     ),
     after(
         "the walk stops where the prompt ends", "result node",
         {"ABC": ["match AB", "match A+", "match +"], "ABCDE ABX": ["match ABC", "match AB"]},
-        look="how many keys are left to compare",
+        look="how many keys are left to compare?",
     ),
     after(
-        "a node that is cut in two", "shape counts sound result node",
+        "a node that is split in two", "shape counts sound result node",
         {"ABCD ABCE": ["match A", "match AB", "match AX; match ABY",
                        "match A; match ABCD; match ABCE; match AB"],
          "ABCDE X": ["match ABC; match A; match ABCD"]},
-        look="what each half has: keys, blocks, parent, children",
+        look="what does each half have: keys, blocks, parent, children?",
     ),
     after(
-        "a lock survives the cut", "locks counts sound",
+        "a lock survives the split", "locks counts sound",
         {"ABC X": [
             "lock ABC; lock ABC; match A",
             "lock ABC; match A; evict 9; unlock ABC; evict all",
             "lock ABC; lock ABC; match AB; match A; unlock ABC; evict 9; unlock ABC; evict all",
             "lock ABC; insert AD; lock AD; match AB; unlock ABC; evict 9; unlock AD; evict all"]},
-        look="`lock_count` of both halves, and who is who",
+        look="`lock_count` of both halves; and which half is the old node?",
     ),
     after(
         "what a match has found stays as it is", "later",
         {"AB": ["match AB; insert ABCD", "match AB; evict 1", "match AB; match A"]},
-        look="the third result of `_walk`",
+        look="what is the list in the third result of `_walk`?",
     ),
     after(
-        "a shorter match makes only its part younger", "sound",
+        "a shorter match makes only its part the most recently used", "sound",
         {"ABC XY": ["match A; evict all", "match AB; match X; evict all"]},
-        look="what is in `unlocked`",
+        look="what is in `unlocked`?",
     ),
     Group("80 random traces", traces("iimmlluke", 200, ALL), look=LINES_ABOVE),
 )  # fmt: skip
@@ -462,7 +462,7 @@ scenario(
     after(
         "a new prompt: the tree holds its blocks", ALL,
         {"": ["keep ABC+", "keep ABC; end ABC", "insert A", "insert AB; insert CD"]},
-        look="what `insert` does for new blocks",
+        look="what does `insert` do for new blocks?",
     ),
     after(
         "where a prefix is known, the tree's own blocks stay", ALL,
@@ -472,10 +472,10 @@ scenario(
         look="which blocks are new?",
     ),
     after(
-        "too few blocks are refused, too many left alone", ALL,
+        "too few blocks are refused, surplus ones ignored", ALL,
         {"AB C": ["give XYZ 1", "give XYZ:x 1", "give AXY 1", "give ABC 1", "give C 0"],
          "AB": ["give ABC 5", "give ABC+ 5", "give AB 3", "give + 0", "give +:x 0", "give + 1"]},
-        look="how many blocks are needed",
+        look="how many blocks are needed?",
     ),
     after(
         "a salt is a tree of its own", ALL,
@@ -484,12 +484,12 @@ scenario(
               "insert ABC:x; match ABC; insert AB; match AB:x",
               "insert AB; insert ABC:empty",
               "insert AB:empty; insert AB; insert AB:zero; insert AB:None"]},
-        look="which root the walk begins at",
+        look="at which root does the walk begin?",
     ),
     after(
         "evict takes leaves from their end", ALL,
         {"ABCD": ["evict 2; match ABCD", "evict 1; evict 1", "evict 4", "evict 2; insert ABCD"]},
-        look="which block of which node goes first",
+        look="which block of which node goes first?",
     ),
     after(
         "the least recently used goes first, parents last", "sound",
@@ -502,30 +502,30 @@ scenario(
         "an insert makes its prefix the most recently used", "sound",
         {"AB C": ["insert AB; evict all", "insert ABX; evict all"],
          "ABC ABD X": ["insert ABC; evict all", "insert AB; evict all"]},
-        look="the end of `insert`",
+        look="what does `insert` do at its end?",
     ),
     after(
         "a leaf that is empty leaves the tree", ALL,
         {"AB AC": ["evict 1; evict 5", "evict all; insert AB:x; match AB:x"],
          "": ["insert AB:x; insert C; evict 2; evict all; insert AB"]},
-        look="what happens when its last block goes",
+        look="what happens when its last block goes?",
     ),
     after(
-        "what is locked stays, and evict says how many went", ALL,
+        "what is locked stays, and evict returns how many blocks went", ALL,
         {"ABC ABD X": ["lock ABC; evict 10; evict 0; unlock ABC; evict 10",
                        "lock ABC; lock ABD; lock X; evict 1", "evict 10; evict 1", "evict -1",
                        "lock AB; evict 10; insert ABC; evict 1"]},
-        look="when the loop stops",
+        look="when does the loop stop?",
     ),
     after(
-        "a block in use is let go of, not freed", ALL,
+        "a block in use is released, not freed", ALL,
         {"": ["keep AB; evict 1; end AB", "keep AB; insert C; evict 2; match AB; end AB"]},
-        look="what `evict` tells the pool",
+        look="what does `evict` do in the pool?",
     ),
     after(
-        "the caller's lists are its own", ALL,
+        "the caller's lists stay the caller's", ALL,
         {"": ["insert AB; empty AB; match AB", "insert AB; insert ABCD; empty ABCD; evict 1"]},
-        look="what does the tree keep of what it is given?",
+        look="does the tree keep a list that belongs to the caller?",
     ),
     Group("80 random traces", traces("iiimlukke", 300, ALL), look=LINES_ABOVE),
 )  # fmt: skip
@@ -534,15 +534,15 @@ scenario(
     "07.5",
     radix,
     after(
-        "what a request stands on stays", "result",
+        "what a request uses stays", "result",
         {"ABC X": ["lock ABC; evict 9; match ABC"], "A XY": ["lock A; evict 9; match A"],
          "ABC ABX": ["lock ABC; evict 9; match ABC", "lock AB; evict 9; match ABC"]},
-        look="which nodes does `lock` go through?",
+        look="which nodes does `lock` visit?",
     ),
     after(
-        "evictable is what nobody stands on", "counts sound",
+        "evictable is what no request uses", "counts sound",
         {"ABCD ABE X": ["lock ABCD; lock ABE", "lock AB; lock ABE; lock ABE"]},
-        look="num_evictable_blocks, node by node",
+        look="`num_evictable_blocks`, node by node",
     ),
     after(
         "locks nest, and all of them can be undone", "locks counts sound",
@@ -554,16 +554,16 @@ scenario(
         look="`lock` and `unlock` line by line",
     ),
     after(
-        "a node that is cut while it is locked", "locks counts sound",
+        "a node that is split while it is locked", "locks counts sound",
         {"ABC": ["lock ABC; match A; unlock ABC; evict all",
                  "lock ABC; match A; lock A; unlock ABC; evict 9; unlock A; evict all"]},
-        look="with which node do both begin?",
+        look="with which node do both methods begin?",
     ),
     after(
         "one unlock too many is refused, and a miss may be locked", "locks counts sound",
         {"AB AC": ["unlock AB", "lock AB; unlock AB; unlock AB", "lock AC; unlock AB",
                    "lock X; unlock X", "lock X:x; unlock X:x; evict all"]},
-        look="the first lines",
+        look="the first lines of both methods",
     ),
     Group("80 random traces", traces("iimlluue", 500, ALL), look=LINES_ABOVE),
 )  # fmt: skip
@@ -587,7 +587,7 @@ def names(mine, program, log: Log) -> None:
         if not isinstance(found, list | tuple):
             log(text, {"what comes back is": f"a {type(found).__name__}"})
             return
-        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + ["a rest"]
+        blocks = [f"{salt}:{one}" if salt else one for one in beginnings(word)] + ["a part of one"]
         log(
             text,
             {
@@ -631,7 +631,7 @@ scenario(
         look="which tokens belong to a whole block?",
     ),
     Group(
-        "a name stands for everything before it",
+        "a name stands for everything up to its block",
         [(size, some) for some in ("ABCD AXCD", "AAAA", "AB BA", "abcd axcd", "ABCA aBcA")
          for size in SIZES],
         look="what goes into a block's hash?",
@@ -652,7 +652,7 @@ scenario(
         [(1, [0], [BIG]), (2, [1, 2], [1, 2 + BIG]), (1, [1, 2], [1, 2 + BIG]),
          (2, [1, 23], [12, 3]), (2, [1, 11], [11, 1]), (2, [1, 2], [1, 258]), (1, [1], [65_537]),
          (2, [0, 5], [5, 0]), (1, [3, 1], [2, 2]), (2, 3_000), (2, 200_000)],
-        look="what the docstring says of `hash` and of checksums",
+        look="what does the docstring say about `hash` and checksums?",
     ),
 )  # fmt: skip
 
@@ -665,22 +665,22 @@ scenario(
         "insert: new blocks are held, known ones stay", FOUND,
         {"": ["keep ABC+", "keep ABC; end ABC", "insert AB; insert ABCD", "keep AB; insert AB"],
          "ABC ABD": ["insert ABC", "insert ABE; match ABE"]},
-        look="which blocks are acquired",
+        look="which blocks are acquired?",
     ),
     after(
-        "match: as far as the chain holds", "result",
+        "match: as far as the chain goes", "result",
         {"ABC": ["match ABC", "match ABCDE+", "match AB", "match AXC", "match BC"],
          "ABC ABX": ["match ABX", "match +", "match ABXC; match ABX; match ABC"]},
-        look="the first name that is not there",
+        look="what happens at the first missing name?",
     ),
     after(
-        "too few blocks are refused, too many left alone", FOUND,
+        "too few blocks are refused, surplus ones ignored", FOUND,
         {"AB": ["give ABCD 3", "give XY 1", "give AB 1", "give XY:x 0", "give ABC 5", "give ABC+ 5",
                 "give + 0", "give + 1"]},
-        look="how many blocks are needed",
+        look="how many blocks are needed?",
     ),
     after(
-        "tenants do not meet", FOUND,
+        "customers do not share blocks", FOUND,
         {"ABC": ["match ABC:x", "insert ABC:x; match AB:x; match AB:y; match ABC",
                  "match ABC:empty; insert ABC:empty; match AB:zero"]},
         look="where does the salt go?",
@@ -697,13 +697,13 @@ scenario(
         {"": ["keep AB; insert X; evict 3; match AB; end AB; evict 3",
               "insert X; keep AB; insert Y; evict 1; evict 9",
               "insert AB; evict 0; evict -1; evict 1"]},
-        look="who else holds the block?",
+        look="does anything else hold the block?",
     ),
     after(
-        "a block whose parent is gone", FOUND,
+        "a block whose predecessor is gone", FOUND,
         {"": ["keep ABC; tail ABC; evict 2; match ABC; insert ABC; match ABC",
               "keep ABC; tail ABC; evict 2; insert AB; match ABC; end ABC; evict all"]},
-        look="what a match makes of a gap in the chain",
+        look="what does `match` do at a gap in the chain?",
     ),
     Group("80 random traces", traces("iimmke", 400, FOUND), look=LINES_ABOVE),
 )  # fmt: skip
@@ -752,7 +752,7 @@ def engine_on(parts: dict, config: dict, kind: type = minikv.Engine) -> minikv.E
 # A program is (config, steps). Steps:
 #     add s12q3 5 x    a request of 15 tokens for 5 more, of salt x     step 2    two steps
 #     look             is the first that waits looked up now            finish    all there are
-#     hold 2, free     somebody else takes two blocks, gives them back
+#     hold 2, free     another owner takes two blocks, gives them back
 #     preempt, evict 3, and spoil: what is free is written to
 
 
@@ -845,7 +845,7 @@ class Serving:
         self.log(f"evict({count})", {"free blocks:": self.engine.pool.num_free})
 
     def preempt(self) -> None:
-        self.log("the last to come is preempted")
+        self.log("the last to arrive is preempted")
         self.engine.scheduler.preempt(self.engine.scheduler.running[-1], minikv.Plan())
 
     def store(self, name: str) -> None:
@@ -894,7 +894,7 @@ scenario(
     "07.5",
     partial(serve, lambda mine: {"prefix_cache": mine.RadixCache}),
     Group(
-        "tinypy: who comes later finds what is in use",
+        "tinypy: later requests find what is in use",
         [({"num_blocks": 32},
           "add s24 1; finish; add s24i4 9; step; evict 32; add s24d6 9; step; finish; evict 32")],
         look=LINES_ABOVE,
@@ -906,8 +906,8 @@ scenario(
 
 
 def only(method: str, mine) -> dict:
-    """The reader's scheduler with nothing but `method` of what is to be mended: the other one is
-    the reference's."""
+    """The reader's scheduler with only one of the two methods to be fixed: the other one is the
+    reference's."""
     [other] = {"look_up", "share_full_blocks"} - {method}
     changed = type("Scheduler", (mine.Scheduler,), {other: vars(minikv.Scheduler)[other]})
     return {"prefix_cache": minikv.RadixCache, "scheduler": changed}
@@ -1042,10 +1042,6 @@ class Stepping(Serving):
                 return
             self.step()
 
-    def abort(self, number: str) -> None:
-        self.log.call(f"request {number} is aborted", self.engine.abort, int(number))
-        self.log.call(f"request {number} is aborted", self.engine.check, see=False)
-
 
 def stepping(mine, program, log: Log) -> None:
     Stepping(lambda mine: {}, mine, program, log)
@@ -1065,7 +1061,7 @@ scenario(
     Group(
         "several requests: one output each",
         [({}, "add s5 2; add q9 3; finish"), ({}, "add s13 1; add i3 4; step 2; add q9 2; finish")],
-        look="what `append` returns",
+        look="`append`: what it notes of each request",
     ),
     Group(
         "a prompt in chunks gets its token after the last one",
@@ -1079,13 +1075,13 @@ scenario(
          ({}, "add s13 9 self; finish"), ({}, "add s24 9 either; finish"),
          ({}, "add q9 9 either; finish"), ({}, "add q9 4 colon; finish"),
          ({}, "add m9 9 end; finish")],
-        look="`append`: when a sequence is finished, and why",
+        look="`_finishes`: when, and why",
     ),
     Group(
         "samples of a request finish one by one",
         [({}, "add q9 2 two; finish"), ({}, "add q9 8 three; finish"),
          ({}, "add q9 8 three; add s13 6; finish")],
-        look="`_finish`: when is a request done?",
+        look="`append`: when is a request done?",
     ),
     Group(
         "what was written is found by the next turn",
@@ -1101,17 +1097,10 @@ scenario(
         look=ALL,
     ),
     Group(
-        "an abort, in the middle of everything",
-        [({}, "add s5 9; step 2; abort 0"),
-         ({}, "add s13 9; add q9 8 three; step 2; abort 1; finish"),
-         ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 4; add q9 2; step; abort 1; finish")],
-        look="`_finish`",
-    ),
-    Group(
         "where nothing can run, the engine says so",
         [({"num_blocks": 8}, "hold 7; add s13 2; step"),
          ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
-        look="`step`: a plan without sequences",
+        look="`step`: what it returns for a plan without sequences",
     ),
 )  # fmt: skip
 

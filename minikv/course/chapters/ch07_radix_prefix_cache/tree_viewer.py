@@ -34,12 +34,12 @@ from minikv.course.pictures.tree_drawing import (
 )
 
 MEANINGS = dict(
-    count="block 7, reference count 1",
+    count="block; over it: id, references",
     cached="held by the tree alone",
     shared="held by sequences too",
     name="held by A",
     lock="node, locked by 2",
-    turn="next to be evicted",
+    turn="first to be evicted",
     new="new in this step",
     cut="split in this step",
     gone="evicted in this step",
@@ -109,6 +109,13 @@ class TreeSnapshot:
     def num_evictable(self) -> int:
         """Blocks of nodes that nobody has locked."""
         return sum(len(node.block_ids) for node in self.nodes if node.lock_count == 0)
+
+    @property
+    def queue(self) -> list[str]:
+        """The block ids of each node that can be evicted, the least recently used node first."""
+        unlocked = [node for node in self.nodes if node.turn is not None]
+        unlocked.sort(key=lambda node: node.turn or 0)
+        return [" ".join(map(str, node.block_ids)) for node in unlocked]
 
     def own_blocks(self, name: str) -> tuple[int, ...]:
         """What a sequence holds and the tree does not have."""
@@ -290,6 +297,10 @@ class TreeHistory(TreeRecording):
         changes = TreeChanges.between(self.steps[before], step)
         return f"{step.describe()} {changes.describe(self.steps[before], step)}"
 
+    def counted(self, i: int) -> dict[str, int]:
+        step = self.steps[i]
+        return {"blocks in the tree": len(step.blocks), "evictable": step.num_evictable}
+
     def scenes(self, chosen: Sequence[int]) -> list[Scene]:
         steps = self.steps
         salts = {node.salt for i in chosen for node in steps[i].nodes}
@@ -374,6 +385,7 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
         runs=tuple(runs),
         roots={salt: _root_label(salt, with_salts) for salt in salts},
         outside={name: own for name in step.holders if (own := step.own_blocks(name))},
+        queue=step.queue if len(step.queue) > 1 else (),
     )
 
 

@@ -1,10 +1,10 @@
 """Chapter 08: from adding two vectors to split-KV attention over blocks, a small kernel at a time.
 
-Each kernel is the one before plus one idea. Under it stands what Python calls: it makes the
-output, chooses how many programs there are, and starts them.
+Each kernel is the one before plus one idea. Below it is the function that Python calls, which
+allocates the output, chooses how many programs there are, and starts them.
 """
 
-import kernels  # noqa: F401, I001  before triton: without a GPU it has to interpret
+import kernels  # noqa: F401, I001  before triton: without a GPU, triton must interpret
 import functools
 
 import torch
@@ -19,8 +19,8 @@ import triton.language as tl
 def add_kernel(x, y, out, size, TILE: tl.constexpr):
     """out[i] = x[i] + y[i] for i < size; each program does TILE of them.
 
-    x, y, out: pointers to arrays of `size` elements of one type, whichever. Program p does TILE
-    elements from p * TILE on. Three programs of 4 for arrays of 10:
+    x, y, out: pointers to arrays of `size` elements, all of one type, which may be any. Program p
+    does TILE elements from p * TILE on. Three programs of 4 for arrays of 10:
 
         element     0 1 2 3 | 4 5 6 7 | 8 9 . .
         program     0         1         2
@@ -35,9 +35,9 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
 
 
 def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
-    """x + y, both (size,) and contiguous. `tile` is a power of two: `tl.arange` asks for it."""
+    """x + y, both (size,) and contiguous. `tile` is a power of two, as `tl.arange` demands."""
     out = torch.empty_like(x)
-    grid = (triton.cdiv(len(x), tile),)  # so many programs
+    grid = (triton.cdiv(len(x), tile),)  # the number of programs
     add_kernel[grid](x, y, out, len(x), TILE=tile)
     return out
 
@@ -47,14 +47,14 @@ def add(x: torch.Tensor, y: torch.Tensor, tile: int = 4) -> torch.Tensor:
 
 @triton.jit
 def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl.constexpr):
-    """out = softmax(scale * q k^T) v, by one program, with TILE keys in hand at a time.
+    """out = softmax(scale * q k^T) v, by one program that holds TILE keys at a time.
 
-    Each key and value is read once, and nothing is written but `out`.
+    Each key and value is read once, and only `out` is written.
     q, out: (HEAD_DIM,). k, v: (context, HEAD_DIM), contiguous, so key j begins at j * HEAD_DIM.
     From tile to tile three things are carried: the largest score so far, the sum of
-    exp(score - top), and the sum of exp(score - top) v. Powers of 2 do as well, if the scores
-    are multiplied by log2(e). Keys from `context` on do not exist: they are not read, and have a
-    weight of 0.
+    exp(score - top), and the sum of exp(score - top) v. Powers of 2 work as well, if the scores
+    are multiplied by log2(e). Keys from `context` on do not exist: they are not read, and their
+    weight is 0.
     """
     column = tl.arange(0, HEAD_DIM)
     query = tl.load(q + column)  # (D,)
@@ -100,8 +100,8 @@ def decode_kernel(
 
     q, out: (S, HEADS, HEAD_DIM). kv: (num_blocks, BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM), K of a slot
     before its V. block_tables: (S, width); only the blocks that a context needs are looked up.
-    context_lens: (S,), the tokens each query sees. All contiguous. A tile is one block (or some,
-    of 32 tokens at most), and each program reads K and V of a token once. Heads of a group lie
+    context_lens: (S,), the tokens each query sees. All contiguous. A tile is one block (or several,
+    of at most 32 tokens), and each program reads K and V of a token once. Heads of a group lie
     side by side: with 4 query and 2 KV heads, heads 0 and 1 read KV head 0.
     """
     sequence, head = tl.program_id(0), tl.program_id(1)
@@ -165,8 +165,8 @@ def packed_kernel(
     Tensors as in `decode_kernel`, with KV_HEADS * GROUP query heads; group g has the heads from
     g * GROUP on. They are the rows of one matrix, so a block is read once for all of them; their
     scores are one `tl.dot`, and so is their weighted sum of V, both with
-    input_precision="ieee". ROWS is at least GROUP; the rows beyond are padding, and neither
-    read nor written.
+    input_precision="ieee". ROWS is at least GROUP; the rows past GROUP are padding and are
+    neither read nor written.
     """
     sequence, kv_head = tl.program_id(0), tl.program_id(1)
     column = tl.arange(0, HEAD_DIM)
@@ -201,7 +201,7 @@ def packed_kernel(
 def decode_packed(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
-    """`decode`, one program a sequence and KV head. D and the block size are at least 16."""
+    """`decode` with one program per sequence and KV head. D and the block size are at least 16."""
     q = q.contiguous()
     (num_seqs, heads, dim), (_, block_size, _, kv_heads, _) = q.shape, kv.shape
     group = heads // kv_heads
@@ -225,12 +225,12 @@ def split_kernel(
 ):  # fmt: skip
     """Program (s, g, i): split i of what program (s, g) of `packed_kernel` does.
 
-    Of n blocks a split takes n / SPLITS, rounded up; split i those behind the splits before it.
-    So the last ones may be shorter, or empty.
+    Of n blocks each split takes n / SPLITS, rounded up, beginning where the split before it ends.
+    So the last splits may be shorter, or empty.
 
     partial: (S, KV_HEADS * GROUP, SPLITS, HEAD_DIM), the output over this split's tokens alone.
     lse: (S, KV_HEADS * GROUP, SPLITS), the logarithm of the sum of exp(score) over them. Every
-    split writes both, an empty one 0 and -inf, or so little that it weighs nothing.
+    split writes both. An empty one writes 0 and -inf, or a logarithm so small that it weighs 0.
     """
     sequence, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     column = tl.arange(0, HEAD_DIM)
@@ -261,7 +261,7 @@ def split_kernel(
         total = total * shrink + tl.sum(weights, 1)
         acc = tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")  # (ROWS, D)
         top = new_top
-    some = tl.where(total > 0, total, 1.0)  # 0 / 1 for an empty split, and not 0 / 0
+    some = tl.where(total > 0, total, 1.0)  # an empty split gives 0 / 1, not 0 / 0
     place = (head * SPLITS + split)[:, None] * HEAD_DIM + column[None, :]
     tl.store(partial + place, acc / some[:, None], mask=is_head[:, None])
     tl.store(lse + head * SPLITS + split, top + tl.log(some), mask=is_head)
@@ -269,10 +269,10 @@ def split_kernel(
 
 @triton.jit
 def join_kernel(partial, lse, out, HEAD_DIM: tl.constexpr, SPLITS: tl.constexpr):
-    """Program r: joins the splits of row r, a sequence's query head. Rows are counted through.
+    """Program r: joins the splits of row r, where the rows are the query heads of all sequences.
 
-    partial: (rows, SPLITS, HEAD_DIM); lse: (rows, SPLITS); out: (rows, HEAD_DIM). A split counts
-    as much as its share of the sum of exp(score), that is by the softmax of lse.
+    partial: (rows, SPLITS, HEAD_DIM); lse: (rows, SPLITS); out: (rows, HEAD_DIM). A split's weight
+    is its share of the sum of exp(score), which is the softmax of lse.
     """
     row = tl.program_id(0)
     split = row * SPLITS + tl.arange(0, SPLITS)  # (SPLITS,)
@@ -311,11 +311,11 @@ def decode_split(
 def gather_kernel(
     kv, block_tables, starts, out, width, ROW: tl.constexpr, BLOCK_SIZE: tl.constexpr
 ):
-    """Program (s, i): copies block i of sequence s, its tokens alone, to their places in `out`.
+    """Program (s, i): copies the tokens of block i of sequence s, and no more, to `out`.
 
     kv: (num_blocks, BLOCK_SIZE, ROW), K and V of a token are one row. block_tables: (S, width).
     starts: (S + 1,); the tokens of sequence s are the rows starts[s] to starts[s + 1] of `out`,
-    which is (starts[S], ROW). Programs beyond the end of a sequence have nothing to do.
+    which is (starts[S], ROW). Programs past the end of a sequence have nothing to do.
     """
     sequence, i = tl.program_id(0), tl.program_id(1)
     start = tl.load(starts + sequence)
@@ -332,7 +332,7 @@ def gather_kernel(
 def gather(
     kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
-    """K and V of all tokens of all sequences, packed, one sequence behind the other.
+    """K and V of all tokens of all sequences, packed, one sequence after another.
 
     kv (num_blocks, block_size, 2, K, D); block_tables (S, B) and context_lens (S,) int64;
     returns (tokens, 2, K, D).
@@ -350,8 +350,8 @@ class CapturedDecode:
     """A decode step as a CUDA graph keeps it: the same launch, on the same tensors, every time.
 
     A graph is a recording of addresses. So the inputs of a step are copied into tensors that
-    were made once, before the recording is played; another tensor in their place would not be
-    noticed. On a CPU a function with its arguments does as well.
+    were allocated once, before the recording is replayed; it would not notice another tensor in
+    their place. On a CPU, a function with fixed arguments behaves the same way.
     """
 
     def __init__(self, kv: torch.Tensor, num_heads: int, max_seqs: int, max_blocks: int):

@@ -26,11 +26,11 @@ CHAPTER = Chapter(
 Triton kernels, each the one before plus one idea: from adding two vectors to attention over
 blocks, with grouped heads and split contexts.
 
-Where you are asked for a kernel, what Python calls stands under it: that makes the output and
-starts the programs. A check always runs them in Triton's interpreter, on a machine with a GPU
-too, so that a wrong one ends in a sentence and not in a crash; then it has a GPU's compiler look
-at the text, which needs no GPU. To try them yourself, import `kernels` before anything else:
-without a GPU that turns the interpreter on.
+Below each kernel that you write is the function that Python calls: it allocates the output and
+starts the programs. A check always runs your kernels in Triton's interpreter, on a machine with a
+GPU too, so that a wrong one ends in a sentence and not in a crash; then it compiles them for a
+GPU, which works without one. To try them yourself, import `kernels` before anything else: without
+a GPU that turns the interpreter on.
 """,
     skeleton=(
         Function(f"{ANSWERS}:add_kernel", "08.1"),
@@ -59,13 +59,14 @@ without a GPU that turns the interpreter on.
             minutes=15,
             difficulty=1,
             kind="build",
-            matters="Every kernel begins with these five lines: who am I, what is mine, what of it "
-            "exists, read it, write it. Forget the third, and you write over somebody's memory.",
+            matters="Every kernel begins with these five lines: who am I, which elements are mine, "
+            "which of them exist, read, write. Forget the third and you write to memory that is "
+            "not yours.",
             hints=(
-                "All programs run the same text. What is the only thing that tells program 2 "
-                "that it is not program 0?",
-                "`tl.arange(0, TILE)` is 0, 1, … TILE - 1, all at once. What has to be added to "
-                "it so that program 2 of tiles of 4 has 8, 9, 10, 11? Which of these exist? "
+                "All programs run the same code. What is the only thing that distinguishes "
+                "program 2 from program 0?",
+                "`tl.arange(0, TILE)` is 0, 1, … TILE - 1, all at once. What must you add to it "
+                "so that program 2, in tiles of 4, has 8, 9, 10, 11? Which of these exist? "
                 "`x + element` is then a tile of pointers.",
                 """p = tl.program_id(0)
 element = the first element of program p, plus tl.arange(0, TILE)
@@ -73,35 +74,36 @@ mask = which of them are below size
 tl.load both tiles with the mask;  add;  tl.store the sum to out + element, with the mask""",
             ),
             works="""\
-A kernel says what one program does; the grid says how many there are. Nobody says in which order,
-or how many at the same time: that is the GPU's business, and why the same text keeps a small GPU
-busy and a large one. Programs cannot wait for each other, so each has elements of its own.
+A kernel says what one program does; the grid says how many there are. Neither says in which order
+they run, or how many at the same time. The GPU decides that, which is why the same code keeps both
+a small GPU and a large one busy. Programs can't wait for each other, so each has its own elements.
 
-A program of Triton does not work on one number, as a thread of CUDA does, but on a tile: every
-line is a whole row of numbers. Which thread holds which of them is the compiler's business.
+A Triton program does not work on one number, as a CUDA thread does, but on a tile: every line
+handles a whole row of numbers. The compiler decides which thread holds which of them.
 
-Sizes of tiles are known when a kernel is compiled (`tl.constexpr`), and powers of two. So the last
-tile reaches over the end nearly always, and a mask is no special case but the rule. It costs next
-to nothing: the hardware does not send a load that is masked out.
+Tile sizes are powers of two, and known when a kernel is compiled (`tl.constexpr`). So the last tile
+nearly always reaches past the end, and a mask is not a special case but the rule. It costs next to
+nothing: the hardware does not send a load that is masked out.
 
-Without it a GPU reads what lies behind the array, mostly without any error: memory comes in pages
-that are larger than your array, and the rest of the page is somebody's. A wrong load is a wrong
-number; a wrong store is a wrong number in somebody else's tensor.""",
+Without it a GPU reads what lies after the array, mostly without any error: memory comes in pages
+that are larger than your array, and other tensors share the page. A wrong load is a wrong number; a
+wrong store is a wrong number in another tensor.""",
         ),
         Exercise(
             id="08.2",
             title="A running softmax",
-            minutes=25,
+            minutes=45,
             difficulty=3,
             kind="build",
-            matters="This is the inside of FlashAttention: scores of a whole context never exist, "
-            "only those of one tile. The last tile is where it goes wrong.",
+            matters="This is the core of FlashAttention: the scores of the whole context never "
+            "exist at once, only those of one tile. The last tile is where kernels go wrong.",
             hints=(
-                "It is the loop of exercise 04.4, for one query head. What was a block there is a "
-                "tile here. Which three things are carried from tile to tile?",
-                "Two masks, for two reasons. Keys that do not exist must not be read, and what "
-                "stands in their place must not count. What score gives a weight of 0? And what "
-                "must a value be, so that 0 times it is 0?",
+                "It is the loop of exercise 04.4, for one query head, with the addresses and masks "
+                "of `mean_kernel`. What was a block there is a tile here. Which three things are "
+                "carried from tile to tile?",
+                "You need two masks, for two reasons. Keys that do not exist must not be read, and "
+                "what stands in their place must not count. What score gives a weight of 0? And "
+                "what must a value be, so that 0 times it is 0?",
                 """query = q's HEAD_DIM numbers;  top = -inf;  total = 0.0;  acc = HEAD_DIM zeros
 for start in range(0, context, TILE):
     key = start + 0 … TILE - 1;  held = key < context
@@ -114,41 +116,41 @@ for start in range(0, context, TILE):
 store acc / total""",
             ),
             works="""\
-It is chapter 04's formula, and the only thing new is where numbers live. The query, `acc` and two
-scalars stay in registers from beginning to end. Of K and V one tile at a time is there. So every
-key and value is read from memory once, and nothing is written but the result. Naive attention on a
-GPU also writes its scores, and then its weights, and reads both back.
+It is chapter 04's formula; only the place where the numbers live is new. The query, `acc` and two
+scalars stay in registers from beginning to end. Of K and V, one tile is there at a time. So every
+key and value is read from memory once, and only the result is written. Naive attention on a GPU
+also writes its scores, and then its weights, and reads both back.
 
-The mask of the load keeps the kernel inside its memory. The -inf keeps what is not there out of
-the softmax: a score of 0 instead would be a weight of e^(0 - top), which is anything but 0 if real
-scores are low.
+The mask of the load keeps the kernel inside its memory. The -inf keeps the missing keys out of the
+softmax: with a score of 0 instead, each would have a weight of e^(0 - top), which is far from 0 if
+the real scores are low.
 
-And `other=0.0` is for the values. Without it a masked place may hold anything, and so does memory
-behind the end; a weight of 0 is no help, for 0 * NaN is NaN. vLLM's Triton kernels read the tail of
-the last block and trusted the weight of 0. In 2026 that tail held NaN, and on AMD's GPUs Whisper
-wrote garbage (pull request 47305). The mended kernels do not load it.
+And `other=0.0` is for the values. Without it a masked place may hold anything, and so may memory
+past the end; a weight of 0 does not help, because 0 * NaN is NaN. vLLM's Triton kernels read the
+tail of the last block and relied on the weight of 0. In 2026 that tail held NaN, and on AMD GPUs
+Whisper wrote garbage (pull request 47305). The fixed kernels do not load it.
 
-The first tile is never all masked, for a context has a token. So `top` is finite after it, and
--inf - -inf, which is NaN, can only come up where a kernel begins with a tile of which it sees
-nothing (08.5).""",
+The first tile is never fully masked, because a context has at least one token. So `top` is finite
+after it. The difference -inf - -inf, which is NaN, can only arise where a kernel begins with a tile
+of which it sees nothing (08.5).""",
         ),
         Exercise(
             id="08.3",
             title="Through the block table",
-            minutes=25,
+            minutes=35,
             difficulty=3,
             kind="build",
-            matters="Paged attention is one more load: the block's id, before its keys. "
-            "This kernel runs tinypy, in company, on blocks that lie anywhere.",
+            matters="Paged attention is one more load: the block's id, before its keys. This "
+            "kernel runs tinypy, several sequences at a time, on blocks scattered over the pool.",
             hints=(
-                "Take your kernel of 08.2, and let a tile be a block. What tells this program "
-                "which sequence and head are its own? And what of the loop must change if tile i "
+                "Take your kernel from 08.2, and let a tile be a block. What tells this program "
+                "which sequence and head it works for? And what must change in the loop if tile i "
                 "does not begin at i * BLOCK_SIZE?",
-                "Three addresses. The query: row `sequence`, head `head`. The id of block i: where "
-                "in a table of rows of `width`? The key: kv is (num_blocks, BLOCK_SIZE, 2, "
-                "KV_HEADS, HEAD_DIM); how many numbers lie between two slots, and how many between "
-                "a K and its V?",
-                """sequence, head = program ids 0 and 1;  kv_head = head // (query heads a KV head)
+                "There are three addresses. The query: row `sequence`, head `head`. The id of "
+                "block i: where, in a table of rows of `width`? The key: kv is (num_blocks, "
+                "BLOCK_SIZE, 2, KV_HEADS, HEAD_DIM); how many numbers lie between two slots, and "
+                "how many between a K and its V?",
+                """sequence, head = program ids 0 and 1;  kv_head = head // (heads per KV head)
 query = load q at (sequence * HEADS + head) * HEAD_DIM + column
 context = load context_lens + sequence
 for i in range(0, tl.cdiv(context, BLOCK_SIZE)):
@@ -159,37 +161,38 @@ for i in range(0, tl.cdiv(context, BLOCK_SIZE)):
     … and then as in 08.2;  store to out where the query was in q""",
             ),
             works="""\
-Two kinds of positions: logical ones decide what is visible, physical ones where it lies. The mask
-takes the first, the address the second, and no line needs both. Within a block slots lie side by
-side, so one look into the table serves a whole tile; that is why a block is many tokens.
+There are two kinds of positions. Logical positions decide what is visible; physical positions say
+where it lies. The mask uses the first, the address the second, and no line needs both. Within a
+block, slots lie side by side, so one lookup in the table serves a whole tile; that is why a block
+holds many tokens.
 
-The table's row is as wide as the longest needs, and a shorter sequence's entries beyond its context
-are padding. They are somebody's block, or none. The loop ends before them, since it counts the
-blocks of its own context.
+A row of the table is as wide as the longest sequence needs, and a shorter sequence's entries past
+its context are padding: another sequence's block, or none. The loop ends before them, because it
+counts the blocks of its own context.
 
-H programs for each sequence, all at once and none knowing of another: 8 sequences of 32 heads are
-256 programs, for 132 multiprocessors of an H100. But all query heads of a group read the same keys
-and values, each for itself (08.4). And one sequence alone has only 32 programs (08.5).
+Each sequence has H programs, all at once and independent of each other: 8 sequences of 32 heads are
+256 programs, for the 132 multiprocessors of an H100. But all query heads of a group read the same
+keys and values, each for itself (08.4). And one sequence alone has only 32 programs (08.5).
 
-In the interpreter programs run one after the other. On a GPU they do not, and nothing here would
-change: each writes a row of its own. The check has looked at that, and at every address.""",
+In the interpreter, programs run one after another. On a GPU they do not, and nothing here would
+change: each writes its own row. The check has looked at that, and at every address.""",
         ),
         Exercise(
             id="08.4",
             title="A group in one product",
-            minutes=30,
+            minutes=40,
             difficulty=4,
             kind="build",
             matters="Decoding is bound by reading K and V. Eight query heads that share a KV head "
-            "need not read it eight times, and together they are a matrix, which is what tensor "
+            "need not read it eight times, and together they form a matrix, which is what tensor "
             "cores multiply.",
             hints=(
-                "What is the same for all query heads of a group, and what has each of its own? "
-                "Whatever each has of its own gets one more dimension.",
+                "What is the same for all query heads of a group, and what does each have for "
+                "itself? Whatever each has for itself gets one more dimension.",
                 "Scores become (ROWS, BLOCK_SIZE): the matrix of queries times that of keys, "
                 "transposed. `top` and `total` become (ROWS,), `acc` (ROWS, HEAD_DIM). Which of "
-                "your sums and maxima run over axis 1 now? And rows beyond the group: whose heads "
-                "would they read and overwrite, without a mask?",
+                "your sums and maxima run over axis 1 now? And without a mask, whose heads would "
+                "the rows past the group read and overwrite?",
                 """member = 0 … ROWS - 1
 its row of q: (sequence * KV_HEADS + kv_head) * GROUP + member
 queries = load (ROWS, HEAD_DIM), masked by member < GROUP, other=0.0
@@ -202,40 +205,41 @@ for each block, keys and values as before:
 store acc / total[:, None], masked as the queries""",
             ),
             works="""\
-A block is read once for the whole group. That is what grouped-query attention was made for: the
-bytes of K and V per step are GROUP times fewer than for as many heads with K and V of their own,
-and a kernel that reads them once for each head gives it all back.
+A block is read once for the whole group. That is what grouped-query attention was made for: a step
+reads GROUP times fewer bytes of K and V than if each query head had its own, and a kernel that
+reads them once per query head loses all of that again.
 
-Why 16 rows for a group of 2? The tensor cores' instruction for float16 on Ampere multiplies 16 rows
-at a time (mma.m16n8k16), so 16 cost what 2 do. Triton 3.3 refused fewer (issue 8426); 3.7 pads them
-itself. What it still insists on is 16 for the dimension that is summed over: head_dim in the first
-product, the block in the second. The interpreter insists on nothing, so your check has asked a
-compiler. vLLM's Triton decode pads its groups to 16 in the same way.
+Why 16 rows for a group of 2? On Ampere the tensor cores' instruction for float16 multiplies 16 rows
+at a time (mma.m16n8k16), so 16 rows cost what 2 do. Triton 3.3 refused fewer (issue 8426); 3.7 pads
+them itself. It still insists on at least 16 for the dimension that is summed over: head_dim in the
+first product, the block in the second. The interpreter insists on nothing, so your check has asked
+a compiler. vLLM's Triton decode kernel pads its groups to 16 in the same way.
 
-"ieee" is for float32. By default `tl.dot` rounds float32 to tf32 on a GPU, with 10 bits behind the
-point instead of 23, and no interpreter shows that. Full float32 is no work for tensor cores: they
-come with 16 bits, and the same two lines. Float16 would be fine here; bfloat16, which models use,
-gives wrong products in this interpreter. So these kernels keep to float32, where any mistake shows.
+"ieee" is for float32. By default `tl.dot` rounds float32 to tf32 on a GPU, with a mantissa of 10
+bits instead of 23, and no interpreter shows that. Full float32 does not use the tensor cores at
+all; with 16-bit numbers the same two lines do. Float16 would work here, but bfloat16, which most
+models use, gives wrong products in this interpreter. So these kernels stay with float32, where any
+mistake shows.
 
-A padded row has zeros for a query, so its scores are 0 and its softmax harmless. Only its store has
-to be masked: it would be the first head of the next group.""",
+A padded row has a query of zeros, so its scores are 0 and its softmax is harmless. Only its store
+has to be masked: it would overwrite the first head of the next group.""",
         ),
         Exercise(
             id="08.5",
             title="Split and join",
-            minutes=40,
+            minutes=60,
             difficulty=4,
             kind="build",
-            matters="One user with a long context has as many programs as KV heads, and the rest "
-            "of the GPU looks on. Split the context, and all of it reads.",
+            matters="A single user with a long context has only as many programs as there are KV "
+            "heads, and the rest of the GPU is idle. Split the context, and all of the GPU reads.",
             hints=(
-                "Your kernel of 08.4 needs two changes: where its loop begins and ends, and what "
-                "it stores. What must be known of a split, besides its output, so that somebody "
-                "else can join it with the others?",
-                "Splits of 5 blocks by 4: two each, so 2, 2, 1 and 0. What are `top`, `total` and "
-                "`acc` after a loop that never ran, and what do acc / total and log(total) make of "
-                "them? And in the join: if the largest lse is subtracted, what weight has a split "
-                "of -inf?",
+                "Your kernel from 08.4 needs two changes: where its loop begins and ends, and what "
+                "it stores. What must another kernel know of a split, besides its output, to join "
+                "it with the others?",
+                "5 blocks in 4 splits: 2, 2, 1 and 0 blocks. What are `top`, `total` and `acc` "
+                "after a loop that never ran, and what are acc / total and log(total) then? And in "
+                "the join: if you subtract the largest lse, what is the weight of a split with "
+                "-inf?",
                 """split_kernel: as packed_kernel, and program id 2 is the split
     blocks = cdiv(context, BLOCK_SIZE);  share = cdiv(blocks, SPLITS)
     for i from split * share up to the smaller of (split + 1) * share and blocks: as before
@@ -249,20 +253,23 @@ join_kernel: a row's SPLITS numbers of lse, and (SPLITS, HEAD_DIM) of partial
             works="""\
 A split's output is a softmax over its own tokens, and lse says how much that softmax weighs. The
 join is a softmax again, of lse, over the splits: e^lse is the sum that the split has divided by, so
-multiplying by it undoes the division. It is the merge of two triples from 04.4, for any number.
+multiplying by it undoes the division. It is the merge of two triples from 04.4, for any number of
+them.
 
-Two kernels, since a program can't wait for another: the end of a launch is what all wait for. The
-join reads SPLITS * (D + 1) numbers a head; beside thousands of tokens that is nothing, beside a
-hundred it is more than what splitting saves. So kernels/ splits only contexts that are long
-enough, and as many times as there is room on the GPU. Dao et al. (2023) call it Flash-Decoding.
+There are two kernels because a program can't wait for another: only the end of a launch is a point
+that all have reached. The join reads SPLITS * (D + 1) numbers per head. For a context of thousands
+of tokens that is negligible; for a hundred it is more than splitting saves. So kernels/ splits only
+contexts that are long enough, and into as many splits as the GPU has room for. Dao et al. (2023)
+call it Flash-Decoding.
 
-An empty split is no mistake: lengths in a batch differ, and the grid is one for all. What it stores
-has to be harmless. Its output may be anything finite; it is the weight of e^-inf = 0 that keeps it
-out, and 0 * NaN would not. TileLang's example of flash decoding gave NaN in 2025, traced to
+An empty split is not an error: lengths in a batch differ, and one grid serves all of them. What it
+stores has to be harmless. Its output may be anything finite, because its weight of e^-inf = 0 keeps
+it out; 0 * NaN would not be 0. TileLang's example of flash decoding gave NaN in 2025, traced to
 `lse_local_split - lse_max_local` (issue 328).
 
-And it has to store. Scratch is not zero but whatever was there before, a split of another request,
-say: a program that has nothing to do and returns at once leaves that for the join.""",
+And it has to store. Scratch memory is not zero. It holds whatever was there before, such as a split
+of another request, and a program that finds nothing to do and returns at once leaves that for the
+join.""",
         ),
         Exercise(
             id="08.6",
@@ -270,41 +277,44 @@ say: a program that has nothing to do and returns at once leaves that for the jo
             minutes=20,
             difficulty=2,
             kind="debug",
-            matters="Both pieces pass the tests that most people would write. One waits for a GPU "
-            "that runs programs in another order, the other for a sequence to open a new block.",
+            matters="Both functions pass the tests that most people would write. One fails when a "
+            "GPU runs programs in another order, the other when a sequence opens a new block.",
             hints=(
-                "The packing: which rows of `out` does the last block of a sequence write? Who "
-                "else writes them, and who comes last here? The step: which of its inputs can "
+                "Packing: which rows of `out` does the last block of a sequence write? Which other "
+                "program writes them, and which comes last here? The step: which of its inputs can "
                 "change from one step to the next, and when does each of them?",
-                "The packing: write down position, held and row for a sequence of 5 tokens in "
-                "blocks of 4 that begins at row 0, and then the first rows of the next one. The "
-                "step: three things happen to a block table while a sequence decodes; chapters 04 "
-                "and 05 have two of them, and 06 has the third.",
+                "Packing: write down position, held and row for a sequence of 5 tokens in blocks "
+                "of 4 that begins at row 0, and then the first rows of the next one. The step: "
+                "three things can change the table that a row of the batch has; chapters 04 and 05 "
+                "show two of them, and 06 shows the third.",
                 """gather_kernel: 5 tokens, blocks of 4, rows 0 to 4 of out are its own
     block 1 has positions 4 5 6 7 and writes rows 4 5 6 7;  held should be T F F F
-replay: the table has a new entry when a block is opened, another entry when a block was shared
-    and is copied, and other rows when the batch is another: even if lengths happen to fit
-so: which line decides whether it is copied, and what would you have to know to be sure?""",
+replay: the table has a new entry when a block is opened, another when a shared block is
+    copied, and different rows when the batch changes: even if the lengths happen to fit
+so: which line decides whether the table is copied, and what would you have to know to be sure?""",
             ),
             works="""\
-The last block is full of slots, not of tokens. In `out` sequences lie close together, so what is
-copied beyond a sequence's end lands in the next one's first rows. Here program (1, 0) runs after
-(0, 1) and puts them right. On a GPU both run at once, and either may come last: right today, wrong
-under load. Only the last sequence has nobody behind it to clear up. FlashAttention's Triton linear
-layer had its mask on the line above the store and did not pass it (pull request 2822, 2026): it
-wrote past the end and over neighbouring tiles, differently from run to run.
+The last block has a slot in every place, but not a token. In `out` sequences lie close together, so
+what is copied past a sequence's end lands in the first rows of the next one. Here program (1, 0)
+runs after (0, 1) and overwrites them with the right values. On a GPU both run at once, and either
+may come last: right today, wrong under load. Only after the last sequence does no program repair
+the damage. FlashAttention's Triton linear layer had its mask on the line above the store and did
+not pass it (pull request 2822, 2026): it wrote past the end and over neighbouring tiles,
+differently from run to run.
 
-The order of programs is the interpreter's, so no result shows such a race. The check has noted who
-writes what: two programs for one element are a mistake whatever comes out.
+The interpreter always uses the same order of programs, so no result shows such a race. The check
+has recorded which program writes what: two programs that write one element are an error, whatever
+the result.
 
-A graph is a recording of addresses, and its inputs are what lies there. Everything that a step
-reads must be put there in every step. "Tables rarely change" is true, and what it would save is
-some kilobytes. A block table changes when a block is opened, when a shared block is copied, when
-somebody leaves and another comes; none of that changes a shape. Nor is it enough to name another
-tensor: a review in Alibaba's rtp-llm found a replay that gave `page_table` a new one, of which the
-recording knew nothing, and no test in which a page fills up (pull request 1078, 2026).
+A graph is a recording of addresses, and its inputs are whatever lies there. Everything that a step
+reads must be copied there at every step. "Tables rarely change" is true, and relying on it would
+save some kilobytes. But a block table changes when a block is opened, when a shared block is
+copied, and when one sequence leaves and another takes its row; none of that changes a shape. Nor is
+it enough to assign another tensor: a review in Alibaba's rtp-llm found a replay that gave
+`page_table` a new tensor, of which the recording knew nothing, and no test in which a page fills up
+(pull request 1078, 2026).
 
-Both need tests that do what production does: another order, a border crossed, a block replaced.""",
+Both need tests that do what production does: another order, a crossed boundary, a new block.""",
         ),
     ),
 )

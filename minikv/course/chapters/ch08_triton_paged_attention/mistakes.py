@@ -5,7 +5,7 @@ from dataclasses import replace
 from minikv.course.harness.mistakes import Mistake
 
 STALE = "    self.block_tables[:num_seqs, :width] = block_tables\n"
-SHARED = (  # mistakes that every kernel with a running softmax may have, in the words of 1-D sums
+SHARED = (  # mistakes of any kernel with a running softmax, as edits of one with 1-D sums
     Mistake(
         "forgets to rescale acc",
         edits={"K": (("acc * shrink + ", "acc + "),)},
@@ -19,10 +19,10 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
         look="which sums were made relative to the old maximum? All of them need the factor",
     ),
     Mistake(
-        "turns the factor round",
+        "inverts the factor",
         edits={"K": (("tl.exp(top - new_top)", "tl.exp(new_top - top)"),)},
-        cause="the factor is upside down: e^(new - old) where e^(old - new) is meant",
-        look="the factor when the maximum rises: is it below 1?",
+        cause="the factor is inverted: e^(new - old) instead of e^(old - new)",
+        look="the factor when the maximum rises: it should be below 1",
     ),
     Mistake(
         "forgets the scale",
@@ -33,22 +33,21 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
     Mistake(
         "masks with a score of 0",
         edits={"K": (("        scores = tl.where(held, scores, -float(\"inf\"))\n", ""),)},
-        cause="what is masked out is read as 0, so it has a score of 0, and a weight of e^(0 - "
-        "top)",
+        cause="what is masked out is read as 0, so its score is 0 and its weight is e^(0 - top)",
         look="which score gives a weight of 0? `tl.where` puts it there",
     ),
     Mistake(
         "does not divide",
         edits={"K": (("acc / total", "acc"),)},
         cause="the weighted sum of V is never divided by the sum of the weights",
-        look="what is stored: do the weights add up to 1?",
+        look="what is stored: do its weights add up to 1?",
     ),
     Mistake(
-        "begins with a maximum of 0",
+        "starts with a maximum of 0",
         edits={"K": (("    top = -float(\"inf\")\n", "    top = 0.0\n"),)},
-        cause="`top` begins with 0: where all scores are far below that, every weight is 0, and "
-        "the result 0 / 0",
-        look="what must `top` begin with, so that any score is larger?",
+        cause="`top` starts at 0: where all scores are far below 0, every weight is 0, and the "
+        "result is 0 / 0",
+        look="what must `top` start with, so that any score is larger?",
     ),
     Mistake(
         "subtracts nothing",
@@ -56,25 +55,25 @@ SHARED = (  # mistakes that every kernel with a running softmax may have, in the
             ("    top = -float(\"inf\")\n", "    top = 0.0\n"),
             ("tl.maximum(top, tl.max(scores, 0))", "0.0"),
         )},
-        cause="nothing is subtracted from the scores, and exp of a large one is infinite",
-        look="what is subtracted from a score, and the largest argument that `exp` gets",
+        cause="nothing is subtracted from the scores, and exp of a large score is infinite",
+        look="what is subtracted from a score, and the largest argument that `exp` can get",
     ),
     Mistake(
         "takes the maximum of the new tile alone",
         edits={"K": (("tl.maximum(top, tl.max(scores, 0))", "tl.max(scores, 0)"),)},
-        cause="the maximum is that of the new tile alone, so e^(old - new) overflows when scores "
+        cause="the maximum is that of the new tile only, so e^(old - new) overflows when scores "
         "fall",
         look="`top` is the largest score of all tiles so far",
     ),
     Mistake(
-        "exchanges K and V",
+        "swaps K and V",
         edits={"K": (
             ("        keys = tl.load(", "        hold = tl.load("),
             ("        values = tl.load(", "        keys = tl.load("),
             ("        scores = tl.sum(", "        values = hold\n        scores = tl.sum("),
         )},
-        cause="keys and values have changed places",
-        look="which of the two gives the scores?",
+        cause="keys and values are swapped",
+        look="which of the two do the scores come from?",
     ),
 )  # fmt: skip
 
@@ -122,38 +121,38 @@ MISTAKES = {
         Mistake(
             "masks nothing",
             edits={"add_kernel": (("mask = element < size", "mask = element >= 0"),)},
-            cause="x and y are read without a mask, and the last tile reaches beyond their end",
-            look="which elements of this tile exist? Is every `tl.load` masked by that?",
+            cause="x and y are read without a mask, and the last tile reaches past their end",
+            look="which elements of this tile exist? Does every `tl.load` have that mask?",
         ),
         Mistake(
             "masks only the loads",
             edits={"add_kernel": (("total, mask=mask)", "total)"),)},
-            cause="the store has no mask, and the last tile writes beyond the end of `out`, where "
-            "somebody else's memory is",
-            look="which elements of this tile exist? Is every `tl.store` masked by that?",
+            cause="the store has no mask, and the last tile writes past the end of `out`, to "
+            "memory that is not yours",
+            look="which elements of this tile exist? Does every `tl.store` have that mask?",
         ),
         Mistake(
             "lets one too many through",
             edits={"add_kernel": (("element < size", "element <= size"),)},
-            cause="the mask lets one element too many through: <= where < is meant",
-            look="the last element that the mask lets through, worked out by hand",
+            cause="the mask lets one element too many through: <= instead of <",
+            look="work out by hand the last element that the mask lets through",
         ),
         Mistake(
-            "forgets who it is",
+            "ignores the program's number",
             edits={"add_kernel": (("tl.program_id(0) * TILE + ", ""),)},
-            cause="every program does the first tile",
-            look="what tells program 2 that it is not program 0?",
+            cause="every program works on the first tile",
+            look="what distinguishes program 2 from program 0?",
         ),
         Mistake(
             "begins a tile at its own number",
             edits={"add_kernel": (("tl.program_id(0) * TILE", "tl.program_id(0)"),)},
-            cause="the tiles overlap: tile p begins at p, not at p * TILE",
+            cause="the tiles overlap: tile p begins at p instead of p * TILE",
             look="what is the first element of program 2?",
         ),
         Mistake(
             "leaves the last tile out",
             edits={"add_kernel": (("element < size", "element < size // TILE * TILE"),)},
-            cause="the last tile is left out because it is not full",
+            cause="the last tile is left out when it is not full",
             look="how many programs are there, and which elements of the last tile exist?",
         ),
         Mistake(
@@ -166,7 +165,7 @@ MISTAKES = {
             "stores nothing",
             edits={"add_kernel": (("    tl.store(out + element, total, mask=mask)\n", ""),)},
             cause="nothing is ever stored",
-            look="`tl.store` writes to `out`: nothing else does",
+            look="only `tl.store` writes to `out`",
         ),
         Mistake(
             "leaves all to program 0",
@@ -180,7 +179,7 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
             total = tl.load(x + element, mask=mask) + tl.load(y + element, mask=mask)
             tl.store(out + element, total, mask=mask)
 '''},
-            cause="one program does the work of all",
+            cause="one program does the work of all of them",
             look="program p does the TILE elements from p * TILE on, and no others",
         ),
         Mistake(
@@ -192,8 +191,8 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
     for i in range(start, tl.minimum(start + TILE, size)):
         tl.store(out + i, tl.load(x + i) + tl.load(y + i))
 '''},
-            cause="a tile is done one element after the other",
-            look="`tl.arange` makes one line do the whole tile",
+            cause="a tile is processed one element at a time",
+            look="with `tl.arange`, one line does the whole tile",
         ),
         Mistake(
             "is Python, and no kernel",
@@ -207,36 +206,36 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
         tl.store(out + start + i, tl.load(x + start + i) + tl.load(y + start + i))
 '''},
             cause="the interpreter is Python, and runs what no GPU can: Python's own functions, "
-            "`break`, a number that is taken out of a tile, a variable whose shape or type "
-            "changes from round to round",
-            look="the line that is named here",
+            "`break`, indexing a single number out of a tile, a variable whose shape or type "
+            "changes between iterations",
+            look="the line named here",
         ),
         Mistake(
             "leaves a print in",
             edits={"add_kernel": (
                 ("    total = tl.load", "    print(element)\n    total = tl.load"),
             )},
-            cause="a print is left in: take it out",
-            look="the line that is named here",
+            cause="a print was left in: remove it",
+            look="the line named here",
         ),
     ),
     "08.2": (
         *of("attend_kernel"),
         Mistake(
-            "leaves open what a masked value is",
+            "leaves masked values undefined",
             edits={"attend_kernel": (
                 ("values = tl.load(v + place, mask=held[:, None], other=0.0)",
                  "values = tl.load(v + place, mask=held[:, None])"),
             )},
-            cause="a masked load without `other`: what it gives in the masked places is undefined "
-            "on a GPU (in this check it is NaN), and 0 * NaN is NaN",
+            cause="a masked load has no `other`: its masked elements are undefined on a GPU (NaN "
+            "in this check), and 0 * NaN is NaN",
             look="tl.load(…, mask=…, other=0.0)",
         ),
         Mistake(
             "reads a whole last tile",
             edits={"attend_kernel": (("held = key < context", "held = key >= 0"),)},
-            cause="the last tile is read without a mask, beyond the last key",
-            look="which keys of this tile exist? Is every `tl.load` of K and V masked by that?",
+            cause="the last tile is read without a mask, past the last key",
+            look="which keys of this tile exist? Does every `tl.load` of K and V have that mask?",
         ),
         Mistake(
             "leaves the last tile out",
@@ -244,7 +243,7 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
                 ("range(0, context, TILE)", "range(0, context // TILE * TILE, TILE)"),
             )},
             cause="only full tiles are read, so the newest tokens are missing",
-            look="how often does the loop run? 7 tokens in tiles of 4 are two tiles",
+            look="how often does the loop run? 7 tokens in tiles of 4 make two tiles",
         ),
         Mistake(
             "stops a token early",
@@ -255,8 +254,8 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
         Mistake(
             "keeps only the last tile",
             edits={"attend_kernel": (("total * shrink + ", ""), ("acc * shrink + ", ""))},
-            cause="each tile overwrites what the tiles before it gave: only the last one counts; "
-            "or `top` is never updated",
+            cause="each tile overwrites the result of the tiles before it, so only the last one "
+            "counts; or `top` is never updated",
             look="what has to be carried from one tile to the next?",
         ),
         Mistake(
@@ -284,14 +283,14 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         acc += tl.sum(tl.exp(scores - top)[:, None] * values, 0)
     tl.store(out + column, acc / total)
 '''},
-            cause="K or V is read more than once: with a running softmax one pass is enough",
-            look="how often does a line load K or V?",
+            cause="K or V is read more than once; with a running softmax one pass is enough",
+            look="how many times does the kernel load each key and each value?",
         ),
         Mistake(
             "lets one too many through",
             edits={"attend_kernel": (("held = key < context", "held = key <= context"),)},
-            cause="the mask lets one key too many through: <= where < is meant",
-            look="the last key that the mask lets through, worked out by hand",
+            cause="the mask lets one key too many through: <= instead of <",
+            look="work out by hand the last key that the mask lets through",
         ),
         Mistake(
             "takes powers of two, of scores as they are",
@@ -299,32 +298,32 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),
                 ("tl.exp(scores - new_top)", "tl.exp2(scores - new_top)"),
             )},
-            cause="weights are powers of two, but the scores were not multiplied by log2(e)",
+            cause="the weights are powers of two, but the scores were not multiplied by log2(e)",
             look="2^(x log2(e)) is e^x",
         ),
         Mistake(
             "takes the factor as a power of two",
             edits={"attend_kernel": (("tl.exp(top - new_top)", "tl.exp2(top - new_top)"),)},
-            cause="the factor is a power of two, and the weights are powers of e",
-            look="`exp` and `exp2`: one of them, everywhere",
+            cause="the factor is a power of two, but the weights are powers of e",
+            look="use either `exp` or `exp2`, everywhere",
         ),
         Mistake(
             "takes the weights as powers of two",
             edits={"attend_kernel": (("tl.exp(scores - new_top)", "tl.exp2(scores - new_top)"),)},
-            cause="the weights are powers of two, and the factor is one of e",
-            look="`exp` and `exp2`: one of them, everywhere",
+            cause="the weights are powers of two, but the factor is a power of e",
+            look="use either `exp` or `exp2`, everywhere",
         ),
         Mistake(
             "counts keys by TILE",
             edits={"attend_kernel": (("key[:, None] * HEAD_DIM", "key[:, None] * TILE"),)},
-            cause="key j is sought at j * TILE, and begins at j * HEAD_DIM",
+            cause="key j is read at j * TILE, but it begins at j * HEAD_DIM",
             look="k is (context, HEAD_DIM): how many numbers lie between two keys?",
         ),
         Mistake(
             "never updates top",
             edits={"attend_kernel": (("        top = new_top\n", ""),)},
-            cause="each tile overwrites what the tiles before it gave: only the last one counts; "
-            "or `top` is never updated",
+            cause="each tile overwrites the result of the tiles before it, so only the last one "
+            "counts; or `top` is never updated",
             look="what has to be carried from one tile to the next?",
         ),
         Mistake(
@@ -333,9 +332,9 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("range(0, context, TILE)", "range(0, context, 64)"),
                 ("start + tl.arange(0, TILE)", "start + tl.arange(0, 64)"),
             )},
-            cause="the tile has a size of its own: scores of so many keys are held at once, and "
-            "with a short context that is all of them",
-            look="TILE keys in hand at a time: who says how large TILE is?",
+            cause="the tile has a fixed size instead of TILE, so too many scores are held at once: "
+            "for a short context, all of them",
+            look="the kernel holds TILE keys at a time, and TILE is an argument",
         ),
         Mistake(
             "scales the query in memory",
@@ -343,67 +342,67 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("    top = -float(\"inf\")\n",
                  "    tl.store(q + column, query * scale)\n    top = -float(\"inf\")\n"),
             )},
-            cause="the query is scaled in memory, and whoever reads it next scales it again",
-            look="`out` is the only array that is written to; `query` is a tile of your own",
+            cause="the query is scaled in memory, so the next program that reads it scales it "
+            "again",
+            look="`out` is the only array to write to; `query` is your own copy",
         ),
     ),
     "08.3": (
         *of("decode_kernel"),
         Mistake(
-            "clears what lies behind the context",
+            "clears what lies past the context",
             edits={"decode_kernel": (
                 ("        scores = tl.sum(",
                  "        tl.store(kv + place, keys)\n        scores = tl.sum("),
             )},
-            cause="the kernel writes to the pool: other programs read it at the same time, and it "
-            "is not this one's",
-            look="`out` is the only array that is written to: what does each `tl.store` get?",
+            cause="the kernel writes to the pool, which other programs read at the same time",
+            look="`out` is the only array to write to: what does each `tl.store` get?",
         ),
         Mistake(
             "ignores the table",
             edits={"decode_kernel": (("tl.load(block_tables + sequence * width + i)", "i"),)},
-            cause="logical block i is read from physical block i: the block table is never used",
-            look="what is loaded before the keys?",
+            cause="logical block i is read from physical block i; the block table is never used",
+            look="what must be loaded before the keys?",
         ),
         Mistake(
             "takes the first row of the table",
             edits={"decode_kernel": (("block_tables + sequence * width + i", "block_tables + i"),)},
-            cause="all sequences read the first one's blocks",
-            look="where does the row of `sequence` begin in a table of rows of `width`?",
+            cause="all sequences read the first sequence's blocks",
+            look="where does the row of `sequence` begin, in a table with `width` entries per row?",
         ),
         Mistake(
             "takes the first length",
             edits={"decode_kernel": (
                 ("tl.load(context_lens + sequence)", "tl.load(context_lens)"),
             )},
-            cause="all sequences see as many tokens as the first one has",
-            look="which element of `context_lens` is this program's?",
+            cause="all sequences use the first sequence's context length",
+            look="which element of `context_lens` belongs to this program?",
         ),
         Mistake(
-            "deals the KV heads out in turns",
+            "assigns the KV heads in turn",
             edits={"decode_kernel": (("head // (HEADS // KV_HEADS)", "head % KV_HEADS"),)},
-            cause="query heads take turns over the KV heads; those of a group should lie side by "
-            "side",
+            cause="the KV heads are assigned to query heads in turn, but the query heads of a "
+            "group lie side by side",
             look="with 4 query heads and 2 KV heads, heads 0 and 1 share KV head 0",
         ),
         Mistake(
             "always reads KV head 0",
             edits={"decode_kernel": ((" * (2 * KV_HEADS) + kv_head", " * (2 * KV_HEADS)"),)},
             cause="all query heads read KV head 0",
-            look="how far is it from one KV head of a token to the next?",
+            look="how many numbers lie between one KV head of a token and the next?",
         ),
         Mistake(
-            "takes V right behind K",
+            "takes V right after K",
             edits={"decode_kernel": (
                 ("kv + place + KV_HEADS * HEAD_DIM", "kv + place + HEAD_DIM"),
             )},
-            cause="V is sought right behind its K, and that is the K of the next KV head",
+            cause="V is read right after its K, but the K of the next KV head lies there",
             look="(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between a K and its V?",
         ),
         Mistake(
             "takes the query head for a KV head",
             edits={"decode_kernel": (("head // (HEADS // KV_HEADS)", "head"),)},
-            cause="a query head's number is taken for a KV head's, and there are fewer of those",
+            cause="the query head's number is used as the KV head's, but there are fewer KV heads",
             look="with 4 query heads and 2 KV heads, which KV head does query head 3 read?",
         ),
         Mistake(
@@ -411,7 +410,7 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             edits={"decode_kernel": (
                 ("held = i * BLOCK_SIZE + offset < context", "held = offset >= 0"),
             )},
-            cause="the last block is read to its end, also where no token was written",
+            cause="the last block is read to its end, including slots where no token was written",
             look="which slots of the last block hold a token?",
         ),
         Mistake(
@@ -421,8 +420,8 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                  "keys = tl.load(kv + place)"),
                 ("KV_HEADS * HEAD_DIM, mask=held[:, None], other=0.0)", "KV_HEADS * HEAD_DIM)"),
             )},
-            cause="slots that hold no token are read: their weight is 0, but 0 * NaN is NaN",
-            look="the masks of the loads, and what stands in for what is not read",
+            cause="slots that hold no token are read; their weight is 0, but 0 * NaN is NaN",
+            look="the masks of the loads, and what replaces the masked elements",
         ),
         Mistake(
             "masks by the physical slot",
@@ -430,25 +429,26 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("held = i * BLOCK_SIZE + offset < context",
                  "held = block * BLOCK_SIZE + offset < context"),
             )},
-            cause="the mask compares places in the pool with the context's length",
-            look="position i * BLOCK_SIZE + offset is visible, wherever its block lies",
+            cause="the mask compares physical slots with the context's length",
+            look="what counts is the logical position i * BLOCK_SIZE + offset, wherever its block "
+            "lies",
         ),
         Mistake(
             "reads only full blocks",
             edits={"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE"),)},
             cause="only full tiles are read, so the newest tokens are missing",
-            look="how often does the loop run? 7 tokens in tiles of 4 are two tiles",
+            look="how often does the loop run? 7 tokens in tiles of 4 make two tiles",
         ),
         Mistake(
             "takes a block for a slot",
             edits={"decode_kernel": (("(block * BLOCK_SIZE + offset) *", "(block + offset) *"),)},
-            cause="a block's number is taken for a slot's: block b begins at slot b * BLOCK_SIZE",
+            cause="a block's id is used as a slot; block b begins at slot b * BLOCK_SIZE",
             look="how many slots lie before block 7?",
         ),
         Mistake(
             "every program writes the first head",
             edits={"decode_kernel": (("tl.store(out + row, ", "tl.store(out + column, "),)},
-            cause="every program writes to the same place in `out`, that of head 0 of sequence 0",
+            cause="every program writes to the row of head 0 of sequence 0 in `out`",
             look="where does row (sequence, head) of `out` begin?",
         ),
         Mistake(
@@ -460,40 +460,40 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                  "            tl.store(out + (sequence * HEADS + h) * HEAD_DIM + column,"
                  " acc / total)\n"),
             )},
-            cause="two programs write one element: on a GPU either may come last",
-            look="which elements are this program's own?",
+            cause="two programs write one element; on a GPU either may come last",
+            look="which elements belong to this program?",
         ),
         Mistake(
             "runs one block too far",
             edits={"decode_kernel": (
                 ("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),
             )},
-            cause="the loop runs one block too far where the last block is full: // + 1 instead "
-            "of cdiv",
-            look="how many blocks have 8 tokens, in blocks of 4?",
+            cause="the loop runs one block too far when the last block is full: // + 1 instead of "
+            "cdiv",
+            look="how many blocks of 4 do 8 tokens need?",
         ),
         Mistake(
             "runs through the whole table",
             edits={"decode_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
-            cause="the loop runs to `width`, and a shorter sequence has fewer blocks: what the "
-            "table has behind them is somebody's block, or none",
-            look="how many blocks has this program's context?",
+            cause="the loop runs to `width`, but a shorter sequence has fewer blocks: the entries "
+            "after them are another sequence's blocks, or none",
+            look="how many blocks does this program's context have?",
         ),
         Mistake(
             "forgets that a slot has K and V",
             edits={"decode_kernel": (("* (2 * KV_HEADS) + kv_head", "* KV_HEADS + kv_head"),)},
-            cause="a slot has K and V of every KV head, so 2 * KV_HEADS rows: the 2 is missing",
+            cause="a slot holds K and V of every KV head, so 2 * KV_HEADS rows; the 2 is missing",
             look="(…, 2, KV_HEADS, HEAD_DIM): how many numbers lie between two slots?",
         ),
         Mistake(
-            "looks for V behind all K of a block",
+            "looks for V after all K of a block",
             edits={"decode_kernel": (
                 ("(block * BLOCK_SIZE + offset) * (2 * KV_HEADS)",
                  "(block * 2 * BLOCK_SIZE + offset) * KV_HEADS"),
                 ("place + KV_HEADS * HEAD_DIM", "place + BLOCK_SIZE * KV_HEADS * HEAD_DIM"),
             )},
-            cause="V is sought behind all K of a block, but each slot has its K and its V side by"
-            " side",
+            cause="V is read after all K of a block, but each slot has its K and its V side by "
+            "side",
             look="(num_blocks, BLOCK_SIZE, 2, …): what comes first, the slot or K and V?",
         ),
         Mistake(
@@ -501,9 +501,9 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             sources={"decode_kernel": SEVERAL_BLOCKS.replace(
                 "BLOCK_SIZE, mask=key < length, other=0)", "BLOCK_SIZE)"
             )},
-            cause="block ids are loaded for a whole tile, also for tokens behind the context: "
-            "that load needs a mask, too",
-            look="which entries of the table may this tile look up?",
+            cause="block ids are loaded for a whole tile, including tokens past the context; that "
+            "load needs a mask, too",
+            look="which entries of the table may this tile read?",
         ),
     ),
     "08.4": (
@@ -512,8 +512,8 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
             edits={"packed_kernel": (
                 ('tl.trans(keys), input_precision="ieee")', "tl.trans(keys))"),
             )},
-            cause="by default `tl.dot` keeps 10 of the 23 bits behind the point; the interpreter "
-            "does not show it",
+            cause="by default `tl.dot` keeps 10 of the mantissa's 23 bits; the interpreter does "
+            "not show it",
             look="input_precision=\"ieee\", in both products; \"tf32x3\" rounds, too",
         ),
         Mistake(
@@ -524,25 +524,24 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ('tl.dot(weights, values, acc * shrink[:, None], input_precision="ieee")',
                  "acc * shrink[:, None] + tl.sum(weights[:, :, None] * values[None, :, :], 1)"),
             )},
-            cause="a product is a sum, over a tile of three dimensions or for a head at a time: "
-            "right, but no work for tensor cores",
-            look="scores = queries times keys, transposed; acc += weights times values",
+            cause="a product is computed as a sum, over a tile of three dimensions or one head at "
+            "a time: right, but tensor cores can't do it",
+            look="scores = queries times keys transposed; acc += weights times values",
         ),
         Mistake(
             "does not mask the padded rows when it reads",
             edits={"packed_kernel": (
                 ("tl.load(q + row, mask=is_head, other=0.0)", "tl.load(q + row)"),
             )},
-            cause="q is read for the padded rows, too: those are other heads, or lie beyond its "
-            "end",
-            look="which rows are heads of this group? Is the load of q masked by that?",
+            cause="q is also read for the padded rows, which are other heads or lie past its end",
+            look="which rows are heads of this group? Does the load of q have that mask?",
         ),
         Mistake(
             "does not mask the padded rows when it writes",
             edits={"packed_kernel": (("total[:, None], mask=is_head)", "total[:, None])"),)},
-            cause="the padded rows are stored, too: over other heads' results, or beyond the end "
-            "of `out`",
-            look="which rows are heads of this group? Is the store masked by that?",
+            cause="the padded rows are stored, too: over other heads' results, or past the end of "
+            "`out`",
+            look="which rows are heads of this group? Does the store have that mask?",
         ),
         Mistake(
             "counts the heads of a group by ROWS",
@@ -550,15 +549,15 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
                 ("(sequence * KV_HEADS + kv_head) * GROUP + member",
                  "sequence * KV_HEADS * GROUP + kv_head * ROWS + member"),
             )},
-            cause="groups are sought ROWS heads apart, and lie GROUP heads apart in q and out",
-            look="with groups of 3: which head is the first of group 1?",
+            cause="groups are taken to be ROWS heads apart, but in q and out they are GROUP apart",
+            look="with groups of 3, which head is the first of group 1?",
         ),
         Mistake(
             "one maximum for all rows",
             edits={"packed_kernel": (("tl.max(scores, 1)", "tl.max(scores)"),)},
-            cause="one maximum serves all rows: a head whose scores are far below it has weights "
-            "of 0, and 0 / 0",
-            look="the axis of `tl.max`: one number for each row",
+            cause="all rows share one maximum: a head whose scores are far below it has weights of "
+            "0, and a result of 0 / 0",
+            look="the axis of `tl.max`: there should be one number per row",
         ),
         Mistake(
             "forgets to rescale acc",
@@ -575,22 +574,22 @@ def attend_kernel(q, k, v, out, context, scale, HEAD_DIM: tl.constexpr, TILE: tl
         Mistake(
             "sums the weights over the rows",
             edits={"packed_kernel": (("tl.sum(weights, 1)", "tl.sum(weights, 0)"),)},
-            cause="the weights are summed over the rows, and each row needs the sum over its "
+            cause="the weights are summed over the rows, but each row needs the sum over its "
             "tokens",
-            look="the axis of `tl.sum`: which one are the tokens?",
+            look="the axis of `tl.sum`: which axis is the tokens?",
         ),
         Mistake(
             "masks the scores along the wrong axis",
             edits={"packed_kernel": (
                 ("tl.where(held[None, :], scores", "tl.where(is_head, scores"),
             )},
-            cause="the scores are masked by rows: it is tokens, the columns, that may not exist",
+            cause="the scores are masked by row, but it is tokens, the columns, that may not exist",
             look="`held[None, :]` or `is_head`: which of the two belongs to the scores?",
         ),
         Mistake(
             "does not transpose the keys",
             edits={"packed_kernel": (("tl.trans(keys)", "keys"),)},
-            cause="the keys have to be transposed: a score sums over head_dim, not over tokens",
+            cause="the keys are not transposed: a score sums over head_dim, not over tokens",
             look="the shapes: (ROWS, D) times (D, BLOCK_SIZE)",
         ),
         Mistake(
@@ -634,30 +633,30 @@ def packed_kernel(
         tl.store(out + row, acc / total)
 '''},
             cause="K and V are read again for each query head of a group",
-            look="what the loop over the blocks loads, how often",
+            look="what does the loop over the blocks load, and how often?",
         ),
         Mistake(
             "runs one block too far",
             edits={"packed_kernel": (
                 ("tl.cdiv(context, BLOCK_SIZE)", "context // BLOCK_SIZE + 1"),
             )},
-            cause="the loop runs one block too far where the last block is full: // + 1 instead "
-            "of cdiv",
-            look="how many blocks have 32 tokens, in blocks of 16?",
+            cause="the loop runs one block too far when the last block is full: // + 1 instead of "
+            "cdiv",
+            look="how many blocks of 16 do 32 tokens need?",
         ),
         Mistake(
             "runs through the whole table",
             edits={"packed_kernel": (("tl.cdiv(context, BLOCK_SIZE)", "width"),)},
-            cause="the loop runs to `width`, and a shorter sequence has fewer blocks: what the "
-            "table has behind them is somebody's block, or none",
-            look="how many blocks has this program's context?",
+            cause="the loop runs to `width`, but a shorter sequence has fewer blocks: the entries "
+            "after them are another sequence's blocks, or none",
+            look="how many blocks does this program's context have?",
         ),
         Mistake(
             "takes a KV head for a group of them",
             edits={"packed_kernel": ((" * (2 * KV_HEADS) + kv_head",
                                 " * (2 * KV_HEADS) + kv_head * GROUP"),)},
-            cause="in `kv` a KV head is one row: only in q and out are there GROUP rows for each",
-            look="how far is it from one KV head of a token to the next?",
+            cause="in `kv` a KV head is one row; only q and out have GROUP rows for each",
+            look="how many numbers lie between one KV head of a token and the next?",
         ),
     ),
     "08.5": (
@@ -667,15 +666,15 @@ def packed_kernel(
                 ("range(split * share, tl.minimum(split * share + share, blocks))",
                  "range(0, tl.where(split == 0, blocks, 0))"),
             )},
-            cause="split 0 reads the whole context, and the others nothing",
-            look="the first block of each split, and its last",
+            cause="split 0 reads the whole context, and the other splits read nothing",
+            look="the first and the last block of each split",
         ),
         Mistake(
             "divides by a total of 0",
             edits={"split_kernel": (("tl.where(total > 0, total, 1.0)", "total"),)},
-            cause="an empty split has a total of 0: 0 / 0 is NaN, and stays NaN when the join "
-            "weighs it with 0",
-            look="`top`, `total` and `acc` after a loop that never ran, and what is made of them",
+            cause="an empty split has a total of 0; 0 / 0 is NaN, and stays NaN when the join "
+            "multiplies it by 0",
+            look="`top`, `total` and `acc` after a loop that never ran, and how you use them",
         ),
         Mistake(
             "returns from an empty split",
@@ -683,15 +682,15 @@ def packed_kernel(
                 ("    top = tl.full(", "    if split * share >= blocks:\n        return\n"
                  "    top = tl.full("),
             )},
-            cause="an empty split returns without storing, and the join reads what was in memory "
+            cause="an empty split returns without storing, so the join reads what was in memory "
             "before",
-            look="every program has to store, also one without any tokens",
+            look="every program has to store, even one without tokens",
         ),
         Mistake(
             "rounds the share down",
             edits={"split_kernel": (("tl.cdiv(blocks, SPLITS)", "blocks // SPLITS"),)},
-            cause="the share of a split is rounded down, so the last blocks belong to none",
-            look="5 blocks in 4 splits: how many has each?",
+            cause="the share of a split is rounded down, so the last blocks belong to no split",
+            look="5 blocks in 4 splits: how many does each split get?",
         ),
         Mistake(
             "reads on into the next split",
@@ -704,9 +703,9 @@ def packed_kernel(
             "does not stop at the context's end",
             edits={"split_kernel": (("tl.minimum(split * share + share, blocks)",
                                "split * share + share"),)},
-            cause="the last splits do not stop at the context's last block, but go on to the end "
+            cause="the last splits do not stop at the context's last block but continue to the end "
             "of their share",
-            look="how often does the loop run, and does the last round exist?",
+            look="how often does the loop run, and does its last block exist?",
         ),
         Mistake(
             "averages the splits",
@@ -714,28 +713,28 @@ def packed_kernel(
                 ("tl.exp(found - tl.max(found, 0))", "tl.where(found > -1e9, 1.0, 0.0)"),
             )},
             cause="the splits are averaged, as if all had the same weight",
-            look="a split's share of the sum of exp(score)",
+            look="a split's weight is its share of the sum of exp(score)",
         ),
         Mistake(
             "weighs by the largest score",
             edits={"split_kernel": (("top + tl.log(some)", "top"),)},
-            cause="a split counts by its largest score alone: how many tokens it has makes no "
-            "difference",
+            cause="a split is weighted by its largest score alone, so its number of tokens makes "
+            "no difference",
             look="lse is top + log(total)",
         ),
         Mistake(
             "weighs by the sum alone",
             edits={"split_kernel": (("top + tl.log(some)", "tl.log(total)"),)},
-            cause="a split counts by its `total`, which is relative to its own maximum: "
-            "log(total), without top",
+            cause="a split is weighted by its `total` alone, which is relative to its own maximum: "
+            "log(total) without top",
             look="lse is top + log(total)",
         ),
         Mistake(
             "joins without the largest",
             edits={"join_kernel": (("tl.exp(found - tl.max(found, 0))", "tl.exp(found)"),)},
-            cause="exp is taken of lse as it is: with large scores that is infinite, or 0 for all "
+            cause="exp is taken of lse directly; with large scores that is infinite, or 0 for all "
             "splits",
-            look="what has to be subtracted from lse before `exp`?",
+            look="what must be subtracted from lse before `exp`?",
         ),
         Mistake(
             "forgets to divide in the join",
@@ -747,15 +746,15 @@ def packed_kernel(
             "divides only in the join",
             edits={"split_kernel": (("acc / some[:, None]", "acc"),)},
             cause="`acc` is stored without being divided by `total`, and the join multiplies by "
-            "that sum once more",
-            look="partial is the output over a split's tokens: weights that add up to 1",
+            "that sum again",
+            look="partial is the output over a split's tokens, with weights that add up to 1",
         ),
         Mistake(
             "stores padded rows of lse",
             edits={"split_kernel": (("top + tl.log(some), mask=is_head)", "top + tl.log(some))"),)},
-            cause="lse is stored for the padded rows, too: over other heads' places, or beyond "
-            "its end",
-            look="which rows are heads of this group? Are both stores masked by that?",
+            cause="lse is also stored for the padded rows: over other heads' values, or past its "
+            "end",
+            look="which rows are heads of this group? Do both stores have that mask?",
         ),
         Mistake(
             "reads only the first split",
@@ -771,9 +770,9 @@ def packed_kernel(
             "runs one block too far",
             edits={"split_kernel": (("tl.minimum(split * share + share, blocks)",
                                "tl.minimum(split * share + share, context // BLOCK_SIZE + 1)"),)},
-            cause="the last split runs one block too far where the last block is full: // + 1 "
+            cause="the last split runs one block too far when the last block is full: // + 1 "
             "instead of cdiv",
-            look="how many blocks have 32 tokens, in blocks of 16?",
+            look="how many blocks of 16 do 32 tokens need?",
         ),
         Mistake(
             "splits in powers of two",
@@ -783,13 +782,13 @@ def packed_kernel(
                 ("tl.exp(scores - new_top[:, None])", "tl.exp2(scores - new_top[:, None])"),
                 ("tl.log(some)", "tl.log2(some)"),
             )},
-            cause="split and join use different bases: powers of two there, of e here",
+            cause="split and join use different bases: the split powers of two, the join of e",
             look="log2(total) goes with exp2, log(total) with exp",
         ),
         Mistake(
             "joins in powers of two",
             edits={"join_kernel": (("tl.exp(found", "tl.exp2(found"),)},
-            cause="split and join use different bases: powers of e there, of two here",
+            cause="split and join use different bases: the split powers of e, the join of two",
             look="log2(total) goes with exp2, log(total) with exp",
         ),
     ),
@@ -797,7 +796,7 @@ def packed_kernel(
         Mistake(
             "lets one too many through",
             edits={"gather_kernel": (("held = position < context", "held = position <= context"),)},
-            cause="what a block has beyond its sequence's end is copied, too, over the next "
+            cause="what a block holds past its sequence's end is copied too, over the next "
             "sequence's first tokens",
             look="for which positions is `held` true, in the last block of a sequence?",
         ),
@@ -811,8 +810,8 @@ def packed_kernel(
                 ("    block = tl.load(", "    if i * BLOCK_SIZE + BLOCK_SIZE == context:\n"
                  "        held = position < 0\n    block = tl.load("),
             )},
-            cause="a last block that is full is taken for an empty one: n % BLOCK_SIZE is 0 then",
-            look="how many tokens has the last block of a context of 8, in blocks of 4?",
+            cause="a full last block is treated as an empty one: n % BLOCK_SIZE is 0 then",
+            look="how many tokens does the last block of a context of 8 hold, in blocks of 4?",
         ),
         Mistake(
             "copies full blocks only",
@@ -827,7 +826,7 @@ def packed_kernel(
             "still forgets the tables",
             edits={"CapturedDecode.replay": ((STALE, ""),)},
             cause="the recording still reads the block tables of an earlier step",
-            look="what of a step's inputs is copied, and on which condition?",
+            look="which of a step's inputs are copied, and on what condition?",
         ),
         Mistake(
             "copies the tables of a new batch only",
@@ -836,7 +835,7 @@ def packed_kernel(
                  + "    self.last = len(context_lens)\n"),
             )},
             cause="the recording still reads the block tables of an earlier step",
-            look="what of a step's inputs is copied, and on which condition?",
+            look="which of a step's inputs are copied, and on what condition?",
         ),
         Mistake(
             "copies only new columns",
@@ -849,15 +848,15 @@ def packed_kernel(
                  "            self.block_tables[row, :width] = block_tables[row]\n"),
             )},
             cause="the recording still reads the block tables of an earlier step",
-            look="what of a step's inputs is copied, and on which condition?",
+            look="which of a step's inputs are copied, and on what condition?",
         ),
         Mistake(
             "puts another tensor in its place",
             edits={"CapturedDecode.replay": (
                 (STALE, "    self.block_tables = torch.zeros_like(self.block_tables)\n" + STALE),
             )},
-            cause="an input was exchanged for another tensor, of which the recording knows "
-            "nothing: it has the addresses of the old ones",
+            cause="an input was replaced by another tensor, of which the recording knows nothing: "
+            "it has the addresses of the old one",
             look="`tensor[...] = values` writes into a tensor, `name = tensor` does not",
         ),
         Mistake(
@@ -883,18 +882,18 @@ def packed_kernel(
         Mistake(
             "leaves old lengths behind",
             edits={"CapturedDecode.replay": (("    self.context_lens[num_seqs:] = 1\n", ""),)},
-            cause="rows that no sequence uses keep the length of an earlier step: the kernel "
-            "reads that many tokens for nobody",
-            look="what does a row hold that no sequence uses?",
+            cause="rows that no sequence uses keep the length of an earlier step, so the kernel "
+            "reads that many tokens for nothing",
+            look="what should a row hold that no sequence uses?",
         ),
         Mistake(
-            "decodes anew, without the recording",
+            "decodes again, without the recording",
             edits={"CapturedDecode.replay": (
                 ("    self.graph()\n", ""),
                 ("self.out[:num_seqs]",
                  "decode(q, self.graph.args[1], block_tables, context_lens)"),
             )},
-            cause="the step does not come from the recording, or more often than once",
+            cause="the step does not come from the recording, or the recording is played twice",
             look="`self.graph()` is the step: what does `replay` call besides it?",
         ),
     ),

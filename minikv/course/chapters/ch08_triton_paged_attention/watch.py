@@ -86,9 +86,9 @@ class Watch:
 
     Raises Wrong, from inside the kernel, for an address outside the arrays that it was given.
     `races` says where two programs of one launch have written the same element, and `unwritten`
-    where a kernel has read what nobody has written. NaN, meanwhile, is what torch.empty gives, and
-    what a masked load without `other` has in the places that it masks: `undefined` names those.
-    Programs are counted through, the last number of `program_id` fastest.
+    where a kernel has read what no program has written. Meanwhile torch.empty gives NaN, and so
+    does a masked load without `other` in the places that it masks: `undefined` names those.
+    Programs are numbered in order, with the last number of `program_id` changing fastest.
     With `backwards` the programs of a launch run from the last to the first; if `dry`, not at all.
     """
 
@@ -214,8 +214,8 @@ class Watch:
 
     def _atomic(self, original, builder, *arguments):
         raise Wrong(
-            f"{self.launches[-1].kernel.__name__} adds or exchanges atomically",
-            look="`tl.load` and `tl.store` are enough here: which elements are this program's own?",
+            f"{self.launches[-1].kernel.__name__} uses an atomic operation",
+            look="`tl.load` and `tl.store` are enough here: which elements belong to this program?",
         )
 
     def _program(self) -> int:
@@ -251,7 +251,7 @@ class Watch:
                 raise Wrong(
                     f"{who} at an address far from all of its arrays",
                     look="the offsets: print them, they are tiles of numbers. One may come from an "
-                    "entry that means nothing, as those of a block table beyond its context",
+                    "entry that means nothing, such as one of a block table past its context",
                 )
             [array, *_] = near
             if not 0 <= array.element(address) < array.size:
@@ -261,7 +261,7 @@ class Watch:
                 })  # fmt: skip
                 raise Wrong(
                     f"{who} {shown_elements(beyond)} of `{array.name}`, which has {array.size}",
-                    look="how often does the loop run, and does the last round exist?"
+                    look="how often does the loop run, and does its last block exist?"
                     if alone
                     else f"which elements of this tile exist, and which does `tl."
                     f"{'load' if does == 'reads' else 'store'}` get?",
@@ -337,9 +337,9 @@ def compiled(file: str, launches: list[Launch]) -> list[dict]:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             raise Wrong(
-                f"the compiler was not done after {COMPILE_LIMIT:g} s",
-                "it needs a second or two: this machine is busy with something else",
-                "nothing in your code: try again",
+                f"the compiler did not finish within {COMPILE_LIMIT:g} s",
+                "it needs a second or two; this machine is busy with something else",
+                "nothing in your code is wrong: try again",
             ) from None
     return json.loads(done.stdout) if done.returncode == 0 else []
 

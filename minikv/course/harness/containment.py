@@ -1,0 +1,123 @@
+"""What a reader's code must not do to the machine it is checked on.
+
+Time is limited by whoever waits. Here are the other limits, all of which end in a sentence:
+processes and memory, counted over everything that the code has started; the size of files; and
+where Linux's Landlock is at hand, the places it may write to (its own scratch folder) and TCP
+(none). A process that leaves its group is found all the same: the starter adopts orphans.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+MEMORY_LIMIT = 4 << 30  # bytes, of a check's processes together
+PROCESS_LIMIT = 64  # a check's processes; a compiler of kernels starts some
+FILE_LIMIT = 256 << 20  # bytes of one file
+
+# Numbers of Linux's system calls and options, the same on every architecture that torch runs on.
+PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+VERSION, PATH_BENEATH = 1, 1
+# Landlock's rights to change files, by the version that brought each in: write a file, remove and
+# make entries of every kind; then move between folders; then truncate.
+WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 << 14}
+TCP_SINCE, TCP = 4, 0b11  # bind and connect
+
+
+def adopt_orphans() -> None:
+    """From now on, processes that lose their parent become children of this one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def confine(scratch: str) -> None:
+    """Limit this process, and all that it starts, as far as the system can."""
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, FILE_LIMIT))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
+        resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
+    if sys.platform == "linux":
+        triton = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton"))
+        with suppress(OSError):
+            triton.mkdir(parents=True, exist_ok=True)
+        _landlock([Path(scratch), triton, Path("/dev")])
+
+
+def _landlock(writable: list[Path]) -> None:
+    """Allow writing below `writable` alone, and no TCP. Does nothing where there is no Landlock."""
+    libc = ctypes.CDLL(None)
+    version = libc.syscall(CREATE_RULESET, None, 0, VERSION)
+    if version < 1:
+        return
+    writes = sum(bits for since, bits in WRITES.items() if since <= version)
+    tcp = TCP if version >= TCP_SINCE else 0
+    rights = (ctypes.c_uint64 * 2)(writes, tcp)  # struct landlock_ruleset_attr
+    size = ctypes.sizeof(rights) if tcp else 8
+    ruleset = libc.syscall(CREATE_RULESET, rights, size, 0)
+    if ruleset < 0:
+        return
+    for path in filter(Path.exists, writable):
+        folder = os.open(path, os.O_PATH)
+        # struct landlock_path_beneath_attr, packed: the rights, then the folder
+        rule = writes.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
+        libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
+        os.close(folder)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.syscall(RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+
+
+def descendants(ancestor: int) -> list[int]:
+    """The processes below `ancestor`; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            # The name stands in brackets and may hold anything: state and parent follow it.
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(folder.name))
+    found, new = [], [ancestor]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return found
+
+
+def excess(pids: list[int]) -> str | None:
+    """Which limit these processes break together, as the end of a sentence."""
+    if len(pids) > PROCESS_LIMIT:
+        return f"it had started more than {PROCESS_LIMIT} processes"
+    taken = 0
+    for pid in pids:
+        with suppress(OSError, StopIteration):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            taken += int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
+    if taken > MEMORY_LIMIT + (1 << 30):  # what torch and the model take
+        return f"its processes took more than {MEMORY_LIMIT >> 30} GiB of memory"
+    return None
+
+
+def end_all(ancestor: int) -> None:
+    """End whatever lives below `ancestor`, however often it starts something new."""
+    for _ in range(100):
+        alive = descendants(ancestor)
+        for pid in alive:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGSTOP)  # so that none of them forks on
+        for pid in alive:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        if not alive:
+            return

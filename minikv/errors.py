@@ -1,0 +1,42 @@
+"""The engine's own errors, and the checks that numbers from outside go through."""
+
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any
+
+LARGEST = 1e308  # what a float can be
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read. The message says what is missing or not supported."""
+
+
+class OutOfBlocks(Exception):
+    """The pool cannot give what was asked. Nothing was changed: free something and try again."""
+
+    def __init__(self, needed: int, free: int):
+        super().__init__(f"blocks needed: {needed}, free: {free}")
+        self.needed, self.free = needed, free
+
+
+def require_int(name: str, value: Any, low: int | None = None, high: int | None = None) -> int:
+    """`value` as an int. Raises ValueError, naming the argument, unless it is an integer from
+    `low` to `high`. NumPy's integers are; True and 2.0 are not."""
+    is_int = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+    if is_int and (low is None or value >= low) and (high is None or value <= high):
+        return int(value)
+    allowed = f" from {low} to {high}" if high is not None else ""
+    if high is None and low is not None:
+        allowed = f" of at least {low}"
+    raise ValueError(f"{name}: must be an int{allowed}, was {value!r}")
+
+
+def require_number(
+    name: str, value: Any, allowed: str = "", fits: Callable[[float], bool] = lambda x: True
+) -> float:
+    """`value`, unchanged. Raises ValueError, naming the argument, unless it is a finite number
+    that `fits`; `allowed` says in words which ones do."""
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number or not -LARGEST <= value <= LARGEST or not fits(value):
+        raise ValueError(f"{name}: must be a finite number{allowed}, was {value!r}")
+    return value

@@ -1,0 +1,61 @@
+"""What the README and the pages in docs/ say is so."""
+
+import re
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from minikv.course import showcase
+from minikv.course.harness.manifest import chapters
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def exercise_minutes():
+    return sum(e.minutes for chapter in chapters().values() for e in chapter.exercises)
+
+
+def reading_minutes():
+    stated = r"\*\*Minutes:\*\* read (\d+) · "
+    return sum(int(re.search(stated, path.read_text(encoding="utf-8"))[1]) for path in NOTEBOOKS)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_that_exist(page):
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_readme_is_short_and_links_every_notebook_and_page():
+    assert len(README.splitlines()) <= 120
+    linked = re.findall(r"\]\((notebooks/[^)]+)\)", README)
+    assert linked == [str(path.relative_to(ROOT)) for path in NOTEBOOKS]
+    for page in PAGES[1:]:
+        assert f"](docs/{page.name})" in README
+
+
+def test_hours_and_exercises_are_those_of_the_course():
+    [hours, of_which] = re.findall(r"about (\d+) hours, of which (\d+) are exercises", README)[0]
+    assert int(of_which) == round(exercise_minutes() / 60)
+    assert int(hours) == round((exercise_minutes() + reading_minutes()) / 60)
+    count = sum(len(chapter.exercises) for chapter in chapters().values())
+    assert re.findall(r"and (\d+) exercises", README) == [str(count)]
+
+
+def test_the_moving_picture_moves_and_is_small():
+    path = ROOT / "docs" / "block-tables.gif"
+    with Image.open(path) as picture:
+        assert picture.n_frames == len(showcase.record_tables().steps) > 8
+    assert path.stat().st_size < 2**20
+
+
+def test_the_failing_check_is_what_a_check_says():
+    """If not: python -m minikv.course pictures"""
+    stored = (ROOT / "docs" / "failing-check.svg").read_text(encoding="utf-8")
+    assert stored == showcase.failing_check()
+    for words in ("FAIL", "likely cause:", "look at:"):
+        assert words in stored

@@ -1,0 +1,253 @@
+"""An interrupt at every line of the engine, one line at a time: nothing is broken afterwards, and
+every request gets the tokens that it gets without interrupts."""
+
+import itertools
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import run_ahead, small
+
+import minikv
+from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, SamplingParams
+from minikv.model import Transformer
+
+NAMES = "engine scheduler radix blocks sequence runner batch beam gpu/ahead gpu/runner"
+# They change requests and blocks. Of the files that only compute, the runner stands for all.
+FILES = {str(Path(minikv.__file__).parent / f"{name}.py") for name in NAMES.split()}
+SIZES = dict(vocab_size=40, hidden_size=8, intermediate_size=8, num_heads=2, num_kv_heads=1)
+
+
+def make_weights(seed):
+    """Of a model with one small layer, whose greedy margins are large."""
+    vocab, hidden = SIZES["vocab_size"], SIZES["hidden_size"]
+    shapes = {
+        "self_attn.q_proj": (8, 8), "self_attn.k_proj": (4, 8), "self_attn.v_proj": (4, 8),
+        "self_attn.o_proj": (8, 8), "mlp.gate_proj": (8, 8), "mlp.up_proj": (8, 8),
+        "mlp.down_proj": (8, 8), "input_layernorm": (8,), "post_attention_layernorm": (8,),
+    }  # fmt: skip
+    names = {f"model.layers.0.{name}.weight": shape for name, shape in shapes.items()}
+    names |= {"model.embed_tokens.weight": (vocab, hidden), "model.norm.weight": (hidden,)}
+    generator = torch.Generator().manual_seed(seed)
+    return {name: 2 * torch.randn(shape, generator=generator) for name, shape in names.items()}
+
+
+@pytest.fixture(scope="module")
+def lm():
+    config = ModelConfig(
+        **SIZES, architecture="LlamaForCausalLM", num_layers=1, head_dim=4, max_context=64,
+        rms_norm_eps=1e-6, tie_embeddings=True, attention_bias=False, output_bias=False,
+        mlp_bias=False, qk_norm=False, rope_theta=100.0, rope_scaling=None, windows=(None,),
+        eos_ids=(),
+    )  # fmt: skip
+    transformer = Transformer(config, make_weights(1), torch.device("cpu"), torch.float32)
+    return LanguageModel("one layer", transformer, minikv.load("tinypy").tokenizer)
+
+
+SWAP = dict(num_blocks=5, preemption="swap", swap_blocks=2)  # when the host is full: recompute
+SITUATIONS = {  # (the engine's numbers, whether it runs ahead, one of how many lines is taken)
+    "in turns": (SWAP, False, 1),
+    "ahead": (SWAP, True, 6),
+    "no prefix cache": (dict(num_blocks=5, prefix_cache=False), False, 12),
+}
+PREFIX = [7, 3, 9, 9, 4, 1, 8, 2, 5]
+
+
+class Play:
+    """One run of a program: whatever is interrupted is tried again."""
+
+    def __init__(self, lm, situation):
+        changes, ahead, _ = SITUATIONS[situation]
+        self.engine = Engine(lm, small(max_num_seqs=4, max_batch_tokens=8, **changes))
+        if ahead:
+            run_ahead(self.engine)
+        self.lm, self.new_weights = lm, make_weights(2)
+        self.interrupts = 0
+        self.ids, self.outputs = {}, {}
+        self.found = {}  # what must be the same in every run
+
+    def retry(self, action):
+        """Do it until it is not interrupted; between the attempts the engine is sound."""
+        while True:
+            try:
+                return action()
+            except KeyboardInterrupt:
+                self.interrupts += 1
+                assert self.interrupts < 5
+                self.engine.check()
+
+    def add(self, name, prompt, max_tokens, **params):
+        """An interrupted `add_request` has added its request or has not."""
+
+        def action():
+            before = self.engine._next_id
+            if name in self.ids and self.ids[name] in self.engine._requests:
+                return
+            self.ids[name] = before
+            self.engine.add_request(prompt, SamplingParams(max_tokens=max_tokens, **params))
+
+        self.retry(action)
+
+    def step(self, times=1):
+        for _ in range(times):
+            for output in self.retry(self.engine.step):
+                self.outputs[output.request_id] = output
+
+    def abort(self, name):
+        def action():
+            if self.ids[name] in self.engine._requests:
+                self.engine.abort(self.ids[name])
+
+        self.retry(action)
+
+    def beams(self, prompt):
+        """As soon as there is room for them."""
+        while True:
+            try:
+                beams = self.retry(lambda: self.engine.beam_search(prompt, 2, 3))
+            except OutOfBlocks:
+                self.step()
+            else:
+                self.found["beams"] = [beam.token_ids for beam in beams]
+                return
+
+    def drain(self):
+        for _ in range(300):
+            if not self.retry(lambda: self.engine.has_unfinished):
+                return
+            self.step()
+        raise AssertionError("no end in sight")
+
+    def run(self):
+        """Requests that share prefixes, samples, preemptions, an abort, beams, new weights."""
+        engine = self.engine
+        self.add("alone", [6, 6, 1], 5)
+        self.add("prefix", [*PREFIX, 1], 9)
+        self.add("samples", [*PREFIX, 2], 6, n=2, temperature=1.0, seed=1)
+        self.step(3)
+        self.add("twin", [*PREFIX, 1], 7, stop=(13,))
+        self.add("aborted", [*PREFIX, 3], 10, n=2)
+        self.step(4)
+        self.beams([4, 2])
+        self.abort("aborted")
+        text = self.lm.decode([24])  # its fourth token
+        self.add("stopped", [1, 2, 3, 4, 5], 9, stop=(text,))
+        self.drain()
+        prompts = [[*PREFIX, 2], [9, 8]]
+        outputs = self.retry(lambda: engine.generate(prompts, SamplingParams(max_tokens=4)))
+        self.found["generate"] = [output.token_ids for output in outputs]
+        self.add("new weights", [*PREFIX, 1], 3)
+        self.retry(lambda: engine.update_weights(self.new_weights))
+        self.drain()
+        params = SamplingParams(max_tokens=3)
+        deltas = self.retry(lambda: list(engine.stream([*PREFIX, 2], params)))
+        self.found["stream"] = [token_id for delta in deltas for token_id in delta.token_ids]
+
+    def results(self):
+        engine = self.engine
+        engine.check()
+        stats = engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.blocks_used == stats.blocks_cached
+        for name, request_id in self.ids.items():
+            if name != "aborted":
+                samples = self.outputs[request_id].samples
+                self.found[name] = [(one.token_ids, one.finish_reason) for one in samples]
+        return self.found
+
+
+def count_lines(action):
+    """How often each line of the engine runs in an action: {(code, line): count}."""
+    counts = Counter()
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename not in FILES:
+            return None
+        if event == "line":
+            counts[frame.f_code, frame.f_lineno] += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(None)
+    return counts
+
+
+def interrupt(action, code, line, occurrence=1):
+    """Run `action` with a KeyboardInterrupt when a line runs for the `occurrence`-th time."""
+    left = occurrence
+
+    def trace(frame, event, _):
+        nonlocal left
+        if frame.f_code is not code:
+            return None
+        if event == "line" and frame.f_lineno == line:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt  # this also ends the tracing
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(None)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_an_interrupt_at_any_line_loses_nothing(lm, situation):
+    first = Play(lm, situation)
+    counts = count_lines(first.run)
+    expected = first.results()
+    assert expected["alone"][0][0] == lm.generate_naively([6, 6, 1], 5)
+    assert expected["prefix"][0][0] == lm.generate_naively([*PREFIX, 1], 9)
+    assert expected["stopped"][0][1] == "stop"
+    stats = first.engine.stats()
+    assert stats.preemptions > 0
+    assert stats.preemptions > stats.swaps_out > 0 or situation == "no prefix cache"
+    assert (stats.hit_tokens > 0) == (situation != "no prefix cache")
+    *_, stride = SITUATIONS[situation]
+    for place, ((code, line), count) in enumerate(counts.items()):
+        if place % stride == 0 or "gpu" in code.co_filename:
+            play = Play(lm, situation)
+            occurrence = 1 + place * 7 % count  # the first time, or a later one
+            interrupt(play.run, code, line, occurrence)
+            where = f"{Path(code.co_filename).name}:{line}, time {occurrence} of {count}"
+            assert play.interrupts == 1, where
+            assert play.results() == expected, where
+
+
+def test_an_interrupt_while_starting_over_is_made_good(lm):
+    """The recovery itself is interrupted, at every line; the next call begins with it."""
+
+    def play_with(start_over):
+        """Fail in the seventh step, and start over in this way that one time."""
+        play = Play(lm, "in turns")
+        steps, run = itertools.count(), play.engine.runner.run
+        plain = play.engine._start_over
+
+        def fail_once(plan):
+            if next(steps) == 7:
+                play.engine._start_over = this_time
+                raise KeyboardInterrupt
+            return run(plan)
+
+        def this_time():
+            del play.engine._start_over
+            start_over(plain)
+
+        play.engine.runner.run = fail_once
+        play.run()
+        return play
+
+    counts = Counter()
+    expected = play_with(lambda plain: counts.update(count_lines(plain))).results()
+    assert len(counts) > 30
+    for code, line in counts:
+        play = play_with(lambda plain: interrupt(plain, code, line))  # noqa: B023
+        assert play.interrupts == 1
+        assert play.results() == expected, f"{Path(code.co_filename).name}:{line}"
