@@ -1,9 +1,10 @@
-"""A chapter as a reader meets it: JupyterLab in a browser, the notebook, the viewer, the editor.
+"""A chapter as a reader meets it: JupyterLab in a browser, the notebook, the panel, the editor.
 
-What no other test sees: that the page's widgets move and can be read, in both themes.
-Skipped, with a line that says why, where Chromium or playwright is missing.
-`MINIKV_SCREENSHOTS` names a folder for the pictures; else they go where pytest keeps
-its temporary files. Every wait has a limit, and what was started is ended.
+Only these tests see that the page's widgets move and can be read, in both themes, and that
+its links and buttons do in JupyterLab what they are for. Without Chromium or playwright they
+are skipped, with a line that says why. `MINIKV_SCREENSHOTS` names a folder for the pictures;
+otherwise they go where pytest keeps its temporary files. Every wait has a limit, and whatever
+was started is ended.
 """
 
 import os
@@ -69,6 +70,12 @@ CORNER = """image => {
     const canvas = new OffscreenCanvas(1, 1).getContext('2d');
     canvas.drawImage(image, 0, 0);
     return [...canvas.getImageData(0, 0, 1, 1).data];
+}"""
+# The document in front, and the line of its cursor from 1, if it is a file.
+IN_FRONT = """() => {
+    const widget = jupyterapp.shell.currentWidget;
+    const line = widget.content.editor?.getCursorPosition().line;
+    return [widget.context.path, line === undefined ? null : line + 1];
 }"""
 MOVED = """([image, before, caption, words]) =>
     image.src !== before && image.complete && image.naturalWidth > 0
@@ -229,6 +236,110 @@ def test_an_unsolved_exercise_is_shown_as_not_started(page, chapter, screenshots
     result.wait_for()
     result.scroll_into_view_if_needed()
     page.screenshot(path=screenshots / f"{chapter.number}_check.png")
+
+
+def check_cell(page, chapter):
+    """The cell under the chapter's first exercise, in view."""
+    notebook = f"notebooks/{chapter.number}_{chapter.name}.ipynb"
+    page.evaluate("path => void jupyterapp.commands.execute('docmanager:open', {path})", notebook)
+    cell = page.locator(".jp-CodeCell").filter(has_text=f'check("{chapter.exercises[0].id}")').first
+    cell.scroll_into_view_if_needed()
+    return cell
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_the_report_and_the_ladder_can_be_read(page, chapter, screenshots, theme):
+    choose(page, "Settings", "Theme", f"JupyterLab {theme}")
+    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
+    report = check_cell(page, chapter).locator(".jp-OutputArea-output").first
+    for text in report.locator("b, a, button").all():
+        assert text.evaluate(CONTRAST) > 4.5, text.inner_text()
+    page.screenshot(path=screenshots / f"{chapter.number}_report_{theme.lower()}.png")
+    ladder = page.locator(".jp-CodeCell").filter(has_text="ladder(here=").first
+    ladder.scroll_into_view_if_needed()
+    for text in ladder.locator(".jp-OutputArea-output a, .jp-OutputArea-output b").all():
+        assert text.evaluate(CONTRAST) > 4.5, text.inner_text()
+    page.screenshot(path=screenshots / f"{chapter.number}_ladder_{theme.lower()}.png")
+
+
+def test_a_hint_opens_under_the_report_and_folds_again(page, chapter, screenshots):
+    cell = check_cell(page, chapter)
+    shown = cell.get_by_text("hint 1 of 3")
+    hint = cell.get_by_role("button", name="Hint 1", exact=True)
+    hint.click()
+    shown.wait_for()
+    page.screenshot(path=screenshots / f"{chapter.number}_hint.png")
+    hint.click()
+    shown.wait_for(state="detached")
+    for name in ("Hint 2", "Hint 3", "Why", "Diff", "Solution", "Reset"):
+        assert cell.get_by_role("button", name=name, exact=True).get_attribute("title")
+    cell.get_by_role("button", name="Reset", exact=True).click()
+    cell.get_by_role("button", name="Reset: sure?").wait_for()
+    hint.click()  # another button: nothing is reset
+    cell.get_by_role("button", name="Reset", exact=True).wait_for()
+
+
+def test_the_file_opens_beside_and_check_saves_it(page, course, chapter, screenshots):
+    name, file = chapter.file_name, course / "exercises" / chapter.file_name
+    button = check_cell(page, chapter).get_by_role("button", name="Open the file beside")
+    line = int(button.text_content().rpartition(" ")[2])
+    left = page.locator(".jp-NotebookPanel:visible").bounding_box()
+    button.click()
+    page.wait_for_function(f"() => String(({IN_FRONT})()) === 'exercises/{name},{line}'")
+    editor = page.locator(".jp-FileEditor:visible .cm-content")
+    beside = editor.bounding_box()
+    now = page.locator(".jp-NotebookPanel:visible").bounding_box()
+    assert beside["x"] > now["x"] + now["width"] - 1 and now["width"] < left["width"]
+    editor.press("Control+End")
+    editor.press_sequentially("# written, and not saved")
+    assert "not saved" not in file.read_text()
+    page.screenshot(path=screenshots / f"{chapter.number}_beside.png")
+    cell = check_cell(page, chapter)
+    cell.evaluate("cell => cell.querySelector('.jp-OutputArea-output').id = 'before'")
+    cell.get_by_role("button", name="Check", exact=True).click()
+    page.locator("#before").wait_for(state="detached")  # the cell has run again
+    cell.locator(".jp-OutputArea-output", has_text="not started").wait_for()
+    assert "# written, and not saved" in file.read_text()
+    page.evaluate("""path => [...jupyterapp.shell.widgets('main')]
+        .filter(widget => widget.context.path === path).forEach(widget => widget.close())""",
+        f"exercises/{name}",
+    )  # fmt: skip
+
+
+def test_the_last_cell_leads_to_the_notebook_before(page, chapter, screenshots):
+    check_cell(page, chapter)
+    cell = page.locator(".jp-CodeCell").filter(has_text="navigation(here=").last
+    cell.scroll_into_view_if_needed()
+    page.screenshot(path=screenshots / f"{chapter.number}_navigation.png")
+    link = cell.locator(".jp-OutputArea-output a", has_text="←")
+    number = link.text_content().split()[1]
+    link.click()
+    page.wait_for_function(f"() => ({IN_FRONT})()[0].startsWith('notebooks/{number}_')")
+    page.evaluate("() => jupyterapp.shell.currentWidget.close()")
+
+
+def test_a_folded_output_unfolds_when_its_cell_runs(browser, address, screenshots):
+    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+    page.set_default_timeout(WAIT)
+    page.goto(address.format("folded", "04_paged_blocks.ipynb"), timeout=3 * WAIT)
+    page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
+    page.wait_for_function(IDLE, timeout=3 * WAIT)
+    index = page.evaluate("""() => {
+        const notebook = jupyterapp.shell.currentWidget.content;
+        const index = notebook.widgets.findIndex(
+            cell => cell.model.getMetadata('jupyter')?.outputs_hidden);
+        notebook.activeCellIndex = index;
+        void notebook.scrollToItem(index, 'center');
+        return index;
+    }""")
+    is_folded = f"jupyterapp.shell.currentWidget.content.widgets[{index}].outputHidden"
+    page.wait_for_function(f"() => {is_folded}")
+    page.screenshot(path=screenshots / "folded.png")
+    page.evaluate("() => void jupyterapp.commands.execute('notebook:run-cell')")
+    page.wait_for_function(f"() => !{is_folded}")
+    page.screenshot(path=screenshots / "unfolded.png")
+    page.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.close()
 
 
 def test_the_link_opens_the_exercises_in_the_editor(page, chapter, screenshots):
