@@ -30,7 +30,9 @@ def record_tables() -> History:
     """Requests and a fork in one pool: blocks are taken, shared, copied and given back."""
     lm = minikv.load("tinypy")
     pool = minikv.BlockPool(8)
-    history, held, texts = History(pool), {}, {}
+    history = History(pool)
+    held: dict[str, minikv.BlockTable] = {}
+    texts: dict[str, list[str]] = {}
 
     def snap(words: str) -> None:
         shown = {name: texts[name][: table.num_tokens] for name, table in held.items()}
