@@ -9,7 +9,7 @@ STAMP := .venv/installed
 CHECKED := .venv/checked
 TRUSTED := .venv/trusted
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
-# Where PyTorch itself publishes builds without CUDA: a tenth of the download.
+# Where PyTorch itself publishes builds without CUDA, which are much smaller.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
 NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
@@ -23,7 +23,7 @@ HAVE_VENV := yes
 endif
 
 # torch's threads spin while they wait for each other. On a machine that is busy with something
-# else that makes a step ten times slower; asleep, they wait at little cost.
+# else that can make a step tens of times slower. Asleep, they wait at little cost.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 # Opens the notebook by its address, so that the file browser shows the whole course. Control-C

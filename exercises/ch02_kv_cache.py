@@ -30,7 +30,7 @@ class ConcatCache:
         raise NotImplementedError("Exercise 02.1: ConcatCache.attend")
 
 
-# ── 02.2 Prefill once, then one token a step ──────────────────────────────────────
+# ── 02.2 Prefill once, then one token per step ────────────────────────────────────
 @torch.inference_mode()
 def generate_with_cache(
     lm: LanguageModel,
@@ -73,7 +73,7 @@ def tokens_written(prompt_tokens: int, new_tokens: int) -> dict[str, int]:
 
 
 class PreallocatedCache:
-    """Writes in place into storage for `capacity` tokens, reserved whether they come or not."""
+    """Writes in place into storage for `capacity` tokens, all reserved at the start."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class PreallocatedCache:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
 
-        Raises ValueError when the T tokens do not fit.
+        Raises ValueError if the T tokens do not fit.
         """
         raise NotImplementedError("Exercise 02.4: PreallocatedCache.attend")
 

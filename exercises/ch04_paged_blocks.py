@@ -13,8 +13,8 @@ from minikv.errors import OutOfBlocks, require_int
 class BlockPool:
     """Reference-counted blocks 0 … num_blocks - 1. Every call is O(1).
 
-    A block is free exactly when its reference count is 0. The most recently
-    freed block is given out first: its slots are the likeliest to be in a cache.
+    A block is free exactly when its reference count is 0. The most recently freed block
+    is given out first: its slots are the most likely ones to be in the processor's cache.
     """
 
     def __init__(self, num_blocks: int):
@@ -28,22 +28,23 @@ class BlockPool:
 
     # ── 04.1 A pool of blocks ─────────────────────────────────────────────────────
     def allocate(self) -> int:
-        """Take a free block; its reference count is 1. Raises OutOfBlocks when there is none."""
+        """Take a free block; its reference count is now 1. Raises OutOfBlocks if there is none."""
         raise NotImplementedError("Exercise 04.1: BlockPool.allocate")
 
     def acquire(self, block_id: int) -> None:
-        """One more holder of a live block. Raises ValueError for a free or unknown block."""
+        """Add a holder to a block in use. Raises ValueError for a free or unknown block."""
         if self.ref_count(block_id) == 0:
             raise ValueError(f"block {block_id} is free: allocate it before it can be shared")
         self._ref_counts[block_id] += 1
 
     # ── 04.1 A pool of blocks ─────────────────────────────────────────────────────
     def release(self, block_id: int) -> None:
-        """One holder less; the last one frees the block. Raises ValueError if there is none."""
+        """Remove a holder; without the last one the block is free. Raises ValueError if it is
+        free already."""
         raise NotImplementedError("Exercise 04.1: BlockPool.release")
 
     def ref_count(self, block_id: int) -> int:
-        """How many hold this block: block tables, and the prefix cache counts as one."""
+        """How many holders a block has: block tables, plus 1 if the prefix cache holds it."""
         if type(block_id) is not int:
             require_int("block_id", block_id)
         if not 0 <= block_id < self.num_blocks:
@@ -52,11 +53,11 @@ class BlockPool:
 
 
 class BlockTable(blocks.BlockTable):
-    """One sequence's blocks in logical order: token at `position` lies in
-    block `block_ids[position // block_size]`.
+    """One sequence's blocks in logical order: the token at `position` lies in block
+    `block_ids[position // block_size]`.
 
-    `num_tokens` is how many tokens the table has room for by promise: what `grow`
-    asked for so far, not what the last block could still take.
+    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
+    What else would fit into the last block is not counted.
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
@@ -67,15 +68,14 @@ class BlockTable(blocks.BlockTable):
 
     # ── 04.2 A table that grows ───────────────────────────────────────────────────
     def grow(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` more tokens, with new blocks where the last one is full.
+        """Make room for `num_tokens` more tokens; take new blocks where the last one is full.
 
         All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
         """
         raise NotImplementedError("Exercise 04.2: BlockTable.grow")
 
     def release(self) -> None:
-        """Give every block back and be empty again. Last block first, so that the
-        blocks of a long prefix stay free the longest."""
+        """Release every block, the last one first, and be empty again."""
         for block_id in reversed(self.block_ids):
             self.pool.release(block_id)
         self.block_ids = []
@@ -109,7 +109,7 @@ def blockwise_attention(
     """One query over the blocks of its context, with a running softmax.
 
     q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D). Only one block
-    is looked at at a time. With m the largest score so far, s the sum of exp(score - m)
+    is read at a time. With m the largest score so far, s the sum of exp(score - m)
     and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v

@@ -13,11 +13,11 @@ from minikv.sequence import Sequence
 
 
 class BlockTable(blocks.BlockTable):
-    """One sequence's blocks in logical order: token at `position` lies in
-    block `block_ids[position // block_size]`.
+    """One sequence's blocks in logical order: the token at `position` lies in block
+    `block_ids[position // block_size]`.
 
-    `num_tokens` is how many tokens the table has room for by promise: what `grow`
-    asked for so far, not what the last block could still take.
+    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
+    What else would fit into the last block is not counted.
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
@@ -28,24 +28,23 @@ class BlockTable(blocks.BlockTable):
 
     # ── 05.1 A fork ───────────────────────────────────────────────────────────────
     def fork(self) -> "BlockTable":
-        """A second table over the same blocks; every one of them gains a holder."""
+        """Return a second table over the same blocks; each block gains a holder."""
         raise NotImplementedError("Exercise 05.1: BlockTable.fork")
 
     # ── 05.2 Copy on first write ──────────────────────────────────────────────────
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
         """The slot to write `position` in, and the copy that must happen first, if any.
 
-        A block with one holder is written in place: `(slot, None)`. A shared one is
-        left to the others: this table takes a new block and returns
-        `(slot, (from_block, to_block))`; copy the block's slots before writing.
-        Raises OutOfBlocks, changing nothing, when a copy is due and no block is free, and
-        ValueError for a position that the table has no token for.
+        A block with one holder is written in place: `(slot, None)`. A shared block is left
+        to its other holders: this table takes a new block in its place and returns
+        `(slot, (from_block, to_block))`. Copy the block's slots before you write.
+        Raises OutOfBlocks, changing nothing, if a copy is due and no block is free, and
+        ValueError for a position that is not below `num_tokens`.
         """
         raise NotImplementedError("Exercise 05.2: BlockTable.writable_slot")
 
     def release(self) -> None:
-        """Give every block back and be empty again. Last block first, so that the
-        blocks of a long prefix stay free the longest."""
+        """Release every block, the last one first, and be empty again."""
         for block_id in reversed(self.block_ids):
             self.pool.release(block_id)
         self.block_ids = []
@@ -70,10 +69,11 @@ def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -
 
 # ── 05.4 Beams fork and end ───────────────────────────────────────────────────────
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
-    """One new beam for each (index of its parent in `beams`, next token), in that order.
+    """Return one new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. All parents' tables are released, or handed on
-    to a child, once the children hold what they need: what is left without a holder is free.
+    A parent may have several children, or none. Once the children hold what they need, all
+    parents' tables are released or handed on to a child, and blocks without a holder are free.
+    `Sequence` and `Sequence.fork` copy the token ids.
     """
     raise NotImplementedError("Exercise 05.4: next_beams")
 

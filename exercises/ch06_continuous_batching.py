@@ -16,7 +16,10 @@ from minikv.sequence import Sequence
 
 
 class Scheduler(scheduler.Scheduler):
-    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+    """Owns the waiting and the running sequences, and gives and takes their blocks.
+
+    `host_pool` counts the blocks of host memory; it is None unless preemption is "swap".
+    """
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class Scheduler(scheduler.Scheduler):
         self.num_looked_up_tokens = self.num_hit_tokens = 0  # see COUNTERS
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence waits."""
+        """Let a new sequence wait for admission."""
         insort(self.waiting, sequence, key=self.policy)
 
     # ── 06.3 The loop ─────────────────────────────────────────────────────────────
@@ -47,24 +50,27 @@ class Scheduler(scheduler.Scheduler):
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
 
         A running sequence with one token left to compute is a decode, unless it has yet to
-        fork; the others are prefills. Who waits is admitted in order, until the first no.
+        fork; the others are prefills. Waiting sequences are admitted in order until one does
+        not fit; none is admitted in a step that preempts.
         """
         raise NotImplementedError("Exercise 06.3: Scheduler.schedule")
 
     # ── 06.4 Preemption ───────────────────────────────────────────────────────────
     def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
-        """Take a running sequence's blocks and let it wait for its turn again.
+        """Take a running sequence's blocks and put it back among the waiting.
 
-        With preemption="swap" and room on the host its computed blocks are moved there
-        (`plan` takes the moves); otherwise they are computed again later.
+        With preemption="swap", a plan, and enough free blocks in `host_pool`, its computed
+        blocks are moved there: `plan.swap_out` takes the moves, `host_block_ids` the host's
+        blocks, which `_begin` gives back when the sequence returns. Otherwise all its tokens
+        are computed again later.
         """
         raise NotImplementedError("Exercise 06.4: Scheduler.preempt")
 
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
     ) -> bool:
-        """One token for each of `decoding`, in order. While there is no block for one, the last
-        in the policy's order is preempted and leaves its list; returns whether any was."""
+        """Plan one token for each of `decoding`, in order. While no block can be had for one, the
+        last in the policy's order is preempted and leaves its list. Returns whether any was."""
         block_size, slots = self.config.block_size, plan.slots
         preempted = False
         while len(slots) < len(decoding):
@@ -72,7 +78,7 @@ class Scheduler(scheduler.Scheduler):
             slot = sequence.next_slot
             if slot is None:
                 slot = self._reserve_one(sequence, plan)
-            if slot is None:  # the last in the policy's order gives way, be it this one
+            if slot is None:  # the last in the policy's order gives way, even if it is this one
                 victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
                 (decoding if victim is decoding[-1] else prefilling).pop()
                 self.preempt(victim, plan)
@@ -109,22 +115,25 @@ class Scheduler(scheduler.Scheduler):
 
     # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Give a prefill as much of the budget as it can use, if any; returns how much. Its blocks
-        are reserved already."""
+        """Plan as many tokens of a prefill as the budget allows, perhaps none; returns how many.
+        Its blocks are reserved already."""
         raise NotImplementedError("Exercise 06.1: Scheduler._add_chunk")
 
     # ── 06.2 Admission ────────────────────────────────────────────────────────────
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
-        """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
-        was; returns which. A block for each sequence that runs has to be left over (one, however
-        many samples it has yet to fork into)."""
+        """Admit a waiting sequence if there are places in the batch and blocks for all its tokens;
+        otherwise leave everything as it was. Returns whether it was admitted.
+
+        One block per running sequence must be left over, free or evictable (one, however many
+        samples the sequence has yet to fork into). In vLLM this reserve is called the watermark.
+        """
         raise NotImplementedError("Exercise 06.2: Scheduler._admit")
 
     def _begin(
         self, sequence: Sequence, table: BlockTable, hit: MatchResult | None, plan: Plan
     ) -> None:
-        """An admitted sequence stands on its blocks, and goes on where it was swapped out or
-        behind what the prefix cache had."""
+        """Give an admitted sequence its table, and let it continue where it was swapped out (its
+        host blocks are given back) or after the prefix that the cache had."""
         num_hit = hit.num_tokens if hit is not None else 0
         if sequence.host_block_ids is not None:
             used = len(sequence.host_block_ids)
@@ -133,7 +142,7 @@ class Scheduler(scheduler.Scheduler):
             self.num_swaps_in += 1
         else:
             sequence.num_computed = num_hit
-            if sequence.num_preemptions == 0:  # coming back to one's own blocks is no hit
+            if sequence.num_preemptions == 0:  # finding its own blocks again is not a hit
                 sequence.num_cached = num_hit
                 self.num_looked_up_tokens += len(sequence.token_ids)
                 self.num_hit_tokens += num_hit
@@ -142,13 +151,13 @@ class Scheduler(scheduler.Scheduler):
         sequence.table_version += 1
 
     def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
-        """Evict until `num_blocks` are free; False where that, with `headroom` to spare, is
-        out of reach."""
+        """Evict until `num_blocks` are free. Returns False if that is not possible with
+        `headroom` blocks to spare."""
         evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
         if num_blocks + headroom > self.pool.num_free + evictable:
             return False
         while num_blocks > self.pool.num_free:
-            # After a `clear` an evicted block may have a sequence as holder still: ask the pool.
+            # After a `clear` a sequence may still hold an evicted block: ask the pool.
             if not self.cache.evict(num_blocks - self.pool.num_free):
                 return False
         return True

@@ -51,7 +51,10 @@ class BlockTrie:
 
 
 class RadixCache(radix.RadixCache):
-    """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
+    """Block-sized prefixes with LRU eviction of leaves.
+
+    Prefixes of different salts never meet. None and "" are two salts like any others.
+    """
 
     def __init__(self, pool: BlockPool, block_size: int):
         self.pool = pool
@@ -65,8 +68,8 @@ class RadixCache(radix.RadixCache):
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         """The longest cached prefix of whole blocks, made the most recently used.
 
-        O(len(token_ids)). What is cached does not change, but a node that matches
-        only in part is split, so that a lock on the result holds the match and no more.
+        O(len(token_ids)). What is cached does not change, but a node that matches only in
+        part is split, so that a lock on the result holds the match and nothing else.
         """
         root = self._roots.get(salt)
         if root is None:
@@ -79,12 +82,12 @@ class RadixCache(radix.RadixCache):
     def insert(
         self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
     ) -> InsertResult:
-        """Cache whole blocks of a prefix; a rest of less than a block is left out.
+        """Cache the whole blocks of a prefix; an incomplete last block is left out.
 
-        Where the tree already has a prefix, its own block stays and the caller's is
-        not taken: the result names the tree's blocks, and the caller must hold those
+        Where the tree has a prefix already, it keeps its own block and does not take the
+        caller's: the result names the tree's blocks, and the caller must acquire those
         before it releases its own. New blocks gain a holder, the tree.
-        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        Raises ValueError if there are fewer blocks than whole blocks of tokens.
         """
         raise NotImplementedError("Exercise 07.3: RadixCache.insert")
 
@@ -118,8 +121,8 @@ class RadixCache(radix.RadixCache):
 
     # ── 07.3 Insert and evict ─────────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
-        """Let go of up to `num_blocks` blocks, least recently used leaves first, each
-        from its end. Returns how many; less than asked when the rest is locked."""
+        """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
+        from its end. Returns how many; fewer than asked if the rest is locked."""
         raise NotImplementedError("Exercise 07.3: RadixCache.evict")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
@@ -140,14 +143,14 @@ class RadixCache(radix.RadixCache):
     def _split(self, lower: Node, length: int) -> Node:
         """Cut a node in two; the first `length` blocks become a new parent of the rest.
 
-        The lower part keeps its identity, so whoever locked it still stands on
-        everything that they locked.
+        The lower part stays the same object: a sequence that has locked it still locks
+        everything above it.
         """
         raise NotImplementedError("Exercise 07.2: RadixCache._split")
 
     def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
-        """Put blocks below `node`: in the node itself if it is an unlocked leaf, so that a
-        sequence's decoded blocks do not become a chain of nodes of one block each."""
+        """Put blocks below `node`: into the node itself if it is an unlocked leaf, so that the
+        blocks of a long decode do not become a chain of nodes with one block each."""
         if node.parent is not None and not node.children and node.lock_count == 0:
             node.keys += keys
             node.block_ids += block_ids
@@ -260,7 +263,10 @@ class ChainedCache:
 
 
 class Scheduler(scheduler.Scheduler):
-    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+    """Owns the waiting and the running sequences, and gives and takes their blocks.
+
+    `host_pool` counts the blocks of host memory; it is None unless preemption is "swap".
+    """
 
     # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def look_up(self, sequence: Sequence) -> MatchResult | None:

@@ -1,8 +1,22 @@
 """`python -m minikv COMMAND`: the course and the engine from a terminal."""
 
+import os
 import sys
 
 from minikv.course.commands import main
 
+
+def run(arguments: list[str]) -> int:
+    """The exit status of a command."""
+    try:
+        try:
+            return main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read all it wants: that is no error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:]))

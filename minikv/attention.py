@@ -1,4 +1,4 @@
-"""Attention as the formula says it: the oracle that every later rung must equal.
+"""Attention as the formula has it: the oracle that every later chapter must equal.
 
 Chapter 01. Nothing is cached, nothing is tiled; float32 inside, whatever comes in.
 """

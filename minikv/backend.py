@@ -22,8 +22,8 @@ Rows = slice | np.ndarray  # some sequences of a batch
 
 @runtime_checkable
 class AttentionBackend(Protocol):
-    """What the engine asks of a backend. A class that inherits from this one has to write
-    `bind`, and to set `store` to the KVStore that it is made with."""
+    """What the engine asks of a backend. A class that inherits from this one must write `bind`,
+    and set `store` to the KVStore that it is made with."""
 
     store: KVStore
     recordable: bool = False  # `attend` asks nothing of the host: for the graphs of minikv.gpu
@@ -36,8 +36,8 @@ class AttentionBackend(Protocol):
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, in all layers: what copy-on-write asks for.
 
-        A block may be the target of one pair and the source of an earlier one, which reads
-        it as it was.
+        A block may be a target after it has been a source, but is never a source after it has
+        been a target.
         """
         self.store.copy_to(self.store, pairs)
 
@@ -61,7 +61,7 @@ class TorchAttention(AttentionBackend):
         ]
 
     def bind(self, batch: Batch) -> Attend:
-        """The `attend` of this batch. What all layers share is computed here, once a step."""
+        """The `attend` of this batch. What all layers share is computed here, once per step."""
         groups = [self._group(batch, rows) for rows in self._rows_alike(batch)]
         windows, slots = self.config.windows, batch.slot_mapping
 
@@ -79,7 +79,7 @@ class TorchAttention(AttentionBackend):
         return attend
 
     def _rows_alike(self, batch: Batch) -> list[Rows]:
-        """Which sequences to compute together. Padding is at most as much as the content:
+        """Which sequences to compute together. There is at most as much padding as content:
         decodes are split by powers of two where their contexts differ by more."""
         num_decodes = batch.num_decodes
         num_seqs = len(batch.context_lens)
@@ -123,7 +123,7 @@ class TorchAttention(AttentionBackend):
 
 @dataclass(slots=True)
 class Group:
-    """Sequences with equally many queries, padded to the longest context among them."""
+    """Sequences with the same number of queries, padded to the longest context among them."""
 
     tokens: slice | torch.Tensor  # their places in the flat batch
     num_rows: int  # R

@@ -33,13 +33,13 @@ class Batch:
     block_tables: torch.Tensor  # (S, B)
     context_lens: torch.Tensor  # (S,)
     query_start: torch.Tensor  # (S + 1,)
-    num_decodes: int  # so many sequences at the front have one query each
+    num_decodes: int  # number of sequences at the front that have one query each
     context_lens_host: np.ndarray
     query_start_host: np.ndarray
 
 
 class BatchBuilder:
-    """Builds batches on the CPU. Keeps the last one's block tables: most rows stay as they were."""
+    """Builds batches on the CPU. Keeps the last block tables, for most rows do not change."""
 
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.max_blocks, self.block_size = max_blocks, block_size

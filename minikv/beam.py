@@ -64,10 +64,11 @@ def beam_search(
 
 
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
-    """One new beam for each (index of its parent in `beams`, next token), in that order.
+    """Return one new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. All parents' tables are released, or handed on
-    to a child, once the children hold what they need: what is left without a holder is free.
+    A parent may have several children, or none. Once the children hold what they need, all
+    parents' tables are released or handed on to a child, and blocks without a holder are free.
+    `Sequence` and `Sequence.fork` copy the token ids.
     """
     children = []
     for index, (row, token_id) in enumerate(chosen):
@@ -96,7 +97,7 @@ def make_room(scheduler: Scheduler, needed: int) -> bool:
 def _decided(
     finished: list, scores: torch.Tensor, beams: list[Sequence], width: int, length_penalty: float
 ) -> bool:
-    """Whether no live beam, ended here, would beat the worst of `width` finished ones."""
+    """Whether no live beam, if it ended here, would beat the worst of `width` finished ones."""
     if len(finished) < width or beams[0].num_output == 0:
         return False
     return float(scores[0]) / beams[0].num_output ** length_penalty <= finished[-1][0]

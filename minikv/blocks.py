@@ -1,8 +1,8 @@
 """Paged memory: a pool of fixed-size blocks, and a table of blocks for each sequence.
 
 Chapters 04 and 05; the idea is vLLM's PagedAttention (Kwon et al., 2023). These
-classes count and name blocks. The keys and values themselves lie in `paged.KVStore`;
-slot `block_id * block_size + position % block_size` there belongs to a position.
+classes count and name blocks. The keys and values themselves lie in `paged.KVStore`, where
+slot `block_id * block_size + position % block_size` belongs to a position.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from minikv.errors import OutOfBlocks, require_int
 
 
 def blocks_for(num_tokens: int, block_size: int) -> int:
-    """How many blocks `num_tokens` tokens need, the last one perhaps not full."""
+    """How many blocks `num_tokens` tokens need; the last one may not be full."""
     return -(-num_tokens // block_size)
 
 
 class BlockPool:
     """Reference-counted blocks 0 … num_blocks - 1. Every call is O(1).
 
-    A block is free exactly when its reference count is 0. The most recently
-    freed block is given out first: its slots are the likeliest to be in a cache.
+    A block is free exactly when its reference count is 0. The most recently freed block
+    is given out first: its slots are the most likely ones to be in the processor's cache.
     """
 
     def __init__(self, num_blocks: int):
@@ -32,7 +32,7 @@ class BlockPool:
         return len(self._free)
 
     def allocate(self) -> int:
-        """Take a free block; its reference count is 1. Raises OutOfBlocks when there is none."""
+        """Take a free block; its reference count is now 1. Raises OutOfBlocks if there is none."""
         if not self._free:
             raise OutOfBlocks(1, 0)
         block_id = self._free.pop()
@@ -40,13 +40,14 @@ class BlockPool:
         return block_id
 
     def acquire(self, block_id: int) -> None:
-        """One more holder of a live block. Raises ValueError for a free or unknown block."""
+        """Add a holder to a block in use. Raises ValueError for a free or unknown block."""
         if self.ref_count(block_id) == 0:
             raise ValueError(f"block {block_id} is free: allocate it before it can be shared")
         self._ref_counts[block_id] += 1
 
     def release(self, block_id: int) -> None:
-        """One holder less; the last one frees the block. Raises ValueError if there is none."""
+        """Remove a holder; without the last one the block is free. Raises ValueError if it is
+        free already."""
         count = self.ref_count(block_id)
         if count == 0:
             raise ValueError(f"block {block_id} is free already: it was released once too often")
@@ -55,7 +56,7 @@ class BlockPool:
             self._free.append(block_id)
 
     def ref_count(self, block_id: int) -> int:
-        """How many hold this block: block tables, and the prefix cache counts as one."""
+        """How many holders a block has: block tables, plus 1 if the prefix cache holds it."""
         if type(block_id) is not int:
             require_int("block_id", block_id)
         if not 0 <= block_id < self.num_blocks:
@@ -64,11 +65,11 @@ class BlockPool:
 
 
 class BlockTable:
-    """One sequence's blocks in logical order: token at `position` lies in
-    block `block_ids[position // block_size]`.
+    """One sequence's blocks in logical order: the token at `position` lies in block
+    `block_ids[position // block_size]`.
 
-    `num_tokens` is how many tokens the table has room for by promise: what `grow`
-    asked for so far, not what the last block could still take.
+    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
+    What else would fit into the last block is not counted.
     """
 
     __slots__ = ("block_ids", "block_size", "num_tokens", "pool")
@@ -80,7 +81,7 @@ class BlockTable:
         self.num_tokens = 0
 
     def grow(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` more tokens, with new blocks where the last one is full.
+        """Make room for `num_tokens` more tokens; take new blocks where the last one is full.
 
         All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
         """
@@ -94,7 +95,10 @@ class BlockTable:
         self.num_tokens = total
 
     def share(self, block_ids: Sequence[int]) -> None:
-        """Begin an empty table with full blocks that others hold: a prefix-cache hit."""
+        """Begin an empty table with full blocks that others hold, after a prefix-cache hit.
+
+        Each block gains a holder, and `num_tokens` becomes the number of tokens in them.
+        """
         if self.block_ids:
             raise ValueError(
                 f"only an empty table can begin with shared blocks, this has {len(self.block_ids)}"
@@ -107,7 +111,7 @@ class BlockTable:
     def replace(self, index: int, block_id: int) -> None:
         """Hold `block_id` in place of the block at `index`, which has the same content.
 
-        The new one is acquired before the old one is released, so neither is ever unowned.
+        The new one is acquired before the old one is released, so neither is free in between.
         """
         require_int("index", index, 0, len(self.block_ids) - 1)
         self.pool.acquire(block_id)
@@ -115,7 +119,7 @@ class BlockTable:
         self.block_ids[index] = block_id
 
     def fork(self) -> "BlockTable":
-        """A second table over the same blocks; every one of them gains a holder."""
+        """Return a second table over the same blocks; each block gains a holder."""
         twin = type(self)(self.pool, self.block_size)
         for block_id in self.block_ids:
             self.pool.acquire(block_id)
@@ -126,11 +130,11 @@ class BlockTable:
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
         """The slot to write `position` in, and the copy that must happen first, if any.
 
-        A block with one holder is written in place: `(slot, None)`. A shared one is
-        left to the others: this table takes a new block and returns
-        `(slot, (from_block, to_block))`; copy the block's slots before writing.
-        Raises OutOfBlocks, changing nothing, when a copy is due and no block is free, and
-        ValueError for a position that the table has no token for.
+        A block with one holder is written in place: `(slot, None)`. A shared block is left
+        to its other holders: this table takes a new block in its place and returns
+        `(slot, (from_block, to_block))`. Copy the block's slots before you write.
+        Raises OutOfBlocks, changing nothing, if a copy is due and no block is free, and
+        ValueError for a position that is not below `num_tokens`.
         """
         require_int("position", position)
         if not 0 <= position < self.num_tokens:
@@ -147,8 +151,7 @@ class BlockTable:
         return new_block * self.block_size + offset, (block_id, new_block)
 
     def release(self) -> None:
-        """Give every block back and be empty again. Last block first, so that the
-        blocks of a long prefix stay free the longest."""
+        """Release every block, the last one first, and be empty again."""
         for block_id in reversed(self.block_ids):
             self.pool.release(block_id)
         self.block_ids = []

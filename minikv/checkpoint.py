@@ -12,14 +12,36 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from minikv.config import ModelConfig
-from minikv.errors import CheckpointError
+from minikv.errors import CheckpointError, require_int, require_number
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 
 BUNDLED = {"tinypy": Path(__file__).parent / "models" / "tinypy"}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+LARGEST = 2**20  # of any size in config.json: a larger one is a mistake, or not for this engine
 
+# What `transformers` takes for a key of config.json that is not there.
+DEFAULTS = {
+    "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
+    "num_key_value_heads": None, "head_dim": None, "eos_token_id": 2,
+    "sliding_window": None, "use_sliding_window": False, "max_window_layers": 28,
+    "layer_types": None,
+}  # fmt: skip
+QWEN = {
+    "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
+    "eos_token_id": None,
+}  # fmt: skip
+ARCHITECTURES = {  # what is supported, each with its defaults
+    "LlamaForCausalLM": DEFAULTS,
+    "MistralForCausalLM": DEFAULTS
+    | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": DEFAULTS | QWEN,
+    "Qwen3ForCausalLM": DEFAULTS | QWEN | {"head_dim": 128},
+}
+REQUIRED = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+)  # fmt: skip
 ROPE_KEYS = {  # what each kind of rope scaling needs to be told
     "default": (),
     "linear": ("factor",),
@@ -57,91 +79,133 @@ def load(
 def read_config(folder: Path) -> ModelConfig:
     """Read `config.json` (and `generation_config.json` for the end tokens) of a checkpoint folder.
 
-    Raises CheckpointError for a missing or damaged file, an architecture that is
-    not one of ARCHITECTURES, or a feature that the engine does not run.
+    Raises CheckpointError for a missing or damaged file, an architecture that is not supported, a
+    feature that the engine does not run, and a value that cannot be meant: the message has the
+    key, the value and what would do.
     """
-    raw = read_json(folder / "config.json")
-    names = raw.get("architectures") or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise CheckpointError(
-            f"{folder}: architecture {names[0]!r} is not supported; supported: "
-            + ", ".join(ARCHITECTURES)
-        )
-    architecture = names[0]
-    if raw.get("quantization_config"):
-        raise CheckpointError(
-            f"{folder}: quantised weights are not supported; use an fp16 checkpoint"
-        )
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(
-            f"{folder}: hidden_act is {raw['hidden_act']!r}; only 'silu' is supported"
-        )
-    required = (
-        "vocab_size",
-        "hidden_size",
-        "intermediate_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-    )
-    missing = [name for name in required if name not in raw]
-    if missing:
-        raise CheckpointError(f"{folder / 'config.json'}: missing {', '.join(missing)}")
-
-    # transformers 5 writes one dict; earlier versions wrote theta and scaling apart.
-    rope = raw.get("rope_parameters") or {}
-    theta = rope.get("rope_theta", raw.get("rope_theta", 10_000.0))
-    scaling = rope or raw.get("rope_scaling") or {}
-    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-    if rope_type not in ROPE_KEYS:
-        raise CheckpointError(
-            f"{folder}: rope scaling {rope_type!r} is not supported; "
-            f"supported: {', '.join(ROPE_KEYS)}"
-        )
-    missing = [name for name in ROPE_KEYS[rope_type] if name not in scaling]
-    if missing:
-        raise CheckpointError(f"{folder}: rope scaling {rope_type!r} lacks {', '.join(missing)}")
-    qwen2, qwen3 = architecture.startswith("Qwen2"), architecture.startswith("Qwen3")
-    layers = raw["num_hidden_layers"]
-    heads = raw["num_attention_heads"]
-    eos = raw.get("eos_token_id")
-    generation = folder / "generation_config.json"
+    file, generation = folder / "config.json", folder / "generation_config.json"
+    raw = read_json(file)
     if generation.exists():
-        eos = read_json(generation).get("eos_token_id", eos)
+        raw = raw | {k: v for k, v in read_json(generation).items() if k == "eos_token_id"}
+    try:
+        return _model_config(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+
+
+def _model_config(raw: dict) -> ModelConfig:
+    names = raw.get("architectures")
+    architecture = names[0] if isinstance(names, list) and names else "none"
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        raise ValueError(
+            f"architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    if raw.get("quantization_config"):
+        raise ValueError("quantised weights are not supported; use an fp16 checkpoint")
+    missing = [key for key in REQUIRED if key not in raw]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
+    raw = ARCHITECTURES[architecture] | raw
+
+    def size(key: str) -> int:
+        return require_int(key, raw[key], 1, LARGEST)
+
+    def flag(key: str) -> bool:
+        if not isinstance(raw[key], bool):
+            raise ValueError(f"{key}: must be true or false, was {raw[key]!r}")
+        return raw[key]
+
+    if raw["hidden_act"] != "silu":
+        raise ValueError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    hidden, heads = size("hidden_size"), size("num_attention_heads")
+    kv_heads = heads if raw["num_key_value_heads"] is None else size("num_key_value_heads")
+    if heads % kv_heads:
+        raise ValueError(f"num_key_value_heads: must divide the {heads} heads, was {kv_heads}")
+    if raw["head_dim"] is None and hidden % heads:
+        raise ValueError(f"hidden_size: must be a multiple of the {heads} heads, was {hidden}")
+    head_dim = hidden // heads if raw["head_dim"] is None else size("head_dim")
+    if head_dim % 2:
+        raise ValueError(f"head_dim: must be even, for RoPE turns pairs, was {head_dim}")
+    eos = raw["eos_token_id"]
+    eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    theta, scaling = _rope(raw)
+    qwen2, bias = architecture.startswith("Qwen2"), flag("attention_bias")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=raw["vocab_size"],
-        hidden_size=raw["hidden_size"],
-        intermediate_size=raw["intermediate_size"],
-        num_layers=layers,
+        vocab_size=size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=size("intermediate_size"),
+        num_layers=size("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        max_context=raw.get("max_position_embeddings", 2048),
-        rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-        tie_embeddings=raw.get("tie_word_embeddings", False),
-        attention_bias=qwen2 or raw.get("attention_bias", False),
-        output_bias=not qwen2 and raw.get("attention_bias", False),
-        mlp_bias=raw.get("mlp_bias", False),
-        qk_norm=qwen3,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        max_context=size("max_position_embeddings"),
+        rms_norm_eps=require_number(
+            "rms_norm_eps", raw["rms_norm_eps"], " from 0 to 1", lambda x: 0 <= x <= 1
+        ),
+        tie_embeddings=flag("tie_word_embeddings"),
+        attention_bias=qwen2 or bias,
+        output_bias=not qwen2 and bias,
+        mlp_bias=flag("mlp_bias"),
+        qk_norm=architecture.startswith("Qwen3"),
         rope_theta=theta,
-        rope_scaling=None if rope_type == "default" else dict(scaling, rope_type=rope_type),
-        windows=_windows(raw, architecture, layers),
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+        rope_scaling=scaling,
+        windows=_windows(architecture, size("num_hidden_layers"), raw, flag("use_sliding_window")),
+        eos_ids=tuple(require_int("eos_token_id", token_id) for token_id in eos),
     )
 
 
-def _windows(raw: dict, architecture: str, layers: int) -> tuple[int | None, ...]:
+def _rope(raw: dict) -> tuple[float, dict | None]:
+    """RoPE's theta, and its scaling with all that it needs; None for none."""
+    # transformers 5 writes one dict; earlier versions wrote theta and scaling apart.
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(rope, dict):
+        raise ValueError(f"rope_parameters: must be an object, was {rope!r}")
+    rope = {"rope_theta": raw.get("rope_theta", 10_000.0), "type": "default"} | rope
+    kind = rope.get("rope_type", rope["type"])
+    if not isinstance(kind, str) or kind not in ROPE_KEYS:
+        raise ValueError(
+            f"rope scaling {kind!r} is not supported; supported: {', '.join(ROPE_KEYS)}"
+        )
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1)) != 1:
+        raise ValueError("partial_rotary_factor: RoPE on a part of the channels is not supported")
+    missing = [key for key in ROPE_KEYS[kind] if key not in rope]
+    if missing:
+        raise ValueError(f"rope scaling {kind!r} lacks {', '.join(missing)}")
+    wanted = ("rope_theta", *ROPE_KEYS[kind])
+    rope = {key: require_number(key, rope[key], " above 0", lambda x: x > 0) for key in wanted}
+    if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
+        raise ValueError(
+            f"high_freq_factor: must be above low_freq_factor, {rope['low_freq_factor']}, "
+            f"was {rope['high_freq_factor']}"
+        )
+    theta = rope.pop("rope_theta")
+    return theta, {"rope_type": kind, **rope} if rope else None
+
+
+def _windows(
+    architecture: str, num_layers: int, raw: dict, is_switched_on: bool
+) -> tuple[int | None, ...]:
     """Sliding window of each layer; Qwen switches it on with a flag, Mistral by naming a size."""
-    size = raw.get("sliding_window")
-    if architecture.startswith("Qwen") and not raw.get("use_sliding_window", False):
-        size = None
-    if architecture.startswith("Llama") or size is None:
-        return (None,) * layers
-    types = raw.get("layer_types")
+    qwen, size, types = architecture.startswith("Qwen"), raw["sliding_window"], raw["layer_types"]
+    if architecture.startswith("Llama") or size is None or (qwen and not is_switched_on):
+        return (None,) * num_layers
+    size = require_int("sliding_window", size, 1)
+    if not qwen:
+        return (size,) * num_layers
     if types is None:
-        first = raw.get("max_window_layers", 0) if architecture.startswith("Qwen") else 0
-        return tuple(size if layer >= first else None for layer in range(layers))
-    return tuple(size if kind == "sliding_attention" else None for kind in types)
+        first = require_int("max_window_layers", raw["max_window_layers"], 0)
+        return tuple(size if layer >= first else None for layer in range(num_layers))
+    kinds = {"sliding_attention": size, "full_attention": None}
+    if (
+        not isinstance(types, list)
+        or len(types) != num_layers
+        or any(kind not in list(kinds) for kind in types)
+    ):
+        raise ValueError(
+            f"layer_types: must be {num_layers} items of {', '.join(kinds)}, was {types!r}"
+        )
+    return tuple(kinds[kind] for kind in types)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:

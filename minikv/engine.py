@@ -1,4 +1,4 @@
-"""The engine: requests in, outputs out, one batch a step.
+"""The engine: requests in, outputs out, one batch per step.
 
     add_request ─> waiting ─> Scheduler.schedule ─> Plan ─> Runner.run ─> token ids
                                                                              │
@@ -76,7 +76,7 @@ class Engine:
         sampler: ChooseTokens | None = None,
         attention: MakeBackend | None = None,
     ):
-        """Raises ValueError, naming the argument, for what cannot be used."""
+        """Raises ValueError, naming the argument, for anything that cannot be used."""
         if not isinstance(lm, LanguageModel):
             raise ValueError(f"lm: must be a model from minikv.load, was {lm!r}")
         config = EngineConfig() if config is None else config
@@ -97,7 +97,7 @@ class Engine:
         self._steps = self._generated = 0
         self._host_seconds = 0.0
         if lm.device.type == "cuda":
-            from minikv.gpu import run_ahead  # not imported before there is a GPU
+            from minikv.gpu import run_ahead  # here, because only a GPU needs it
 
             run_ahead(self)
 
@@ -157,10 +157,10 @@ class Engine:
         prompts: Seq[Prompt] | Prompt,
         params: SamplingParams | Seq[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Continue every prompt; one output a prompt, in their order.
+        """Continue every prompt; returns one output per prompt, in their order.
 
-        `params`: one for all, or one a prompt. If this is interrupted, its requests
-        are aborted and the engine can be used on.
+        `params`: one for all, or one per prompt. If this is interrupted, its requests are
+        aborted; the engine can still be used.
         """
         if not isinstance(prompts, Seq):
             raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
@@ -199,7 +199,7 @@ class Engine:
         try:
             while finish_reason is None:
                 if request.sequences[0].num_output == num_tokens:
-                    self.step()  # else somebody else's step has moved it
+                    self.step()  # else a step called elsewhere has moved it
                 output = RequestOutput(request, self.lm.decode)
                 token_ids, finish_reason = output.token_ids, output.finish_reason
                 if len(token_ids) > num_tokens or finish_reason is not None:
@@ -352,7 +352,7 @@ class Engine:
         raise OutOfBlocks(needed, self.pool.num_free)
 
     def update_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Go on with other weights (same shapes, `transformers` names).
+        """Continue with other weights (same shapes, `transformers` names).
 
         Every cached prefix is dropped, and running requests compute their tokens' K and V
         again: old K/V never meets new weights. `lm` itself keeps its weights, so that other
@@ -368,11 +368,14 @@ class Engine:
     def forward(
         self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]
     ) -> torch.Tensor:
-        """`Runner.forward`, for sequences that you hold yourself, on blocks of this pool."""
+        """`Runner.forward`, for sequences that you hold yourself, on blocks of `pool`.
+
+        After a failure, and after new weights, `pool` is another one, and your blocks are lost.
+        """
         return self.runner.forward(sequences, num_tokens, slots)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy-on-write for them: blocks (from, to), each read before it is overwritten."""
+        """Copy-on-write for such sequences: blocks (from, to), read before they are written."""
         self.attention.copy_blocks(pairs)
 
     def stats(self) -> Stats:
@@ -428,7 +431,7 @@ class Engine:
 def _backend(config: EngineConfig) -> MakeBackend:
     if config.attention == "torch":
         return TorchAttention
-    from minikv.gpu.attention import TritonAttention  # not before it is wanted: it needs Triton
+    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
 
     return TritonAttention
 

@@ -34,9 +34,9 @@ def require_int(name: str, value: Any, low: int | None = None, high: int | None 
 def require_number(
     name: str, value: Any, allowed: str = "", fits: Callable[[float], bool] = lambda x: True
 ) -> float:
-    """`value`, unchanged. Raises ValueError, naming the argument, unless it is a finite number
+    """`value` as a float. Raises ValueError, naming the argument, unless it is a finite number
     that `fits`; `allowed` says in words which ones do."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not -LARGEST <= value <= LARGEST or not fits(value):
         raise ValueError(f"{name}: must be a finite number{allowed}, was {value!r}")
-    return value
+    return float(value)

@@ -1,7 +1,7 @@
-"""Two of the model's formulas in a form that a CPU computes sooner, in float32 alone.
+"""Two of the model's formulas in a form that is faster on a CPU, for float32 only.
 
-`minikv.model` has the formulas, and a test compares them with these. A decode step is a few
-rows at a time, so its time goes into reading weights and into starting operations.
+`minikv.model` has the formulas, and a test compares both. A decode step has few rows, so its
+time goes into reading weights and launching operations.
 """
 
 import torch
@@ -29,7 +29,7 @@ class FastLinear:
 
 
 class FastRMSNorm:
-    """`RMSNorm` as x * (w sqrt(D)) / hypot(|x|, sqrt(D eps)): the same number, by half as many
+    """`RMSNorm` as x * (w sqrt(D)) / hypot(|x|, sqrt(D eps)): the same number with half as many
     operations over x."""
 
     def __init__(self, weight: torch.Tensor, eps: float):

@@ -1,4 +1,4 @@
-"""What must hold between two steps, and what to say when no step can be made."""
+"""What must hold between two steps, and the message for when no step is possible."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -32,7 +32,7 @@ class ConcatCache:
 
 
 class PreallocatedCache:
-    """Writes in place into storage for `capacity` tokens, reserved whether they come or not."""
+    """Writes in place into storage for `capacity` tokens, all reserved at the start."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class PreallocatedCache:
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor):
         """q (T, H, D), k, v (T, K, D) of the T tokens after the cached ones -> (T, H, D).
 
-        Raises ValueError when the T tokens do not fit.
+        Raises ValueError if the T tokens do not fit.
         """
         start, end = self.num_tokens, self.num_tokens + len(k)
         if end > self.capacity:

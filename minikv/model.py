@@ -129,11 +129,11 @@ class Transformer:
             )
         self.norm = norm("model.norm.weight", c.hidden_size)
         head = self.embedding
-        if not c.tie_embeddings:
+        if not c.tie_embeddings or "lm_head.weight" in state:  # there: it counts, tied or not
             head = take("lm_head.weight", c.vocab_size, c.hidden_size)
         self.head = make_linear(head)
         self.rope_table = rope_table(c).to(device, dtype)  # (P, 2, D)
-        self.project, self.mix = project, mix  # `minikv.gpu` exchanges them for compiled ones
+        self.project, self.mix = project, mix  # `minikv.gpu` replaces them by compiled ones
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
@@ -193,5 +193,5 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     x (T, heads, D); cos, sin (T, 1, D), the first half of sin negated. Adding the
     angles of two turns is turning by their sum, so q . k depends on distance alone.
     """
-    swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels change places
-    return torch.addcmul(x * cos, swapped, sin)  # x cos + swapped sin, in a pass less
+    swapped = x.roll(x.shape[-1] // 2, -1)  # the halves of each head's channels, swapped
+    return torch.addcmul(x * cos, swapped, sin)  # x cos + swapped sin, with one pass less

@@ -1,7 +1,7 @@
 """The oracle of every chapter: greedy tokens, everything computed again at every step.
 
-Nothing is kept from one step to the next, so nothing can be kept wrongly. Whatever a later
-chapter builds has to give these tokens.
+Nothing is kept from one step to the next, so nothing stale can be read. Whatever a later
+chapter builds must write the same tokens.
 """
 
 from collections.abc import Callable, Sequence

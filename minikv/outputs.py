@@ -1,4 +1,4 @@
-"""What the engine hands back: token ids at once, text when it is asked for, and counters."""
+"""What the engine returns: token ids at once, text on demand, and counters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
 def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> bool:
     """Whether the newest token completed a stop string.
 
-    It is looked for at the end of the text, then once more in all of it, because a tail alone
-    may decode differently.
+    The end of the text is searched first, then all of it, because the end alone may decode
+    differently.
     """
     longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
     output, stop = sequence.output_ids, sequence.request.params.stop
@@ -59,17 +59,17 @@ class SampleOutput:
 
     @property
     def token_ids(self) -> list[int]:
-        """The new tokens so far, the prompt's not among them."""
+        """The new tokens so far, without the prompt's."""
         return self._sequence.output_ids[: self._count]
 
     @property
     def finish_reason(self) -> str | None:
-        """None while it goes on; "stop" (end token, stop string or id), "length" or "abort"."""
+        """None while unfinished; "stop" (end token, stop string or id), "length" or "abort"."""
         return self._sequence.finish_reason if self._count == self._sequence.num_output else None
 
     @property
     def text(self) -> str:
-        """The tokens as text, as far as it is final; a stop string and what follows are cut."""
+        """The tokens as text, as far as it is final, without a stop string and what follows it."""
         stop, finished = self._sequence.request.params.stop, self.finish_reason is not None
         return visible_text(self._decode(self.token_ids), stop, finished)
 

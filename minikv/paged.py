@@ -12,8 +12,8 @@ from minikv.config import ModelConfig
 class KVStore:
     """K and V of every slot: one tensor (num_layers, num_blocks, block_size, 2, K, D).
 
-    K and V of a token lie side by side, so a token is written by one copy and a
-    block is one contiguous piece of memory. Allocated once.
+    K and V of a token lie side by side, so a token is written by one copy, and a
+    block is contiguous in memory. Allocated once.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ def blockwise_attention(
     """One query over the blocks of its context, with a running softmax.
 
     q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D). Only one block
-    is looked at at a time. With m the largest score so far, s the sum of exp(score - m)
+    is read at a time. With m the largest score so far, s the sum of exp(score - m)
     and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v

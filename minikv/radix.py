@@ -6,13 +6,14 @@ of whole blocks, because a block is what can be shared.
     root ── [def fib(n):↵  if n <] ── [2: return n …]        a node: one or more blocks
          └─ [import os …]                                    siblings differ in their first block
 
-Two numbers keep it safe. The pool's reference count says that the tree holds a
-block (the tree is one holder, like a block table). A node's lock count says how
-many running sequences stand on it or below; only unlocked nodes can be evicted.
+Two numbers keep it safe. The pool's reference count says that the tree holds a block
+(the tree is one holder, like a block table). A node's lock count says how many running
+sequences use it or a node below it; only unlocked nodes can be evicted. (SGLang calls it
+`lock_ref`.)
 
-Eviction is O(1) a block, by one rule: whoever touches a node touches its ancestors
-after it. Then every node is older than its parent in the list of unlocked nodes, and
-the oldest entry of that list is always a leaf.
+Eviction is O(1) per block, by one rule: when a node is touched, its ancestors are touched
+after it. Then every node is older than its parent in the list of unlocked nodes, and the
+oldest entry of that list is always a leaf.
 """
 
 from collections import OrderedDict
@@ -32,7 +33,7 @@ class Node:
     __slots__ = ("block_ids", "children", "keys", "lock_count", "parent")
 
     def __init__(self, parent: "Node | None", keys: list[Key], block_ids: list[int]):
-        self.parent: Node | Any = parent  # None for a root, which nobody asks for its parent
+        self.parent: Node | Any = parent  # None for a root, which is never asked for it
         self.keys = keys  # the tokens, block by block
         self.block_ids = block_ids  # as long as keys
         self.children: dict[Key, Node] = {}  # by the first key of the child
@@ -66,7 +67,10 @@ class InsertResult(NamedTuple):
 
 
 class RadixCache:
-    """Block-sized prefixes with LRU eviction of leaves. Prefixes of different salts never meet."""
+    """Block-sized prefixes with LRU eviction of leaves.
+
+    Prefixes of different salts never meet. None and "" are two salts like any others.
+    """
 
     def __init__(self, pool: BlockPool, block_size: int):
         self.pool = pool
@@ -80,8 +84,8 @@ class RadixCache:
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         """The longest cached prefix of whole blocks, made the most recently used.
 
-        O(len(token_ids)). What is cached does not change, but a node that matches
-        only in part is split, so that a lock on the result holds the match and no more.
+        O(len(token_ids)). What is cached does not change, but a node that matches only in
+        part is split, so that a lock on the result holds the match and nothing else.
         """
         root = self._roots.get(salt)
         if root is None:
@@ -93,12 +97,12 @@ class RadixCache:
     def insert(
         self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
     ) -> InsertResult:
-        """Cache whole blocks of a prefix; a rest of less than a block is left out.
+        """Cache the whole blocks of a prefix; an incomplete last block is left out.
 
-        Where the tree already has a prefix, its own block stays and the caller's is
-        not taken: the result names the tree's blocks, and the caller must hold those
+        Where the tree has a prefix already, it keeps its own block and does not take the
+        caller's: the result names the tree's blocks, and the caller must acquire those
         before it releases its own. New blocks gain a holder, the tree.
-        Raises ValueError when there are fewer blocks than whole blocks of tokens.
+        Raises ValueError if there are fewer blocks than whole blocks of tokens.
         """
         keys = self._keys(token_ids)
         if len(block_ids) < len(keys):
@@ -141,8 +145,8 @@ class RadixCache:
             node = node.parent
 
     def evict(self, num_blocks: int) -> int:
-        """Let go of up to `num_blocks` blocks, least recently used leaves first, each
-        from its end. Returns how many; less than asked when the rest is locked."""
+        """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
+        from its end. Returns how many; fewer than asked if the rest is locked."""
         require_int("num_blocks", num_blocks, 0)
         gone = 0
         while gone < num_blocks and self.unlocked:
@@ -158,7 +162,7 @@ class RadixCache:
         return gone
 
     def clear(self) -> None:
-        """Forget everything, locked or not. Sequences keep the blocks that they hold themselves."""
+        """Forget everything, locked or not. Sequences keep the blocks that they hold."""
         for node in self.nodes():
             for block_id in node.block_ids:
                 self.pool.release(block_id)
@@ -222,8 +226,8 @@ class RadixCache:
     def _split(self, lower: Node, length: int) -> Node:
         """Cut a node in two; the first `length` blocks become a new parent of the rest.
 
-        The lower part keeps its identity, so whoever locked it still stands on
-        everything that they locked.
+        The lower part stays the same object: a sequence that has locked it still locks
+        everything above it.
         """
         upper = Node(lower.parent, lower.keys[:length], lower.block_ids[:length])
         upper.lock_count = lower.lock_count
@@ -236,8 +240,8 @@ class RadixCache:
         return upper
 
     def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
-        """Put blocks below `node`: in the node itself if it is an unlocked leaf, so that a
-        sequence's decoded blocks do not become a chain of nodes of one block each."""
+        """Put blocks below `node`: into the node itself if it is an unlocked leaf, so that the
+        blocks of a long decode do not become a chain of nodes with one block each."""
         if node.parent is not None and not node.children and node.lock_count == 0:
             node.keys += keys
             node.block_ids += block_ids

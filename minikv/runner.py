@@ -30,7 +30,7 @@ MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
 
 
 class Runner:
-    """Runs plans: holds the weights and all K and V, and knows nothing of requests that wait."""
+    """Runs plans. It holds the weights and all K and V, and knows nothing of waiting requests."""
 
     @torch.inference_mode(False)  # what is allocated here is written in any mode
     def __init__(
@@ -71,7 +71,7 @@ class Runner:
         return token_ids
 
     def move_blocks(self, plan: Plan) -> None:
-        """Bring blocks where the batch expects them, each read before it is overwritten."""
+        """Move blocks to where the batch expects them, each read before it is overwritten."""
         self.store.copy_to(self.host_store, plan.swap_out)
         self.attention.copy_blocks(plan.copies)
         self.host_store.copy_to(self.store, plan.swap_in)

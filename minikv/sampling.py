@@ -1,7 +1,8 @@
 """From logits to the next token.
 
-A draw is one uniform number from the request's own generator, looked up in the
-cumulative distribution: which other requests share the batch cannot matter.
+A draw is one uniform number, looked up in the cumulative distribution. It depends on the
+request's seed, the sample and the position alone, so the other requests in the batch do not
+matter.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -20,11 +21,11 @@ class SamplingParams:
     temperature: 0 is greedy; otherwise logits are divided by it.
     top_k: only the k likeliest tokens; 0 is all.
     top_p: only the likeliest tokens that together reach this probability; in (0, 1].
-    seed: of this request's draws; None takes a fresh one. Sample i of n uses (seed, i).
+    seed: of this request's draws; None takes a random one. Sample i of n uses (seed, i).
     n: independent samples of one prompt, whose blocks they share.
     stop: strings and token ids that end a sample. A stop string is cut from the text.
-    ignore_eos: go on after the model's end token.
-    cache_salt: prefixes are shared only between requests of equal salt.
+    ignore_eos: continue after the model's end token.
+    cache_salt: only requests of equal salt share prefixes. None and "" are different salts.
     """
 
     max_tokens: int = 64
@@ -67,9 +68,9 @@ class SamplingParams:
 def probabilities(
     logits: torch.Tensor, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The distributions to draw from, likeliest first: probabilities and their token ids, (S, V).
+    """The distributions to draw from, likeliest first: probabilities and token ids, (S, V).
 
-    logits (S, vocab_size), one SamplingParams a row. Temperature first, then top-k, then
+    logits (S, vocab_size), one SamplingParams per row. Temperature first, then top-k, then
     top-p (Holtzman et al., 2020) over what top-k left; the token that crosses top_p is kept,
     and what is left out has probability 0. Nothing here waits for the device.
     """
@@ -77,7 +78,7 @@ def probabilities(
     table = [(p.temperature, p.top_k or vocab_size, p.top_p) for p in params]
     rules = torch.tensor(table, dtype=torch.float64).to(logits.device, non_blocking=True)
     temperature, top_k, top_p = rules[:, :, None].unbind(1)  # (S, 1) each
-    # Stable: which of two equal logits comes first must not depend on the company.
+    # Stable: which of two equal logits comes first must not depend on the rest of the batch.
     values, token_ids = logits.float().sort(dim=-1, descending=True, stable=True)
     values = (values.double() - values[:, :1].double()) / temperature
     values.masked_fill_(torch.arange(vocab_size, device=logits.device) >= top_k, -torch.inf)
@@ -88,12 +89,12 @@ def probabilities(
 
 
 class Sampler:
-    """Chooses one token a row."""
+    """Chooses one token per row."""
 
     def __call__(
         self, logits: torch.Tensor, params: Sequence[SamplingParams], draws: Sequence[float | None]
     ) -> torch.Tensor:
-        """logits (S, vocab_size); one SamplingParams and one draw a row.
+        """logits (S, vocab_size); one SamplingParams and one draw per row.
 
         A draw is uniform in [0, 1), or None for a greedy row. Returns S token ids on the
         device of the logits, without waiting for them. (A sampler of your own may as well

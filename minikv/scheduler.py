@@ -7,9 +7,9 @@ prefill is Sarathi-Serve's (Agrawal et al., 2024).
        ^                  │
        └─────preempt──────┘   (recompute: drop the blocks; swap: move them to the host)
 
-One step's token budget goes to decodes first, one token each, then to prefill chunks
-of running sequences, then to admissions. A long prompt is cut to what is left, so it
-never delays a decode by more than one budget.
+One step's token budget goes to decodes first, one token each, then to prefill chunks of
+running sequences, then to admissions. A long prompt is cut to the rest of the budget, so it
+never delays a decode by more than one step.
 """
 
 from bisect import insort
@@ -23,20 +23,20 @@ from minikv.errors import OutOfBlocks
 from minikv.radix import MatchResult, RadixCache
 from minikv.sequence import Sequence
 
-Policy = Callable[[Sequence], Any]  # what it returns is compared: the least is served first
+Policy = Callable[[Sequence], Any]  # what it returns is compared: the smallest is served first
 COUNTERS = (
     "num_preemptions", "num_swaps_out", "num_swaps_in", "num_looked_up_tokens", "num_hit_tokens",
 )  # fmt: skip
 
 
 def first_come_first_served(sequence: Sequence) -> tuple[int, int]:
-    """Order of arrival. Also decides who is preempted: the last to come."""
+    """Order of arrival. The last to arrive is also the first to be preempted."""
     return sequence.order
 
 
 @dataclass(slots=True)
 class Plan:
-    """One step. Moves happen in the order swap_out, copies, swap_in, and before any write."""
+    """One step. Blocks are moved before anything is written: swap_out, copies, then swap_in."""
 
     sequences: list[Sequence] = field(default_factory=list)  # decodes, then chunks
     num_decodes: int = 0
@@ -48,7 +48,10 @@ class Plan:
 
 
 class Scheduler:
-    """Owns the waiting and the running sequences, and gives and takes their blocks."""
+    """Owns the waiting and the running sequences, and gives and takes their blocks.
+
+    `host_pool` counts the blocks of host memory; it is None unless preemption is "swap".
+    """
 
     def __init__(
         self,
@@ -71,15 +74,15 @@ class Scheduler:
         self.num_looked_up_tokens = self.num_hit_tokens = 0  # see COUNTERS
 
     def add(self, sequence: Sequence) -> None:
-        """A new sequence waits."""
+        """Let a new sequence wait for admission."""
         insort(self.waiting, sequence, key=self.policy)
 
     def add_running(self, sequence: Sequence) -> None:
-        """A sequence that holds its blocks already runs at once."""
+        """Let a sequence that holds its blocks already run at once."""
         insort(self.running, sequence, key=self.policy)
 
     def fork(self, sequence: Sequence, index: int) -> Sequence:
-        """Begin sample `index` of a request, on the blocks of a running one. Returns it."""
+        """Begin sample `index` of a request, on the blocks of a running sample. Returns it."""
         twin = sequence.fork(index)
         if self.cache is not None and sequence.node is not None:
             self.cache.lock(sequence.node)
@@ -92,7 +95,8 @@ class Scheduler:
         """Decide the next step and reserve its blocks. An empty plan: nothing can run now.
 
         A running sequence with one token left to compute is a decode, unless it has yet to
-        fork; the others are prefills. Who waits is admitted in order, until the first no.
+        fork; the others are prefills. Waiting sequences are admitted in order until one does
+        not fit; none is admitted in a step that preempts.
         """
         plan = Plan()
         budget = self.config.max_batch_tokens
@@ -142,10 +146,12 @@ class Scheduler:
         return ready
 
     def preempt(self, sequence: Sequence, plan: Plan | None = None) -> None:
-        """Take a running sequence's blocks and let it wait for its turn again.
+        """Take a running sequence's blocks and put it back among the waiting.
 
-        With preemption="swap" and room on the host its computed blocks are moved there
-        (`plan` takes the moves); otherwise they are computed again later.
+        With preemption="swap", a plan, and enough free blocks in `host_pool`, its computed
+        blocks are moved there: `plan.swap_out` takes the moves, `host_block_ids` the host's
+        blocks, which `_begin` gives back when the sequence returns. Otherwise all its tokens
+        are computed again later.
         """
         self.running.remove(sequence)
         sequence.num_preemptions += 1
@@ -164,7 +170,7 @@ class Scheduler:
         insort(self.waiting, sequence, key=self.policy)
 
     def remove(self, sequence: Sequence) -> None:
-        """A finished or aborted sequence leaves. Its full blocks stay in the prefix cache."""
+        """Let a finished or aborted sequence leave. Its full blocks stay in the prefix cache."""
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
         self._release(sequence)
         self._drop_host_blocks(sequence)
@@ -172,8 +178,8 @@ class Scheduler:
     def _add_decodes(
         self, decoding: list[Sequence], prefilling: list[Sequence], plan: Plan
     ) -> bool:
-        """One token for each of `decoding`, in order. While there is no block for one, the last
-        in the policy's order is preempted and leaves its list; returns whether any was."""
+        """Plan one token for each of `decoding`, in order. While no block can be had for one, the
+        last in the policy's order is preempted and leaves its list. Returns whether any was."""
         block_size, slots = self.config.block_size, plan.slots
         preempted = False
         while len(slots) < len(decoding):
@@ -181,7 +187,7 @@ class Scheduler:
             slot = sequence.next_slot
             if slot is None:
                 slot = self._reserve_one(sequence, plan)
-            if slot is None:  # the last in the policy's order gives way, be it this one
+            if slot is None:  # the last in the policy's order gives way, even if it is this one
                 victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
                 (decoding if victim is decoding[-1] else prefilling).pop()
                 self.preempt(victim, plan)
@@ -217,8 +223,8 @@ class Scheduler:
             return slot
 
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
-        """Give a prefill as much of the budget as it can use, if any; returns how much. Its blocks
-        are reserved already."""
+        """Plan as many tokens of a prefill as the budget allows, perhaps none; returns how many.
+        Its blocks are reserved already."""
         start = sequence.num_computed
         num_tokens = min(len(sequence.token_ids) - start, budget)
         if num_tokens > 0:
@@ -228,9 +234,12 @@ class Scheduler:
         return num_tokens
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
-        """Give a waiting sequence seats and blocks for all its tokens, or leave everything as it
-        was; returns which. A block for each sequence that runs has to be left over (one, however
-        many samples it has yet to fork into)."""
+        """Admit a waiting sequence if there are places in the batch and blocks for all its tokens;
+        otherwise leave everything as it was. Returns whether it was admitted.
+
+        One block per running sequence must be left over, free or evictable (one, however many
+        samples the sequence has yet to fork into). In vLLM this reserve is called the watermark.
+        """
         seats = sum(map(_seats, self.running)) + _seats(sequence)
         if seats > self.config.max_num_seqs:
             return False
@@ -254,8 +263,8 @@ class Scheduler:
     def _begin(
         self, sequence: Sequence, table: BlockTable, hit: MatchResult | None, plan: Plan
     ) -> None:
-        """An admitted sequence stands on its blocks, and goes on where it was swapped out or
-        behind what the prefix cache had."""
+        """Give an admitted sequence its table, and let it continue where it was swapped out (its
+        host blocks are given back) or after the prefix that the cache had."""
         num_hit = hit.num_tokens if hit is not None else 0
         if sequence.host_block_ids is not None:
             used = len(sequence.host_block_ids)
@@ -264,7 +273,7 @@ class Scheduler:
             self.num_swaps_in += 1
         else:
             sequence.num_computed = num_hit
-            if sequence.num_preemptions == 0:  # coming back to one's own blocks is no hit
+            if sequence.num_preemptions == 0:  # finding its own blocks again is not a hit
                 sequence.num_cached = num_hit
                 self.num_looked_up_tokens += len(sequence.token_ids)
                 self.num_hit_tokens += num_hit
@@ -306,13 +315,13 @@ class Scheduler:
         sequence.node, sequence.num_inserted = result.node, num_full
 
     def _make_free(self, num_blocks: int, headroom: int = 0) -> bool:
-        """Evict until `num_blocks` are free; False where that, with `headroom` to spare, is
-        out of reach."""
+        """Evict until `num_blocks` are free. Returns False if that is not possible with
+        `headroom` blocks to spare."""
         evictable = self.cache.num_evictable_blocks if self.cache is not None else 0
         if num_blocks + headroom > self.pool.num_free + evictable:
             return False
         while num_blocks > self.pool.num_free:
-            # After a `clear` an evicted block may have a sequence as holder still: ask the pool.
+            # After a `clear` a sequence may still hold an evicted block: ask the pool.
             if not self.cache.evict(num_blocks - self.pool.num_free):
                 return False
         return True

@@ -19,7 +19,7 @@ from minikv.sampling import SamplingParams
 
 
 class Request:
-    """What the caller asked for. `request_id` is also the order of arrival."""
+    """What the caller asked for. Ids go up in order of arrival."""
 
     __slots__ = (
         "longest_stop", "max_length", "params", "prompt_ids", "request_id", "seed", "sequences",
@@ -55,7 +55,10 @@ class Request:
 
 
 class Sequence:
-    """One sample of a request: its tokens, its block table, and how far both have come."""
+    """One sample of a request: its tokens, its block table, and how far both have come.
+
+    The constructor copies `token_ids`.
+    """
 
     __slots__ = (
         "device_row", "finish_reason", "host_block_ids", "index", "must_fork", "next_slot", "node",
@@ -71,7 +74,7 @@ class Sequence:
         self.num_cached = 0  # of those, how many the prefix cache had at first admission
         self.num_inserted = 0  # blocks of the table that the prefix cache has as well
         self.num_preemptions = 0
-        # None while it waits or is swapped out. Any: nobody asks for its blocks then.
+        # None while it waits or is swapped out. Typed Any, for it is not asked for blocks then.
         self.table: BlockTable | Any = None
         self.must_fork = request.params.n > 1 and index == 0  # when the prompt is computed
         self.next_slot: int | None = None  # of the next decode; None: ask the table
@@ -95,7 +98,7 @@ class Sequence:
 
     @property
     def num_output(self) -> int:
-        """New tokens so far, those of the prompt left out."""
+        """Number of new tokens so far, without the prompt's."""
         return len(self.token_ids) - len(self.request.prompt_ids)
 
     @property
@@ -105,7 +108,7 @@ class Sequence:
 
     @property
     def samples(self) -> range:
-        """Which samples of the request go on from here: its own, or all before they fork."""
+        """Which samples of the request continue from here: its own, or all before they fork."""
         return range(self.request.params.n) if self.must_fork else range(self.index, self.index + 1)
 
     def draw(self, index: int | None = None) -> float | None:
@@ -129,7 +132,7 @@ class Sequence:
         self.table = self.node = self.host_block_ids = self.next_slot = self.device_row = None
 
     def fork(self, index: int) -> "Sequence":
-        """A second sequence with the same tokens so far, over the same blocks."""
+        """Return a second sequence with the same tokens so far (a copy), over the same blocks."""
         twin = Sequence(self.request, index, self.token_ids)
         self.next_slot = None  # the last block is shared from now on
         twin.num_computed, twin.num_cached = self.num_computed, self.num_cached

@@ -22,8 +22,11 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
 }
 
 
+FIRST = "Begin with notebooks/00_start_here.ipynb; `progress` says what comes next."
+
+
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minikv", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m minikv", description=__doc__, epilog=FIRST)
     parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (place, text) in COMMANDS.items():
         # Only the command that runs is imported: the others may be slow to load.
@@ -31,5 +34,8 @@ def main(arguments: list[str]) -> int:
         if arguments[:1] == [name]:
             chosen = resolve_name(f"minikv.course.{place}")
             chosen.add_arguments(command)
+    if not arguments:
+        parser.print_help()
+        return 0
     args = parser.parse_args(arguments)  # ends here for --help and for a wrong command
     return chosen.run(args)

@@ -29,8 +29,8 @@ __all__ = [
 class Page:
     """Text that a cell shows: wrapped in a terminal, and as paragraphs in a notebook."""
 
-    def __init__(self, title: str, text: str, code: bool = False):
-        self.title, self.text, self.code = title, text, code
+    def __init__(self, title: str, text: str, code: bool = False, button: str = ""):
+        self.title, self.text, self.code, self.button = title, text, code, button
 
     def __repr__(self) -> str:
         text = markup.wrapped(self.text, width=markup.terminal_width())
@@ -40,7 +40,7 @@ class Page:
         head = f"<p style='text-align:left'><b>{escape(self.title)}</b></p>" if self.title else ""
         if self.code:
             return head + markup.preformatted(self.text)
-        return head + markup.paragraphs(self.text)
+        return head + markup.paragraphs(self.text) + self.button
 
 
 def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Report:
@@ -178,7 +178,7 @@ def reset(exercise_id: str) -> Page:
         copy = progress_file.back_up(file)
         saved = (
             f" What was there is kept in {copy.relative_to(reader_files.folder().parent)}."
-            " If the file is open in JupyterLab, choose File, Reload Python File from Disk."
+            " An editor that has the file open must load it again, before it saves."
         )
     text = skeleton(chapter)
     if not whole and file.exists():
@@ -202,7 +202,8 @@ def reset(exercise_id: str) -> Page:
         entry.passed = None
         progress_file.save(exercise.id, entry)
     what = f"chapter {chapter.number}" if whole else exercises[0].id
-    return Page("", f"{what} is as it was at the beginning.{saved}")
+    said = f"{what} is as it was at the beginning.{saved}"
+    return Page("", said, button=markup.reload_button(file))
 
 
 def watch(exercise_id: str, show=None, every: float = 0.5) -> None:

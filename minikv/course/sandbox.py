@@ -225,10 +225,14 @@ class Sandbox(widgets.VBox):
         for name, words, tooltip, action in buttons:
             button = widgets.Button(description=words, tooltip=tooltip)
             button.layout.width = "auto"
-            button.on_click(lambda _, action=action: (action(), self._show()))
+            button.on_click(lambda _, action=action: self._do(action))
             self.buttons[name] = button
             made.append(button)
         return widgets.HBox([field, *made], layout=widgets.Layout(flex_flow="row wrap"))
+
+    def _do(self, action: Callable[[], None]) -> None:
+        action()
+        self._show()
 
     def _start_again(self) -> None:
         self.session = self._make()

@@ -1,7 +1,7 @@
 """What only a GPU needs: a second loop that runs ahead, CUDA graphs, the Triton backend.
 
-The core imports nothing of this before a model on a GPU is there, or the Triton backend is
-asked for. `run_ahead` works on a CPU, too. Nothing is gained there, but it can be tested.
+The core imports nothing of this until a model is on a GPU or the Triton backend is asked for.
+`run_ahead` works on a CPU, too: it gains nothing there, but can be tested.
 """
 
 import torch
@@ -12,7 +12,7 @@ from minikv.gpu.runner import DeviceRunner
 
 
 def run_ahead(engine: Engine) -> None:
-    """Let a new engine start each step before it has read the tokens of the one before.
+    """Let a new engine start each step before it reads the tokens of the previous one.
 
     Raises ValueError for a model on another GPU than the current one.
     """

@@ -1,7 +1,7 @@
 """Running ahead: launch the next step before the tokens of the last one have come back.
 
-A GPU works through what it is given while the host goes on. If the host asked for the
-tokens of a step before it prepared the next, the GPU would stand still meanwhile:
+A GPU works on while the host does something else. If the host waited for the tokens of a step
+before it prepared the next one, the GPU would be idle meanwhile. So it prepares first:
 
     host    plan 1 │ plan 2 │ read 1, plan 3 │ read 2, plan 4 │
     GPU            │ step 1 │ step 2         │ step 3         │

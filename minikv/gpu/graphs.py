@@ -1,9 +1,9 @@
 """Decode steps as CUDA graphs: recorded once, then replayed with other contents.
 
-A decode step of a small batch is some hundred short kernels. Started one by one from Python
-they take longer to start than to run; a graph starts all of them by one call. What is
-recorded are addresses and sizes, so a graph reads its batch from buffers that never move,
-and there is one graph for each size of batch:
+A decode step of a small batch is some hundred short kernels. Launched one by one from Python,
+they take longer to launch than to run; a graph launches all of them in one call. A graph records
+addresses and sizes. So it reads its batch from buffers that never move, and there is one graph
+per batch size:
 
     batch of 5 -> the graph for 8 -> rows 0 1 2 3 4 and three of padding
 

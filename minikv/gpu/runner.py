@@ -25,7 +25,7 @@ class DeviceRunner(Runner):
     attention backend can be recorded."""
 
     def __init__(self, plain: Runner, max_num_seqs: int):
-        """Takes over what `plain` has made: weights, stores, backend, sampler."""
+        """Takes over the weights, stores, backend and sampler of `plain`."""
         vars(self).update(vars(plain))
         self.max_num_seqs = max_num_seqs
         self.device = self.transformer.device
@@ -102,7 +102,7 @@ class DeviceRunner(Runner):
 
 
 def with_compiled_layers(transformer: Transformer) -> Transformer:
-    """The same transformer, with one kernel for what stands between two matrix products."""
+    """The same transformer, with one kernel for all that lies between two matrix products."""
     twin = copy.copy(transformer)
     twin.project, twin.mix = compiled(project), compiled(mix)
     return twin

@@ -421,7 +421,7 @@ def test_json_that_is_not_text(folder):
         ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic"}}, "rope scaling 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
-        ({"num_key_value_heads": 3}, r"k_proj.weight .*\(32, 64\).*\(48, 64\)"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: must divide the 4 heads, was 3"),
         ({"hidden_size": 65}, r"embed_tokens.weight .*\(300, 64\).*\(300, 65\)"),
         ({"num_hidden_layers": 3}, r"model.layers.2.* is missing"),
         ({"vocab_size": 299}, r"embed_tokens.weight .*\(300, 64\).*\(299, 64\)"),

@@ -7,7 +7,7 @@ and progress all read it.
 import importlib.util
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from minikv.course.chapters import each
 
@@ -95,6 +95,22 @@ class Chapter:
         """The folder that holds all of this chapter, as a module's name."""
         return f"minikv.course.chapters.ch{self.number}_{self.name}"
 
+    @cached_property
+    def places(self) -> dict[str, str]:
+        """What the reader writes, as paths in the skeleton: "f" or "Class.m" -> exercise id."""
+        found: dict[str, str | Bug | None] = {}
+        for piece in self.skeleton:
+            name = piece.name or piece.target.partition(":")[2]
+            if isinstance(piece, Function):
+                found[name] = piece.write
+            else:
+                found |= {f"{name}.{method}": write for method, write in piece.write.items()}
+        return {
+            path: write.exercise if isinstance(write, Bug) else write
+            for path, write in found.items()
+            if write is not None
+        }
+
     @property
     def cannot_run(self) -> str | None:
         """Why nothing of this chapter runs on this machine; None if it does."""
@@ -110,12 +126,7 @@ class Chapter:
         expected = [f"{self.number}.{i}" for i in range(1, len(ids) + 1)]
         if ids != expected:
             raise ValueError(f"chapter {self.number}: exercises must be {expected}, were {ids}")
-        written = {
-            write.exercise if isinstance(write, Bug) else write
-            for piece in self.skeleton
-            for write in (piece.write.values() if isinstance(piece, Class) else [piece.write])
-            if write is not None
-        }
+        written = set(self.places.values())
         if written != set(ids):
             raise ValueError(
                 f"chapter {self.number}: the skeleton writes {sorted(written)}, "

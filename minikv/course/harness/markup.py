@@ -147,19 +147,25 @@ def open_button(file: Path, line: int) -> str:
     return command and _button(f"Open the file beside, line {line}", f"Opens {file.name}", command)
 
 
+def reload_button(file: Path) -> str:
+    """A button that opens a file as it is on the disk; nothing where none can."""
+    command = _opens_beside(file, 1, "docmanager:reload")
+    return command and _button("Load the file again", f"Loads {file.name} from the disk", command)
+
+
 def check_button() -> str:
     """A button that saves every open file and runs its own cell again."""
     command = _command("docmanager:save-all", "notebook:run-cell")
     return _button("Check", "Saves all open files, and checks again", command)
 
 
-def _opens_beside(file: Path, line: int) -> str:
+def _opens_beside(file: Path, line: int, then: str = "rendermime:handle-local-link") -> str:
     root, file = server_root(), file.resolve()
     if root is None or not file.is_relative_to(root):
         return ""
-    # The second command finds the file open, wherever that is, and goes to the line.
+    # The usual second command finds the file open, wherever that is, and goes to the line.
     return _command(
-        "docmanager:open", "rendermime:handle-local-link",
+        "docmanager:open", then,
         path=file.relative_to(root).as_posix(), factory="Editor",
         options={"mode": "split-right"}, id=f"#line={line - 1}",
     )  # fmt: skip

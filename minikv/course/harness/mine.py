@@ -89,8 +89,8 @@ def _names(exercise: Exercise) -> list[str]:
     a kernel it is the function that starts it, which the chapter gives."""
     chapter = chapter_of(exercise.id)
     names: dict[str, None] = {}
-    for path, target in targets(chapter).items():
-        if target.exercise == exercise.id:
+    for path, id_ in chapter.places.items():
+        if id_ == exercise.id:
             names[path.partition(".")[0]] = None
     for piece in chapter.skeleton:
         if isinstance(piece, Function) and piece.write is None:
@@ -180,9 +180,9 @@ class Parts:
         """The exercises of these chapters that write a part of the reference, "module:name"."""
         found: dict[str, None] = {}
         for chapter in self.chapters:
-            for path, target in targets(chapter).items():
+            for path, id_ in chapter.places.items():
                 if _piece(chapter, path.partition(".")[0]).target == home:
-                    found[target.exercise] = None
+                    found[id_] = None
         return sorted(found)
 
     def whose(self, chapter: Chapter, name: str, asked: list[str]) -> str:

@@ -146,7 +146,8 @@ class Overview:
         for exercise in done:
             entry = self._entry(exercise)
             day = time.strftime("%d %B %Y", time.localtime(entry.passed))
-            help_ = "solution seen" if entry.seen_solution else f"{entry.hints} hints"
+            hints = f"{entry.hints} hint{'' if entry.hints == 1 else 's'}"
+            help_ = "solution seen" if entry.seen_solution else hints
             rows.append(
                 f"<tr><td>{exercise.id} {escape(exercise.title)}</td><td>{day}</td>"
                 f"<td class='number'>{exercise.minutes}</td>"

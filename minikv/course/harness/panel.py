@@ -52,7 +52,7 @@ class Panel:
         if action.sure and asked != name:
             self._asked = name
             self.buttons[name].description = f"{name}: sure?"
-            self.page.value = f"<p>{escape(action.sure)} Click again to do it.</p>"
+            self._fill(f"<p>{escape(action.sure)} Click again to do it.</p>")
             return
         if _open.get(self._id) == name:  # a second click folds it
             del _open[self._id]
@@ -66,9 +66,13 @@ class Panel:
         try:
             shown = action.show()
         except Exception as error:  # the file cannot be read, say: there is no cell to raise it in
-            self.page.value = f"<p>{markup.marked(str(error))}</p>"
+            self._fill(f"<p>{markup.marked(str(error))}</p>")
             return
-        self.page.value = shown._repr_html_()  # type: ignore[attr-defined]
+        self._fill(shown._repr_html_())  # type: ignore[attr-defined]
+
+    def _fill(self, html: str) -> None:
+        # A widget's lines are otherwise as high as its buttons.
+        self.page.value = f"<div style='line-height:1.5'>{html}</div>"
 
     def display(self, html: str, text: str) -> None:
         """Show a report, and the buttons under it."""

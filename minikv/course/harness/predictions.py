@@ -119,7 +119,7 @@ class Predictions:
 
     def _repr_html_(self) -> str:
         head = "".join(
-            f"<th style='text-align:left'>{name}</th>"
+            f"<th scope='col' style='text-align:left'>{name}</th>"
             for name in ("prediction", "yours", "came out", "")
         )
         body = "".join(

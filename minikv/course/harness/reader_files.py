@@ -1,7 +1,6 @@
 """A reader's exercise files: where they are, which parts are written, and what they do when run."""
 
 import ast
-import copy
 import hashlib
 import linecache
 import os
@@ -127,20 +126,15 @@ def fingerprint(exercise: Exercise, text: str) -> str:
     Raises WorkbookError if Python cannot read it.
     """
     chapter = chapter_of(exercise.id)
-    tree = parse(chapter, text)
-    found: dict[str, ast.stmt] = dict(definitions(tree))
-    for node in tree.body:
-        if isinstance(node, ast.Assign):
-            found |= {to.id: node for to in node.targets if isinstance(to, ast.Name)}
-    asked = targets(chapter)
+    found, asked = _code(chapter, text), chapter.places
     others = {*asked, *(path.partition(".")[0] for path in asked)}  # not looked into from outside
-    todo = [path for path, target in asked.items() if target.exercise == exercise.id]
+    todo = [path for path, id_ in asked.items() if id_ == exercise.id]
     seen: dict[str, str] = {}
     while todo:
         path = todo.pop()
         if path in seen or path not in found:
             continue
-        seen[path] = ast.unparse(_without_docstrings(found[path]))
+        seen[path] = ast.unparse(found[path])
         owner = path.rpartition(".")[0]
         for inner in ast.walk(found[path]):
             if isinstance(inner, ast.Name) and inner.id not in others:
@@ -152,13 +146,18 @@ def fingerprint(exercise: Exercise, text: str) -> str:
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
-def _without_docstrings(node: ast.stmt) -> ast.stmt:
-    """A copy without them, as another release of the course may word them otherwise."""
-    node = copy.deepcopy(node)
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.FunctionDef) and docstring_of(inner):
-            inner.body = inner.body[1:] or [ast.Pass()]
-    return node
+@lru_cache(maxsize=32)
+def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
+    """What `text` defines, by path, without docstrings: another release may word them otherwise."""
+    tree = parse(chapter, text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and docstring_of(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    found: dict[str, ast.stmt] = dict(definitions(tree))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            found |= {to.id: statement for to in statement.targets if isinstance(to, ast.Name)}
+    return found
 
 
 def line_of(exercise: Exercise) -> int:

@@ -219,7 +219,7 @@ class Pen:
             color = style.color(_number(name))
             self.square(left + i * stripe, top, stripe, side, color, line=0)
         if len(names) == 1 and token[0]:
-            self.text(x, y, *token, "center", style.ink_on(color), family="monospace")
+            self.text(x, y, token[0], token[1], "center", style.ink_on(color), family="monospace")
         elif len(names) == 1:
             size = min(10, 72 * side * 0.64 / len(name) ** 0.5)
             self.text(x, y, name, size, "center", style.ink_on(color), weight="bold")
@@ -273,9 +273,11 @@ class Panel:
     ):
         self.pen, self.layout, self.x, self.y = pen, layout, x, y
         self.step, self.lanes = steps[i], layout.lanes[i]
-        self.before, self.lanes_before = (steps[i - 1], layout.lanes[i - 1]) if i else (None, {})
-        before = self.before
-        self.new = self.step.filled_slots - before.filled_slots if before else frozenset()
+        self.before: Snapshot | None = steps[i - 1] if i else None
+        self.lanes_before: dict[str, int] = layout.lanes[i - 1] if i else {}
+        self.new: frozenset[tuple[int, int]] = frozenset()
+        if self.before:
+            self.new = self.step.filled_slots - self.before.filled_slots
         self.places = {block_id: place for place, block_id in enumerate(layout.drawn)}
 
     def draw(self) -> None:

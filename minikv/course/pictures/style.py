@@ -16,11 +16,11 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 # Okabe and Ito's palette and a grey, in an order in which neighbours also differ in grey.
-PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#999999")
+PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#404040")
 INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 EDGE = "#8a8a8a"  # around the paper, seen on a light page and on a dark one
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
-SHOWN = 860  # pixels: no picture is wider on a page, and each is narrower on a narrow page
+SHOWN, LEAST = 860, 640  # pixels on a page: it is scaled between these, and then scrolls
 MOST_BYTES = 150_000  # of SVG
 FONTS = {  # of the pictures, and what is about as wide
     "DejaVu Sans": "Verdana,sans-serif",
@@ -100,15 +100,17 @@ class Picture:
         return {"text/html": self.html()} | data, {"image/png": {"alt": self.alt}}
 
     def html(self) -> str:
-        """The picture as wide as the page lets it be, and its caption. A little of a dark page
-        shines through the white paper, so that it does not glare."""
+        """The picture as wide as the page lets it be, and its caption. On a page that is too
+        narrow to read it, it scrolls. A little of a dark page shines through the white paper, so
+        that it does not glare."""
         kind, data = "svg+xml", svg(self.figure)
         if len(data) > MOST_BYTES:  # so many marks are smaller as pixels
             kind, data = "png", png(self.figure)
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return (
-            f"<figure style='margin:0;max-width:{SHOWN}px'>"
-            "<img style='width:100%;box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
+            f"<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
+            f"<img style='width:100%;min-width:{LEAST}px;max-width:none;box-sizing:border-box;"
+            "padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
             f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"
         )

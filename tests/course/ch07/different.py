@@ -183,7 +183,7 @@ def share_full_blocks(self, sequence):
     sequence.node, sequence.num_inserted = node, full
 """,
     },
-    "07.7": {  # all tokens first, then all blocks, then who is finished; asks the queues, not all()
+    "07.7": {  # all tokens first, then all blocks, then who is finished; an empty plan is not run
         "Loop.step": """
 def step(self, engine):
     scheduler, runner = engine.scheduler, engine.runner

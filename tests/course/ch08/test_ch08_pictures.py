@@ -160,7 +160,7 @@ def test_the_grid():
 
 def test_a_row_a_program(launches):
     picture = pictures.launches_picture(launches)
-    assert "A program a query head: 20 turns. Long contexts split: 4." in picture.alt
+    assert "Long contexts split: 4 turns instead of 20." in picture.alt
     assert "14 programs, 4 turns" in picture.alt
     words = words_in(picture.figure)
     split = launches[2]
@@ -199,7 +199,7 @@ def test_the_player_moves(launches):
 
 def test_how_many_programs():
     picture = pictures.programs_picture(8, 132, 4, 128)
-    assert "1 × 131,072 tokens: 8 programs, or 520 when split; 132" in picture.alt
+    assert "8 programs for 132 multiprocessors, 520 when split" in picture.alt
     [axes] = picture.figure.axes
     assert axes.get_xlabel() and axes.get_ylabel()
     levels = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() != "-"]
@@ -219,7 +219,7 @@ def test_the_tiles_of_a_chunk_cover_what_is_visible():
             assert tile.full % tile_keys == 0 and tile.full <= tile.first + 1  # all see these
             assert tile.end == last + 1 and tile.end - tile.full < tile_keys + tile_queries
     picture = pictures.chunk_picture(32, 12, 4, 8)
-    assert "Of 12 tiles 8 need no mask, 1 never read." in picture.alt
+    assert "Of 12 tiles, 8 need no mask and 1 is never read." in picture.alt
     assert "Queries 20 to 23: keys 0 to 16 without a mask, to 24 with." in picture.alt
 
 
@@ -229,13 +229,13 @@ def test_the_roof():
     assert (roof.attainable(2), roof.attainable(100)) == (20e9, 200e9)
     work = {"decode attention": 4.0, "weights, batch 1": 1.0}
     picture = pictures.roofline_picture({"here": roof, "there": Roof(1e12, 3e14, False)}, work)
-    assert "Decode attention: 4 operations a byte; here bends at 20" in picture.alt
+    assert "Decode attention: 4 operations per byte; here bends at 20" in picture.alt
     [legend] = picture.figure.legends
     names = [text.get_text() for text in legend.get_texts()]
-    assert names == ["here (measured here)", "there (data sheet, not measured)"]
+    assert names == ["here (measured here)", "there (data sheet, bfloat16)"]
     [axes] = picture.figure.axes
     bottom, top = axes.get_ylim()
     assert roof.attainable(0.5) / 1e9 / bottom < 4  # no decades without a roof in them
     assert all(bottom < tick < top for tick in axes.get_yticks())
-    for text in axes.texts:
-        assert bottom < text.get_position()[1] < top
+    assert {text.get_text() for text in axes.texts} == set(work)
+    assert all(text.get_rotation() == 0 for text in axes.texts)

@@ -81,7 +81,7 @@ arithmetic, but reading all keys and values again for each new token. In transfo
         ),
         Exercise(
             id="02.2",
-            title="Prefill once, then one token a step",
+            title="Prefill once, then one token per step",
             minutes=15,
             difficulty=2,
             kind="build",

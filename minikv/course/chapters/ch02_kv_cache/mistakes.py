@@ -133,7 +133,7 @@ MISTAKES = {
           (POSITIONS, "n + torch.arange(len(fed), device=lm.device)"),
           ("fed = new_ids[-1:]", "n, fed = n + len(fed), new_ids[-1:]")),
          "positions count from the start of the prompt, but the cache is not empty", WHEN),
-        ("returns the prompt, too", (("return new_ids", "return list(prompt_ids) + new_ids"),),
+        ("returns the prompt too", (("return new_ids", "return list(prompt_ids) + new_ids"),),
          "the prompt is returned as well", "return only the new tokens"),
         ("token by token from the start",
          (("new_ids, fed = [], list(prompt_ids)",
@@ -303,7 +303,7 @@ def attend(self, layer, q, k, v):
         ("the storage emptied instead of the counter set back",
          ((REWIND, "self.cache.kv[:, :, self.num_prefix :] = 0"),),
          "the rows of earlier requests are erased, but they still count as tokens", COUNTED),
-        ("positions go on over all requests",
+        ("positions continue over all requests",
          ((f"    {REWIND}\n",
            "    first = getattr(self, 'first', self.num_prefix)\n"
            "    self.first = first + len(request_ids)\n"

@@ -302,7 +302,7 @@ for exercise, in_place in (("02.1", False), ("02.4", True)):
     scenario(exercise, tinypy_in_chunks, Group(PASS, programs, look))
 
 
-# ── 02.2 Prefill once, then one token a step ──────────────────────────────────
+# ── 02.2 Prefill once, then one token per step ────────────────────────────────
 
 # A program is (model, cache, tokens cached at first, calls, what is looked at). A call is (text,
 # where in its tokens the prompt begins and how long it is, new tokens).
@@ -497,7 +497,7 @@ scenario(
 # ── 02.6 The request after the first ──────────────────────────────────────────
 
 # A program is (model, prefixes, room, requests, what is looked at). A prefix is how many tokens of
-# PREFIX, a request (number of the prefix, text, tokens of it), room is for a request of so many.
+# PREFIX, a request (number of the prefix, text, tokens of it), room the longest request's length.
 
 
 def requests_after(mine, program, log: Log) -> None:

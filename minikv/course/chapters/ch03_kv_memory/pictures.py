@@ -1,6 +1,6 @@
-"""Pictures of chapter 03: contiguous memory at one moment, slot by slot, and as time goes on.
+"""Pictures of chapter 03: contiguous memory at one moment, slot by slot, and over time.
 
-reservation_picture(memory, {start: ("A", slots)})     # what the slots of each piece do
+reservation_picture(memory, {start: ("A", slots)})     # what the slots of each piece are for
 film = MemoryFilm(memory, "KB")
 film.snap("A to E have started", {"A": 0, …})          # copies what is there now
 film.picture()                                         # every step, from left to right
@@ -65,7 +65,7 @@ KINDS: dict[str, str | tuple[float, float, float]] = {
     "reserved for the future": style.tint(style.PALETTE[0]),
     "internal fragmentation": style.PALETTE[2],
     "external fragmentation": style.PALETTE[3],
-    "free, and too little in all": style.PAPER,
+    "free, but too few in all": style.PAPER,
 }
 
 
@@ -82,8 +82,8 @@ LEGEND = (
 def reservation_picture(
     memory: ContiguousMemory, held: Mapping[int, tuple[str, SlotUse]]
 ) -> style.Picture:
-    """The whole memory in the order of addresses: a row for each piece and each hole. `held`:
-    by the start of each piece, whose it is and what its slots do."""
+    """The whole memory in the order of addresses: one row per piece and per hole. `held`: by the
+    start of each piece, the request that has it and what its slots are for."""
     rows = []  # (start, label, [(state, name, count, words)])
     for start, size in memory.pieces.items():
         name, use = held[start]
@@ -128,7 +128,7 @@ def reservation_picture(
 
 
 def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int) -> float:
-    """Some slots of one kind, the middle of many left out. Returns where the next one begins."""
+    """Slots of one kind; of many, the middle is left out. Returns where the next one begins."""
     long = count > 3 * ENDS
     for index in range(2 * ENDS if long else count):
         if long and index == ENDS:
@@ -140,7 +140,7 @@ def _draw_stretch(axes, x: float, y: float, state: str, name: str, count: int) -
 
 
 def served_picture(served: Mapping[str, Served]) -> style.Picture:
-    """What became of all slots under each way of reserving, as bars of five shares."""
+    """What all slots were used for under each way of reserving, as bars of five shares."""
     names = list(served)
     shares = [served[name].shares for name in names]
     least = min(1 - share[0] for share in shares)
@@ -167,17 +167,17 @@ def served_picture(served: Mapping[str, Served]) -> style.Picture:
     return style.Picture(figure, f"Stacked bars. {title}. " + "; ".join(rows) + ".")
 
 
-# ── As time goes on ───────────────────────────────────────────────────────────
+# ── Over time ───────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A memory as it was: pieces by name and holes, each (start, size); and who waits."""
+    """A memory as it was: pieces by name and holes, each (start, size); and what waits."""
 
     words: str
     pieces: dict[str, tuple[int, int]]
     holes: tuple[tuple[int, int], ...]
-    waits: tuple[str, int] | None  # who, for how much
+    waits: tuple[str, int] | None  # a request, and the size that it needs
 
     @property
     def free(self) -> int:
@@ -185,7 +185,7 @@ class Moment:
 
     @property
     def fits(self) -> bool:
-        """Whether some hole is large enough for who waits."""
+        """Whether some hole is large enough for the request that waits."""
         if self.waits is None:
             return False
         _, needed = self.waits
@@ -193,7 +193,7 @@ class Moment:
 
 
 class MemoryFilm:
-    """A `ContiguousMemory`, of anyone's making, seen step by step."""
+    """A `ContiguousMemory`, the reference or yours, seen step by step."""
 
     def __init__(self, memory, unit: str):
         self.memory, self.unit = memory, unit
@@ -202,8 +202,8 @@ class MemoryFilm:
     def snap(
         self, words: str, starts: Mapping[str, int], waits: tuple[str, int] | None = None
     ) -> None:
-        """Note the memory as it is now. `starts`: where whose piece starts; `waits`: who
-        asks for how much in vain."""
+        """Note the memory as it is now. `starts`: where the piece of each request starts;
+        `waits`: a request that asks in vain, and the size that it needs."""
         pieces = {name: (start, self.memory.pieces[start]) for name, start in starts.items()}
         self.moments.append(Moment(words, pieces, tuple(self.memory.holes), waits))
 
@@ -232,7 +232,7 @@ class MemoryFilm:
         )
 
     def frame(self, upto: int) -> Figure:
-        """The steps up to and with `upto`, that one marked; later ones have no ink yet."""
+        """The steps up to `upto`, which is marked; later ones are not drawn yet."""
         return self._figure(upto, upto)
 
     def _figure(self, upto: int, marked: int | None) -> Figure:

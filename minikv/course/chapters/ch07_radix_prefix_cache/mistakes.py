@@ -2,7 +2,7 @@
 
 from minikv.course.harness.mistakes import Mistake
 
-SHARES = (  # `Engine.append`
+SHARES = (
     "        if filled and sequence.table is not None:\n"
     "            self.scheduler.share_full_blocks(sequence)\n"
 )
@@ -12,8 +12,7 @@ REMOVES = (
     "                del self._requests[request.request_id]\n"
 )
 OR_A_STRING = (
-    " or (\n            request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)\n"
-    "        )"
+    " or (\n        request.longest_stop > 0 and hits_stop_string(sequence, self.lm.decode)\n    )"
 )
 
 MISTAKES = {

@@ -1042,10 +1042,6 @@ class Stepping(Serving):
                 return
             self.step()
 
-    def abort(self, number: str) -> None:
-        self.log.call(f"request {number} is aborted", self.engine.abort, int(number))
-        self.log.call(f"request {number} is aborted", self.engine.check, see=False)
-
 
 def stepping(mine, program, log: Log) -> None:
     Stepping(lambda mine: {}, mine, program, log)
@@ -1111,7 +1107,7 @@ scenario(
         "where nothing can run, the engine says so",
         [({"num_blocks": 8}, "hold 7; add s13 2; step"),
          ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
-        look="`step`: a plan without sequences",
+        look="`step`: what it returns for a plan without sequences",
     ),
 )  # fmt: skip
 

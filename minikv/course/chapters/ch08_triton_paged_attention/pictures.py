@@ -1,7 +1,7 @@
-"""Pictures of chapter 08: which program of a decode reads what, and how fast it could.
+"""Pictures of chapter 08: what each program of a decode reads, and how fast it could read it.
 
     launches = [make(q, kv, tables, lens, tile) for make in (Launch.by_head, Launch.grouped)]
-    launches_picture(launches)          # a row a program, a column a turn
+    launches_picture(launches)          # one row per program, one column per turn
     launches_widget(launches)           # the same in time: which blocks are being read
 
 A `Launch` is arithmetic: it says what the kernels do on any machine, without running them.
@@ -64,7 +64,7 @@ class Launch:
 
     @classmethod
     def by_head(cls, q, kv, tables, lens, tile: int) -> "Launch":
-        """One program a sequence and query head, in a grid (sequences, query heads).
+        """One program per sequence and query head, in a grid (sequences, query heads).
 
         q (S, H, D), kv (blocks, block size, 2, K, D), tables (S, B), lens (S,): tensors, as
         `kernels.paged_decode.paged_decode` takes them.
@@ -75,23 +75,23 @@ class Launch:
             for row, n in enumerate(lens.tolist())
             for head in range(num_heads)
         ]
-        way = "a program a query head"
+        way = "one program per query head"
         return cls._of(way, "sequence, query head", programs, kv, tables, lens, tile)
 
     @classmethod
     def grouped(cls, q, kv, tables, lens, tile: int) -> "Launch":
-        """One program a sequence and KV head, in a grid (sequences, KV heads)."""
+        """One program per sequence and KV head, in a grid (sequences, KV heads)."""
         programs = [
             Program((row, kv_head), row, kv_head, 0, n)
             for row, n in enumerate(lens.tolist())
             for kv_head in range(kv.shape[3])
         ]
-        way = "a program a KV head"
+        way = "one program per KV head"
         return cls._of(way, "sequence, KV head", programs, kv, tables, lens, tile)
 
     @classmethod
     def split(cls, q, kv, tables, lens, tile: int, rows: int, min_split: int) -> "Launch":
-        """One program a split and KV head, in a grid (KV heads, splits): `paged_decode` in
+        """One program per split and KV head, in a grid (KV heads, splits): `paged_decode` in
         float32. (In 16 bits it puts several KV heads into one program.)
 
         rows, min_split: as in `num_splits`. Programs that have nothing to do are left out.
@@ -212,15 +212,14 @@ def watch(kv: torch.Tensor) -> Iterator[Loads]:
 
 
 def grid_picture(size: int, tile: int) -> style.Picture:
-    """Programs over `size` elements, `tile` each: what is whose, and what the mask leaves out.
-
-    Each program writes its number into memory that held -1.
+    """Programs over `size` elements, `tile` each: the elements of each program, and those that
+    the mask leaves out. Each program writes its number into memory that held -1.
     """
     programs = -(-size // tile)
     figure, axes = canvas(2.3)
     step = min(0.5, (style.WIDTH - 1.5) / (programs * tile + 0.4 * programs))
     last = programs * tile - size
-    title = f"{size} elements, {tile} a program: {programs} programs"
+    title = f"{size} elements, {tile} per program: {programs} programs"
     title += f", and a mask for the last {last}" if last else ""
     axes.text(0.1, 0.2, title, fontsize=11, fontweight="bold", va="center", color=style.INK)
     for y, words in ((0.62, "program_id"), (1.03, "index"), (1.48, "index < size"),
@@ -257,7 +256,7 @@ def grid_picture(size: int, tile: int) -> style.Picture:
     return style.Picture(figure, alt)
 
 
-# ── Launches: a row a program ─────────────────────────────────────────────────
+# ── Launches: one row per program ─────────────────────────────────────────────────
 
 ROW, LEFT = 0.155, 1.35  # inches: a program; the labels of the rows
 
@@ -270,9 +269,9 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
         0.75 + sum(0.42 + ROW * len(launch.programs) for launch in launches) + 0.1
     )
     first, *_, last = [*launches] * 2
-    title = f"{_capital(first.way)}: {first.num_turns} turns"
+    title = f"{_capital(last.way)}: {last.num_turns} turns"
     if last is not first:
-        title += f". {_capital(last.way)}: {last.num_turns}"
+        title += f" instead of {first.num_turns}"
     axes.text(0.1, 0.2, title, fontsize=11, fontweight="bold", va="center", color=style.INK)
     y, words = 0.45, []
     for launch in launches:
@@ -291,10 +290,9 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
     for turn in range(0, most + 1, 5 if most > 8 else 1):
         axes.text(LEFT + turn * wide, y + 0.02, str(turn), fontsize=8, ha="center", va="center",
                   color=style.INK)  # fmt: skip
-    axes.text(style.WIDTH - 0.1, y + 0.2, f"turn ({launches[0].tile} keys each; in a cell the "
-              "physical blocks that they lie in)", fontsize=9, ha="right", va="center",
-              color=style.INK)  # fmt: skip
-    alt = f"A row a program, a column a turn. {title}. {'. '.join(words)}."
+    axes.text(style.WIDTH - 0.1, y + 0.2, f"turn ({launches[0].tile} keys each; the numbers are "
+              "physical blocks)", fontsize=9, ha="right", va="center", color=style.INK)  # fmt: skip
+    alt = f"One row per program, one column per turn. {title}. {'. '.join(words)}."
     return style.Picture(figure, alt)
 
 
@@ -310,12 +308,12 @@ def _draw_row(axes, launch: Launch, program: Program, y: float, wide: float, mos
         x = LEFT + turn * wide
         axes.add_patch(
             Rectangle((x + 0.01, y + 0.01), wide - 0.02, ROW - 0.02, linewidth=0.5,
-                      facecolor=style.tint(color, 0.5), edgecolor=style.INK)
+                      facecolor=style.tint(color, 0.3), edgecolor=style.INK)
         )  # fmt: skip
         blocks = " ".join(map(str, launch.blocks(program, turn)))
         if 0.055 * len(blocks) < wide:
             axes.text(x + wide / 2, y + ROW / 2, blocks, fontsize=6, ha="center", va="center",
-                      color=style.INK)  # fmt: skip
+                      color=style.FAINT)  # fmt: skip
 
 
 def _capital(words: str) -> str:
@@ -452,14 +450,16 @@ def programs_picture(
     }
     first = batches[0]
     title = (
-        f"{first} × {lens[-1]:,} tokens: {first * num_kv_heads} programs, "
-        f"or {split[first][-1]} when split; {sms} multiprocessors"
+        f"{first} × {lens[-1]:,} tokens: {first * num_kv_heads} programs for {sms} "
+        f"multiprocessors, {split[first][-1]} when split"
     )
     figure, axes = style.new_axes(title, "context of each sequence (tokens)", "programs")
     marks = zip(batches, "os^v", style.PALETTE[:1] + style.PALETTE[3:], strict=False)
     for batch, mark, color in marks:
         what = f"{batch} sequence" + ("s" if batch > 1 else "")
-        axes.plot(lens, split[batch], f"{mark}-", color=color, label=f"{what}, split")
+        wide = 1.5 if batch == first else 4  # where two lines are one, both are seen
+        axes.plot(lens, split[batch], f"{mark}-", color=color, label=f"{what}, split",
+                  linewidth=wide, zorder=2 if wide == 1.5 else 1)  # fmt: skip
         whole = [num_kv_heads * batch] * len(lens)
         axes.plot(lens, whole, f"{mark}--", color=color, markerfacecolor=style.PAPER,
                   label=f"{what}, not split")  # fmt: skip
@@ -501,7 +501,7 @@ def chunk_tiles(context: int, num_queries: int, tile_queries: int, tile_keys: in
 def chunk_picture(
     context: int, num_queries: int, tile_queries: int, tile_keys: int
 ) -> style.Picture:
-    """A chunk's rectangular mask, and which tiles of keys are read with it, without, or never."""
+    """A chunk's rectangular mask; which tiles of keys are read with it, without it, or never."""
     tiles = chunk_tiles(context, num_queries, tile_queries, tile_keys)
     size = min(0.26, (style.WIDTH - 2.6) / context)
     figure, axes = canvas(0.75 + size * num_queries + 0.55)
@@ -538,12 +538,12 @@ def chunk_picture(
         axes.text(left + key * size, top - 0.1, str(key), fontsize=7.5, ha="center", va="center",
                   color=style.INK)  # fmt: skip
     title = (
-        f"Of {sum(counts.values())} tiles {counts['without a mask']} need no mask, "
-        f"{counts['never']} never read"
+        f"Of {sum(counts.values())} tiles, {counts['without a mask']} need no mask and "
+        f"{counts['never']} {'is' if counts['never'] == 1 else 'are'} never read"
     )
     axes.text(0.1, 0.2, title, fontsize=11, fontweight="bold", va="center", color=style.INK)
     axes.text(left, top - 0.27, f"key: {context} in the context, tiles of {tile_keys}; the chunk: "
-              f"{num_queries} queries, {tile_queries} a tile", fontsize=8.5, va="center",
+              f"{num_queries} queries, {tile_queries} per tile", fontsize=8.5, va="center",
               color=style.INK)  # fmt: skip
     x, y = 0.3, top + num_queries * size + 0.3
     for kind, color, line, hatch in (
@@ -572,13 +572,13 @@ def chunk_picture(
 class Roof(NamedTuple):
     """What a machine can do at best."""
 
-    bandwidth: float  # bytes a second between memory and the processor
-    rate: float  # operations a second in matrix products
+    bandwidth: float  # bytes per second between memory and the processor
+    rate: float  # operations per second in matrix products
     measured: bool  # here and now, else from a data sheet
 
     @property
     def bend(self) -> float:
-        """Operations a byte from which on the rate is the limit, and not the bandwidth."""
+        """Operations per byte above which the rate is the limit, and not the bandwidth."""
         return self.rate / self.bandwidth
 
     def attainable(self, intensity: float) -> float:
@@ -593,21 +593,25 @@ DATA_SHEETS = {
 }
 
 
+NAME_ROWS = 3  # of the names over a roofline
+
+
 def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> style.Picture:
-    """Attainable operations a second over operations a byte (Williams et al., 2009), for each
-    machine; and where each kind of work stands, by its intensity."""
+    """Attainable operations per second over operations per byte (Williams et al., 2009), for
+    each machine; and where each kind of work is, by its intensity."""
     own, first = next(iter(roofs)), next(iter(work))
-    title = f"{_capital(first)}: {work[first]:.0f} operations a byte; {own} bends at "
+    title = f"{_capital(first)}: {work[first]:.0f} operations per byte; {own} bends at "
     title += f"{roofs[own].bend:.0f}"
     figure, axes = style.new_axes(
-        title, "operations a byte of memory traffic", "GFLOP/s: 10⁹ operations a second", height=4.6
-    )
+        title, "operations per byte of memory traffic", "GFLOP/s: 10⁹ operations per second",
+        height=4.9,
+    )  # fmt: skip
     ends = [0.5, 4096.0]
     colors = (style.PALETTE[0], style.PALETTE[3], style.PALETTE[5], style.PALETTE[1])
     lines = ("-", "--", "-.", ":")
     for (name, roof), color, line in zip(roofs.items(), colors, lines, strict=False):
         places = [ends[0], roof.bend, ends[1]]
-        note = "measured here" if roof.measured else "data sheet, not measured"
+        note = "measured here" if roof.measured else "data sheet, bfloat16"
         axes.plot(places, [roof.attainable(x) / 1e9 for x in places], line, color=color,
                   linewidth=2.4 if roof.measured else 1.6, label=f"{name} ({note})")  # fmt: skip
         for intensity in work.values():
@@ -619,13 +623,17 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
     axes.set_ylim(bottom, top)
     axes.set_yticks([10.0**i for i in range(-3, 9) if bottom < 10.0**i < top])
     axes.minorticks_off()
-    for name, intensity in work.items():
+    axes.set_title(
+        title, loc="left", pad=10 + 13 * NAME_ROWS, fontsize=11, fontweight="bold"
+    )  # over the names
+    for place, (name, intensity) in enumerate(sorted(work.items(), key=lambda item: item[1])):
+        row = place % NAME_ROWS  # so that neighbours are not on one line
+        look = dict(arrowstyle="-", color=style.FAINT, linewidth=0.6, linestyle=":", shrinkA=0)
         axes.axvline(intensity, color=style.FAINT, linewidth=0.6, linestyle=":", zorder=0)
-        marks = [roof.attainable(intensity) / 1e9 for roof in roofs.values()]
-        over = top / max(marks) > min(marks) / bottom  # where there is more room for the name
-        axes.text(intensity, max(marks) * 1.5 if over else min(marks) / 1.5, f"{name} ",
-                  rotation=90, fontsize=8, ha="right", va="bottom" if over else "top",
-                  color=style.INK)  # fmt: skip
+        axes.annotate(name, (intensity, 1), (0, 6 + 13 * row), fontsize=8.5, ha="center",
+                      xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+                      arrowprops=look, color=style.INK,
+                      bbox=dict(facecolor=style.PAPER, linewidth=0, pad=1))  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
