@@ -283,7 +283,7 @@ class Scheduler(scheduler.Scheduler):
 
     # ── 07.6 Three hits that went wrong: broken, fix it ───────────────────────────
     def share_full_blocks(self, sequence: Sequence) -> None:
-        """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
+        """Put a running sequence's full blocks into the prefix cache, and use those that it has.
 
         If another sequence computed the same prefix first, there are two copies of it,
         and ours are given back.
@@ -327,8 +327,8 @@ class Engine(engine.Engine):
 
     What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
     the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
-    them in any state: they are thrown away and made again, empty, and the tokens of all
-    unfinished requests are computed again. Nothing half done is ever read.
+    them in any state. The next call throws them away, makes them again, empty, and lets all
+    unfinished requests compute their K and V again. Nothing half done is ever read.
     """
 
     # ── 07.7 The step of your engine ──────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""What the wrappers of the attention kernels ask of their arguments, said once."""
+"""The checks of arguments that the wrappers of the kernels share."""
 
 import torch
 
@@ -26,7 +26,7 @@ def check_paged(
 ) -> None:
     """Raise ValueError, naming the argument, for anything that a paged kernel could not read.
 
-    What lies in device memory is not looked at, since that would wait for the device:
+    The contents of GPU memory are not checked, since that would wait for the device:
     block ids and context lengths are checked on the CPU alone.
     """
     if q.dim() != 3 or 0 in q.shape[1:]:
@@ -47,7 +47,7 @@ def check_paged(
         raise ValueError(
             f"block_tables has shape {tuple(block_tables.shape)}: want (num_seqs, num_blocks)"
         )
-    check_rows("context_lens", context_lens, len(block_tables), "one length a block table")
+    check_rows("context_lens", context_lens, len(block_tables), "one length per block table")
 
     if q.dtype not in DTYPES:
         raise ValueError(f"q is {q.dtype}: want float32, float16 or bfloat16")

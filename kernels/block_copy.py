@@ -1,7 +1,7 @@
 """Copy whole blocks of K and V, all layers in one launch: copy-on-write, and moves of blocks.
 
 A block of one layer is one contiguous piece of memory (`minikv.paged.KVStore`), so a
-copy is again no arithmetic: the kernel is worth the bytes it moves.
+copy needs no arithmetic: its cost is the bytes that it moves.
 """
 
 import torch
@@ -17,7 +17,7 @@ CHUNK = 4096  # elements that one program copies
 def copy_blocks_kernel(
     source, target, pairs, source_layer, target_layer, SIZE: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """One program a pair (axis 0), layer and chunk of a block's SIZE elements."""
+    """One program per pair (axis 0), layer and chunk of a block's SIZE elements."""
     pair, layer = tl.program_id(0), tl.program_id(1).to(tl.int64)
     # 64 bits before any product: a pool of all layers soon has 2**31 elements.
     from_block = tl.load(pairs + 2 * pair).to(tl.int64)
@@ -36,11 +36,11 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
         and may be one and the same tensor.
     pairs: (P, 2), int32 or int64, contiguous; on the CPU or on the pools' device.
 
-    The programs run in no order. So no two pairs may write one block and, within one pool, none
-    may read a block that another one writes: `KVStore.copy_to`, which reads everything before
+    The programs run in any order. So no two pairs may write one block and, within one pool, none
+    may read a block that another one writes. `KVStore.copy_to`, which reads everything before
     it writes, would allow that; here it takes two calls. Pairs on the CPU are checked for this
-    and for their range, then sent to the device; with pairs on a GPU both are the caller's to
-    ensure, since a look would wait for the device.
+    and for their range, then sent to the device. For pairs on a GPU the caller must ensure both,
+    since a check would wait for the device.
 
     Moves 2 * P * num_layers * block_size * 2 * num_kv_heads * head_dim * itemsize bytes (read
     and written) and the pairs. Raises ValueError that names the argument.
@@ -75,7 +75,7 @@ def _check(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> N
     if target.dim() != 6 or (target.shape[0], -1, *target.shape[2:]) != wanted:
         raise ValueError(
             f"target has shape {tuple(target.shape)}: want that of source, "
-            f"{tuple(source.shape)}, save for the number of blocks"
+            f"{tuple(source.shape)}, except for the number of blocks"
         )
     if pairs.dim() != 2 or pairs.shape[1] != 2:
         raise ValueError(f"pairs has shape {tuple(pairs.shape)}: want (P, 2), rows (from, to)")
@@ -113,6 +113,6 @@ def _check_pairs(source: torch.Tensor, target: torch.Tensor, pairs: list[list[in
     both = read & written
     if both and source.data_ptr() == target.data_ptr():
         raise ValueError(
-            f"pairs reads and writes block {min(both)}, and programs run in no order: copy what "
+            f"pairs reads and writes block {min(both)}, and programs run in any order: copy what "
             "reads it in a call before what writes it"
         )

@@ -1,8 +1,8 @@
 """Write the K and V of a step's tokens into their slots of the paged pool.
 
-After vLLM's `reshape_and_cache`: every new token knows its slot, so one program a
-token copies one row of K and one row of V. No arithmetic: the kernel is worth
-exactly the bytes it moves.
+After vLLM's `reshape_and_cache`: every new token knows its slot, so one program per
+token copies one row of K and one row of V. There is no arithmetic: the cost is
+exactly the bytes moved.
 """
 
 import torch
@@ -40,14 +40,14 @@ def write_cache(
     kv: (num_blocks, block_size, 2, num_kv_heads, head_dim), contiguous, dtype of k. Slot s
         is position s % block_size of block s // block_size: K first, then V.
     slot_mapping: (T,), int32 or int64, contiguous. A negative slot is skipped (padding). Two
-        tokens must not share a slot: programs run in no order, so either may win.
+        tokens must not share a slot: programs run in any order, so either may win.
 
     All on one CUDA device, or on any device in the interpreter. Moves
     4 * T * num_kv_heads * head_dim * itemsize bytes (K and V, read and written; a skipped token
     is only read) and T * slot_mapping.itemsize.
 
-    Raises ValueError that names the argument. A slot past the pool is found only on the CPU,
-    since on a GPU the look would wait for the device; there it is the caller's to prevent.
+    Raises ValueError that names the argument. A slot past the pool is found only on the CPU:
+    on a GPU the check would wait for the device, so the caller must prevent it there.
     """
     _check(k, v, kv, slot_mapping)
     check_runnable("k", k)
@@ -84,7 +84,7 @@ def _check(k: torch.Tensor, v: torch.Tensor, kv: torch.Tensor, slot_mapping: tor
         )
     if slot_mapping.shape != k.shape[:1]:
         raise ValueError(
-            f"slot_mapping has shape {tuple(slot_mapping.shape)}: want one slot a token of k, "
+            f"slot_mapping has shape {tuple(slot_mapping.shape)}: want one slot per token of k, "
             f"({k.shape[0]},)"
         )
 

@@ -18,7 +18,7 @@ except ImportError as error:
 
 INTERPRETED = triton.knobs.runtime.interpret
 
-# Triton's own library (tl.sum, tl.cdiv, ...) took its side at `import triton`. Without a
+# Triton's own library (tl.sum, tl.cdiv, ...) was set to one of them at `import triton`. Without a
 # CUDA device only TRITON_INTERPRET=0, set on purpose, leaves it to compile.
 _must_interpret = INTERPRETED or not (
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "0"

@@ -1,4 +1,4 @@
-"""Decode: one query a sequence, attending to all it has cached through its block table.
+"""Decode: one query per sequence attends to all that is cached, through the block table.
 
 After flash-decoding (Dao et al., 2023): nearly all the time goes into reading K and V, and a
 GPU reads at full speed only if all of it takes part. So long contexts are split among
@@ -6,11 +6,11 @@ several programs, and a second kernel joins what they found:
 
     context_lens   [768, 96, 512]
     splits         [  3,  1,   2]          of 256 tokens; 96 are too few to be split
-    items           0 1 2 | 3 | 4 5        one program an item and KV head, or several heads
+    items           0 1 2 | 3 | 4 5        one program per item and KV head, or several heads
     scratch rows    0 1 2 |   | 3 4        item 3 writes its output itself
 
-How many splits, each program works out from `context_lens` on the device. The grid
-only needs an upper bound, so a captured CUDA graph stays right while contexts grow.
+Each program works out the number of splits from `context_lens` on the device. The grid
+only needs an upper bound, so a captured CUDA graph stays valid while contexts grow.
 """
 
 from typing import NamedTuple
@@ -70,12 +70,12 @@ def paged_decode_kernel(
 
     context = tl.load(context_lens + sequence).to(tl.int32)
     first = tl.maximum(context - WINDOW, 0) if WINDOW else 0
-    span = tl.cdiv(context - first, count * TILE) * TILE  # tokens a split, in whole tiles
+    span = tl.cdiv(context - first, count * TILE) * TILE  # tokens per split, in whole tiles
     start = first + split * span
     end = tl.minimum(start + span, context)  # not after start: an empty split, weight 0
 
     # The query heads of a group read the same K and V: they are the rows of one dot product.
-    # That has at least 16 rows, and a group seldom as many. So KV heads side by side share it,
+    # It has at least 16 rows, more than most groups fill. So KV heads side by side share it,
     # and a token's K is read in longer pieces. Two KV heads of four numbers, groups of two:
     #
     #                 K 0     K 1
@@ -123,7 +123,7 @@ def join_splits_kernel(
     SEQS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PAD: tl.constexpr,
     WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program a query head (axis 0) and split sequence: a running softmax over the splits."""
+    """One program per query head (axis 0) and split sequence: a running softmax over the splits."""
     counts = count_splits(context_lens, num_seqs, scratch_rows, SEQS, WINDOW, MIN_SPLIT)
     is_split = counts > 1
     sequence, _ = locate(is_split.to(tl.int32), tl.program_id(1))
@@ -186,7 +186,7 @@ def paged_decode(
     scratch: Scratch | None = None,
     setting: Setting | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(head_dim)) v of one query a sequence: (S, num_heads, head_dim).
+    """softmax(q k^T / sqrt(head_dim)) v of one query per sequence: (S, num_heads, head_dim).
 
     q: (S, num_heads, head_dim), float32, float16 or bfloat16, head_dim up to 256. Rows may lie
         apart, as slices of one fused projection do; each row is contiguous.
@@ -195,7 +195,7 @@ def paged_decode(
     block_tables: (S, B), int32 or int64; rows may lie apart. Entries past a context are not read.
     context_lens: (S,), int32 or int64: the tokens each query sees, its own included. 0 gives a
         row of zeros, so that a batch can be padded.
-    window: see only the last so many of them.
+    window: how many of the last tokens a query sees; None for all.
     out: where to write, contiguous; scratch: from `make_scratch`. Without them they are made
         here; a captured graph must be given both.
     setting: from `kernels.settings` if None.
@@ -205,7 +205,7 @@ def paged_decode(
     split adds 8 * num_heads * (head_dim + 1) bytes, written and read.
 
     Raises ValueError that names the argument. Lengths and block ids are checked on the CPU
-    only, since on a GPU the look would wait for the device.
+    only, since on a GPU the check would wait for the device.
     """
     _check(q, kv, block_tables, context_lens, window)
     check_out(out, q)
@@ -233,7 +233,7 @@ def paged_decode(
         SEQS=settings.lanes(num_seqs), HEAD_DIM=head_dim, WINDOW=window or 0,
         MIN_SPLIT=settings.MIN_SPLIT,
     )  # fmt: skip
-    # More than one split each only as far as block tables of this width allow it.
+    # The width of the block tables limits how many splits one sequence can have.
     longest = max(1, block_tables.shape[1] * block_size // settings.MIN_SPLIT)
     items = min(num_seqs + scratch_rows, num_seqs * longest)
     paged_decode_kernel[(programs, items)](
@@ -269,4 +269,4 @@ def paged_decode_reference(
 
 def _check(q, kv, block_tables, context_lens, window) -> None:
     check_paged(q, kv, block_tables, context_lens, window)
-    check_rows("context_lens", context_lens, len(q), "one sequence a row of q")
+    check_rows("context_lens", context_lens, len(q), "one sequence per row of q")

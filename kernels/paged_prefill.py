@@ -2,7 +2,7 @@
 
 After FlashAttention (Dao et al., 2022) and vLLM's unified kernel: a program holds a tile of
 queries in registers and walks the keys before them. The batch is flat, as in `minikv.batch`;
-a chunk of four after a prefix of four, group of two query heads, eight rows a tile:
+a chunk of four after a prefix of four, group of two query heads, eight rows per tile:
 
     keys       0 1 2 3 4 5 6 7
     query 4    x x x x x . . .     rows 0, 1: its two heads
@@ -37,13 +37,13 @@ def paged_prefill_kernel(
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One program a KV head (axis 0) and tile of ROWS // GROUP queries."""
+    """One program per KV head (axis 0) and tile of ROWS // GROUP queries."""
     queries: tl.constexpr = ROWS // GROUP
     index = tl.arange(0, SEQS)
     starts = tl.load(query_start + index, mask=index < num_seqs, other=0)
     ends = tl.load(query_start + index + 1, mask=index < num_seqs, other=0)
     tiles = tl.cdiv((ends - starts).to(tl.int32), queries)
-    # From the last tile back: it sees the most keys, and what takes long should start early.
+    # Backwards: the last tile sees the most keys, and long work should start early.
     sequence, tile = locate(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
         return
@@ -103,15 +103,15 @@ def paged_prefill(
 
     q: (T, num_heads, head_dim); kv, block_tables, window, out, setting: as in `paged_decode`.
     context_lens: (S,), int32 or int64: the tokens of each sequence, those of its chunk included.
-    query_start: (S + 1,), int32 or int64, not falling: the queries of sequence s are the rows
+    query_start: (S + 1,), int32 or int64, non-decreasing: the queries of sequence s are the rows
         query_start[s] to query_start[s + 1] of q, and stand at the end of its context: query i
         of n sees the keys 0 to context_len - n + i. Rows of q outside are neither read nor
         written.
 
-    All on one CUDA device, or on the CPU in the interpreter. With R = rows // group queries a
+    All on one CUDA device, or on the CPU in the interpreter. With R = rows // group queries per
     tile, moves q and out once, and K and V of a context once for every R queries.
 
-    Raises ValueError that names the argument; what lies in GPU memory is not looked at.
+    Raises ValueError that names the argument; the contents of GPU memory are not checked.
     """
     _check(q, kv, block_tables, context_lens, query_start, window)
     check_out(out, q)
@@ -190,12 +190,12 @@ def _check(q, kv, block_tables, context_lens, query_start, window) -> None:
     first, last, queries = int(query_start[0]), int(query_start[-1]), query_start.diff()
     if first < 0 or last > len(q) or (queries < 0).any():
         raise ValueError(
-            f"query_start is {query_start.tolist()}: want borders that do not fall, between 0 "
+            f"query_start is {query_start.tolist()}: want non-decreasing borders between 0 "
             f"and the {len(q)} rows of q"
         )
     if (queries > context_lens).any() and (queries > 1).any():
         row = int((queries - context_lens).argmax())
         raise ValueError(
             f"context_lens has {int(context_lens[row])} for {int(queries[row])} queries: want it "
-            "to count them too"
+            "to include them"
         )

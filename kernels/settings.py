@@ -13,7 +13,7 @@ import triton
 
 MIN_SPLIT = 128  # tokens: a split shorter than this is not worth its reduction
 # Decode programs that the splits of a batch may add up to: the three that an SM of sm_90 has
-# shared memory for at a time, and as many again, so that an SM that is done early finds work.
+# shared memory for at a time, and three more, so that an SM that finishes early has work.
 PROGRAMS_PER_SM = 6
 
 
@@ -44,9 +44,9 @@ def choose(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device)
 
 
 def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
-    """Not measured on a GPU yet: reasoned from what the compiler makes of it, as far as registers
-    and shared memory reach, of which a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99
-    on sm_89 and, it is assumed, on any other."""
+    """A guess, not measured on a GPU yet, from the compiler's output and from what fits into
+    registers and shared memory: a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99 on
+    sm_89 and, by assumption, on any other."""
     if kernel == "decode" and itemsize == 2:
         # 256 columns are 512 bytes of a token: what a warp loads at once. 32 tokens of K and V,
         # twice, and three such programs on an SM of sm_90: 192 KiB, half of it under way.

@@ -1,4 +1,4 @@
-"""What decode and prefill share: find your work, then walk a block table.
+"""What decode and prefill share: find the work of a program, then walk a block table.
 
 `locate` tells a program which sequence it works for; `walk` is attention itself, over
 the keys of that sequence a tile at a time, with the running softmax of chapter 04.
@@ -11,10 +11,10 @@ import triton.language as tl
 
 @triton.jit
 def locate(counts, item):
-    """Whose is `item`, if sequence i owns the next counts[i] items after sequence i - 1?
+    """The owner of `item`, if sequence i owns the next counts[i] items after sequence i - 1.
 
-    counts (N,) -> (sequence, place of the item among its own). An item past the last one
-    gets a sequence past the last one that owns any, which is at least the number of those.
+    counts (N,) -> (sequence, place of the item among its own). For an item
+    past the last one, the sequence is past all that own items.
 
         counts [3, 1, 2]   items 0 1 2 | 3 | 4 5   item 4 -> sequence 2, place 0
 

@@ -9,7 +9,7 @@ Read the files in this order: each uses only those before it. docs/ENGINE.md say
 
     errors, attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model,
     checkpoint, sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam,
-    invariants, engine
+    invariants, validation, engine
 """
 
 from minikv.attention import causal_mask, naive_attention

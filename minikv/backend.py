@@ -4,6 +4,7 @@ A backend is made once, over the engine's store of K and V. For each step it is 
 step's batch, and what comes out is the `attend` that the model calls in every layer.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 from minikv.batch import Batch
 from minikv.blocks import blocks_for
-from minikv.config import ModelConfig
+from minikv.config import EngineConfig, ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
 
@@ -40,6 +41,18 @@ class AttentionBackend(Protocol):
         been a target.
         """
         self.store.copy_to(self.store, pairs)
+
+
+MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
+
+
+def backend_of(config: EngineConfig) -> MakeBackend:
+    """The backend that `config.attention` names."""
+    if config.attention == "torch":
+        return TorchAttention
+    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
+
+    return TritonAttention
 
 
 class TorchAttention(AttentionBackend):

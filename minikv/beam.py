@@ -11,7 +11,6 @@ from minikv.blocks import blocks_for
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput
 from minikv.runner import Runner
-from minikv.sampling import SamplingParams
 from minikv.scheduler import Scheduler
 from minikv.sequence import Request, Sequence
 
@@ -20,23 +19,22 @@ def beam_search(
     lm: LanguageModel,
     scheduler: Scheduler,
     runner: Runner,
-    prompt_ids: list[int],
+    request: Request,
     width: int,
-    max_tokens: int,
-    length_penalty: float,
+    penalty: float,
 ) -> list[BeamOutput]:
-    """The `width` best continuations of at most `max_tokens` tokens, best first.
+    """The `width` best continuations of a request's prompt, best first. `penalty` is the power of
+    the length that a score is divided by.
 
     Runs to its end on the scheduler's pool, beside requests that are waiting or running. The pool
     must have `blocks_needed` free blocks.
     """
-    request = Request(-1, prompt_ids, SamplingParams(max_tokens=max_tokens))
-    root = request.sequences[0]
+    root, max_tokens = request.sequences[0], request.params.max_tokens
     root.table = scheduler.block_table(scheduler.pool, scheduler.config.block_size)
     beams, scores = [root], torch.zeros(1, dtype=torch.float64)
     finished: list[tuple[float, list[int]]] = []  # (score, tokens), best first
     ends = set(lm.config.eos_ids)
-    while beams and not _decided(finished, scores, beams, width, length_penalty):
+    while beams and not _decided(finished, scores, beams, width, penalty):
         log_probs = log_probs_of(runner, beams).double().cpu() + scores[:, None]  # (beams, V)
         count = min(width * max(2, 1 + len(ends)), log_probs.numel())
         best, flat = log_probs.flatten().topk(count)
@@ -48,7 +46,7 @@ def beam_search(
             if token_id in ends or length == max_tokens:
                 if rank < width:
                     tokens = [*beams[row].output_ids, token_id]
-                    finished.append((score / length**length_penalty, tokens))
+                    finished.append((score / length**penalty, tokens))
             elif len(chosen) < width:
                 chosen.append((row, token_id))
                 chosen_scores.append(score)
@@ -80,10 +78,10 @@ def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Seq
     return children
 
 
-def blocks_needed(num_prompt: int, width: int, max_tokens: int, block_size: int) -> int:
+def blocks_needed(request: Request, width: int, block_size: int) -> int:
     """How many blocks a search needs if its beams share no more than the prompt's full blocks."""
-    shared = num_prompt // block_size
-    return shared + width * (blocks_for(num_prompt + max_tokens, block_size) - shared)
+    shared = len(request.prompt_ids) // block_size
+    return shared + width * (blocks_for(request.max_length, block_size) - shared)
 
 
 def make_room(scheduler: Scheduler, needed: int) -> bool:
@@ -95,12 +93,12 @@ def make_room(scheduler: Scheduler, needed: int) -> bool:
 
 
 def _decided(
-    finished: list, scores: torch.Tensor, beams: list[Sequence], width: int, length_penalty: float
+    finished: list, scores: torch.Tensor, beams: list[Sequence], width: int, penalty: float
 ) -> bool:
     """Whether no live beam, if it ended here, would beat the worst of `width` finished ones."""
     if len(finished) < width or beams[0].num_output == 0:
         return False
-    return float(scores[0]) / beams[0].num_output ** length_penalty <= finished[-1][0]
+    return float(scores[0]) / beams[0].num_output ** penalty <= finished[-1][0]
 
 
 def log_probs_of(runner: Runner, beams: list[Sequence]) -> torch.Tensor:

@@ -101,11 +101,11 @@ class BlockTable:
         """
         if self.block_ids:
             raise ValueError(
-                f"only an empty table can begin with shared blocks, this has {len(self.block_ids)}"
+                f"only an empty table can share, this has {len(self.block_ids)} blocks"
             )
         for block_id in block_ids:
             self.pool.acquire(block_id)
-        self.block_ids = list(block_ids)
+            self.block_ids.append(block_id)  # at once: if the next id is bad, this one can be freed
         self.num_tokens = len(self.block_ids) * self.block_size
 
     def replace(self, index: int, block_id: int) -> None:

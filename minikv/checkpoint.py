@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
 
 from minikv.config import ModelConfig
-from minikv.errors import CheckpointError, require_int, require_number
+from minikv.errors import CheckpointError, require_bool, require_int, require_number, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 
@@ -60,10 +60,7 @@ def load(
     (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
     Raises CheckpointError (a ValueError) that says what is missing or unsupported.
     """
-    if dtype not in DTYPES:
-        raise ValueError(
-            f"dtype: {dtype} is not supported; use one of {', '.join(map(str, DTYPES))}"
-        )
+    require_one_of("dtype", dtype, DTYPES)
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError):
@@ -96,27 +93,19 @@ def read_config(folder: Path) -> ModelConfig:
 def _model_config(raw: dict) -> ModelConfig:
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "none"
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise ValueError(
-            f"architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
-        )
+    require_one_of("architectures", architecture, ARCHITECTURES)
     if raw.get("quantization_config"):
         raise ValueError("quantised weights are not supported; use an fp16 checkpoint")
-    missing = [key for key in REQUIRED if key not in raw]
-    if missing:
-        raise ValueError(f"missing {', '.join(missing)}")
+    _require_keys(raw, REQUIRED)
     raw = ARCHITECTURES[architecture] | raw
 
     def size(key: str) -> int:
         return require_int(key, raw[key], 1, LARGEST)
 
     def flag(key: str) -> bool:
-        if not isinstance(raw[key], bool):
-            raise ValueError(f"{key}: must be true or false, was {raw[key]!r}")
-        return raw[key]
+        return require_bool(key, raw[key])
 
-    if raw["hidden_act"] != "silu":
-        raise ValueError(f"hidden_act is {raw['hidden_act']!r}; only 'silu' is supported")
+    require_one_of("hidden_act", raw["hidden_act"], ["silu"])
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = heads if raw["num_key_value_heads"] is None else size("num_key_value_heads")
     if heads % kv_heads:
@@ -128,10 +117,10 @@ def _model_config(raw: dict) -> ModelConfig:
         raise ValueError(f"head_dim: must be even, for RoPE turns pairs, was {head_dim}")
     eos = raw["eos_token_id"]
     eos = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    eps = require_number("rms_norm_eps", raw["rms_norm_eps"], " from 0 to 1", lambda x: 0 <= x <= 1)
     theta, scaling = _rope(raw)
     qwen2, bias = architecture.startswith("Qwen2"), flag("attention_bias")
     return ModelConfig(
-        architecture=architecture,
         vocab_size=size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=size("intermediate_size"),
@@ -140,9 +129,7 @@ def _model_config(raw: dict) -> ModelConfig:
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         max_context=size("max_position_embeddings"),
-        rms_norm_eps=require_number(
-            "rms_norm_eps", raw["rms_norm_eps"], " from 0 to 1", lambda x: 0 <= x <= 1
-        ),
+        rms_norm_eps=eps,
         tie_embeddings=flag("tie_word_embeddings"),
         attention_bias=qwen2 or bias,
         output_bias=not qwen2 and bias,
@@ -163,24 +150,22 @@ def _rope(raw: dict) -> tuple[float, dict | None]:
         raise ValueError(f"rope_parameters: must be an object, was {rope!r}")
     rope = {"rope_theta": raw.get("rope_theta", 10_000.0), "type": "default"} | rope
     kind = rope.get("rope_type", rope["type"])
-    if not isinstance(kind, str) or kind not in ROPE_KEYS:
-        raise ValueError(
-            f"rope scaling {kind!r} is not supported; supported: {', '.join(ROPE_KEYS)}"
-        )
+    require_one_of("rope_type", kind, ROPE_KEYS)
     if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1)) != 1:
         raise ValueError("partial_rotary_factor: RoPE on a part of the channels is not supported")
-    missing = [key for key in ROPE_KEYS[kind] if key not in rope]
-    if missing:
-        raise ValueError(f"rope scaling {kind!r} lacks {', '.join(missing)}")
+    _require_keys(rope, ROPE_KEYS[kind])
     wanted = ("rope_theta", *ROPE_KEYS[kind])
     rope = {key: require_number(key, rope[key], " above 0", lambda x: x > 0) for key in wanted}
     if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
-        raise ValueError(
-            f"high_freq_factor: must be above low_freq_factor, {rope['low_freq_factor']}, "
-            f"was {rope['high_freq_factor']}"
-        )
+        raise ValueError(f"high_freq_factor: must be above low_freq_factor, was {rope!r}")
     theta = rope.pop("rope_theta")
     return theta, {"rope_type": kind, **rope} if rope else None
+
+
+def _require_keys(raw: dict, keys: tuple[str, ...]) -> None:
+    missing = [key for key in keys if key not in raw]
+    if missing:
+        raise ValueError(f"missing {', '.join(missing)}")
 
 
 def _windows(
@@ -197,15 +182,9 @@ def _windows(
         first = require_int("max_window_layers", raw["max_window_layers"], 0)
         return tuple(size if layer >= first else None for layer in range(num_layers))
     kinds = {"sliding_attention": size, "full_attention": None}
-    if (
-        not isinstance(types, list)
-        or len(types) != num_layers
-        or any(kind not in list(kinds) for kind in types)
-    ):
-        raise ValueError(
-            f"layer_types: must be {num_layers} items of {', '.join(kinds)}, was {types!r}"
-        )
-    return tuple(kinds[kind] for kind in types)
+    if not isinstance(types, list) or len(types) != num_layers:
+        raise ValueError(f"layer_types: must be a list of {num_layers} types, was {types!r}")
+    return tuple(kinds[require_one_of("layer_types", kind, kinds)] for kind in types)
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -236,14 +215,8 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         try:
             with safe_open(file, framework="pt") as tensors:
                 state |= {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-        except FileNotFoundError:
-            raise CheckpointError(
-                f"{file}: the index names this shard, but it is missing"
-            ) from None
-        except SafetensorError as error:
-            raise CheckpointError(
-                f"{file}: damaged or cut short ({error}); fetch it again"
-            ) from None
+        except (FileNotFoundError, SafetensorError) as error:
+            raise CheckpointError(f"{file}: missing or damaged ({error}); fetch it again") from None
     return state
 
 
@@ -252,9 +225,7 @@ def read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(
-            f"{path.parent}: no {path.name} there; is it a checkpoint folder?"
-        ) from None
+        raise CheckpointError(f"{path.parent}: no {path.name}; is it a checkpoint?") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: not valid json ({error})") from None
     if not isinstance(content, dict):
@@ -275,12 +246,10 @@ def _find(name: str) -> Path:
             "a local folder, or a hub id of the form 'owner/model'"
         )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    wanted = ["*.json", "*.safetensors"]
     try:
-        return Path(snapshot_download(name, allow_patterns=wanted))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except OSError as error:  # the hub's own errors as well
         raise CheckpointError(
             f"{name!r}: no local folder of that name, and the hub did not give it ({error})"
         ) from error

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minikv.errors import require_int
+from minikv.errors import require_bool, require_int, require_one_of
 
 SMALLEST = {  # of each integer of EngineConfig
     "num_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_batch_tokens": 1,
@@ -27,10 +27,11 @@ class EngineConfig:
     max_num_seqs: sequences in one batch. max_batch_tokens: tokens in one step.
     prefix_cache: keep and share the blocks of earlier prefixes.
     min_prefix_tokens: a shorter hit is not used.
-    preemption: what becomes of a victim's K and V: "recompute" them later, or "swap"
+    preemption: what happens to a victim's K and V: "recompute" them later, or "swap"
         them to `swap_blocks` blocks of host memory.
     attention: the backend. "torch" runs on every device; "triton" on CUDA, and in Triton's
-        interpreter, which is slow and for learning.
+        interpreter, which is slow and for learning. A backend of your own is an argument of
+        Engine.
     """
 
     num_blocks: int = 512
@@ -46,24 +47,17 @@ class EngineConfig:
     def __post_init__(self):
         for name, low in SMALLEST.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
-        if not isinstance(self.prefix_cache, bool):
-            raise ValueError(f"prefix_cache: must be True or False, was {self.prefix_cache!r}")
+        require_bool("prefix_cache", self.prefix_cache)
+        require_one_of("preemption", self.preemption, ("recompute", "swap"))
+        require_one_of("attention", self.attention, ("torch", "triton"))
         if self.max_batch_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
                 f"every sequence can decode in a step, was {self.max_batch_tokens}"
             )
-        if self.preemption not in ("recompute", "swap"):
-            raise ValueError(f"preemption: must be 'recompute' or 'swap', was {self.preemption!r}")
         if (self.preemption == "swap") != (self.swap_blocks > 0):
             raise ValueError(
-                f"swap_blocks: preemption='swap' needs at least 1 and 'recompute' takes 0, "
-                f"was {self.swap_blocks} with preemption={self.preemption!r}"
-            )
-        if self.attention not in ("torch", "triton"):
-            raise ValueError(
-                f"attention: must be 'torch' or 'triton', was {self.attention!r}; a backend of "
-                "your own is handed to Engine(..., attention=...)"
+                f"swap_blocks: must be 0 to recompute, at least 1 to swap, was {self.swap_blocks}"
             )
 
 
@@ -71,7 +65,6 @@ class EngineConfig:
 class ModelConfig:
     """Shape of a decoder-only transformer with grouped-query attention."""
 
-    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int

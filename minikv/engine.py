@@ -11,27 +11,23 @@ policy, sampler, attention backend) are handed in, and only their public methods
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from numbers import Integral
 from time import perf_counter
-from typing import cast
 
-import torch
-
-from minikv.backend import TorchAttention
+from minikv.backend import MakeBackend, backend_of
 from minikv.beam import beam_search, blocks_needed, make_room
-from minikv.blocks import BlockPool, BlockTable, blocks_for
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks, require_int, require_number
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
+from minikv.model import Transformer, Weights
 from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
 from minikv.radix import RadixCache
-from minikv.runner import ChooseTokens, MakeBackend, Runner
+from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import COUNTERS, Policy, Scheduler, first_come_first_served
 from minikv.sequence import Request, Sequence
-
-Prompt = str | Seq[int]
+from minikv.validation import Prompt, check_params, make_request, pair_up
 
 
 class Loop:
@@ -59,8 +55,8 @@ class Engine:
 
     What is true of a request is in `_requests` and in the tokens of its sequences. Blocks, tables,
     the prefix cache and the queues follow from that, so an interrupt (or any failure) may leave
-    them in any state: they are thrown away and made again, empty, and the tokens of all
-    unfinished requests are computed again. Nothing half done is ever read.
+    them in any state. The next call throws them away, makes them again, empty, and lets all
+    unfinished requests compute their K and V again. Nothing half done is ever read.
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class Engine:
         self.block_table = block_table
         self._parts = block_pool, prefix_cache, scheduler, policy
         self._make_parts()
-        self.runner = Runner(lm, config, sampler or Sampler(), attention or _backend(config))
+        self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
@@ -121,30 +117,20 @@ class Engine:
         Raises ValueError for an empty prompt, an unknown token id, and for a request
         that could never run: longer than the context or the pool, or n over max_num_seqs.
         """
-        params = _check_params(params)
-        prompt_ids = self._check_prompt(prompt)
-        self._check_fits(len(prompt_ids), params.max_tokens)
-        if self.lm.tokenizer is None and any(isinstance(item, str) for item in params.stop):
-            raise ValueError(
-                f"stop: strings need a tokenizer, and {self.lm.name} has no tokenizer.json; use ids"
-            )
-        if params.n > self.config.max_num_seqs:
-            raise ValueError(
-                f"n: {params.n} samples do not fit max_num_seqs={self.config.max_num_seqs}"
-            )
-        request = Request(self._next_id, prompt_ids, params, self.lm.config.eos_ids)
-        self._next_id += 1
-        with self._start_over_on_failure():
+        request = make_request(self._next_id, prompt, params, self.lm, self.config)
+        with self._changing_state():
+            self._next_id += 1
             self.scheduler.add(request.sequences[0])
             self._requests[request.request_id] = request
         return request.request_id
 
     def abort(self, request_id: int) -> None:
         """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
+        self._recover()
         request = self._requests.get(require_int("request_id", request_id))
         if request is None:
             raise ValueError(f"request_id: {request_id} is not an unfinished request")
-        with self._start_over_on_failure():
+        with self._changing_state():
             del self._requests[request_id]
             self._moved.pop(request_id, None)
             for sequence in request.sequences:
@@ -162,19 +148,11 @@ class Engine:
         `params`: one for all, or one per prompt. If this is interrupted, its requests are
         aborted; the engine can still be used.
         """
-        if not isinstance(prompts, Seq):
-            raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
-            prompts = [cast(Prompt, prompts)]
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if not isinstance(params, Seq):
-            raise ValueError(f"params: must be SamplingParams or a list of them, was {params!r}")
-        if len(params) != len(prompts):
-            raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
-        first, outputs = self._next_id, {}
+        pairs = pair_up(prompts, params)
+        first = self._next_id
+        outputs: dict[int, RequestOutput] = {}
         try:
-            for prompt, one in zip(cast(Seq[Prompt], prompts), params, strict=True):
+            for prompt, one in pairs:
                 self.add_request(prompt, one)
             ids = range(first, self._next_id)
             while any(request_id in self._requests for request_id in ids):
@@ -188,7 +166,7 @@ class Engine:
 
         Leaving the loop early aborts the request.
         """
-        params = _check_params(params)
+        params = check_params(params)
         if params.n > 1:
             raise ValueError(f"n: a stream has one sample, was {params.n}; use generate")
         request_id = self.add_request(prompt, params)
@@ -210,6 +188,7 @@ class Engine:
             self._abort_rest([request.request_id])
 
     def _abort_rest(self, request_ids: Iterable[int]) -> None:
+        self._recover()  # which may find that some are finished
         for request_id in request_ids:
             if request_id in self._requests:
                 self.abort(request_id)
@@ -224,8 +203,7 @@ class Engine:
         no request is lost: the next one computes all of them again from their tokens, and
         returns also what the failed one should have returned.
         """
-        if not self._is_sound:
-            self._start_over()
+        self._recover()
         if not self.has_unfinished:
             return []
         started, in_runner = perf_counter(), self.runner.seconds
@@ -239,9 +217,8 @@ class Engine:
                 self._moved, self._is_sound = {}, True
                 return outputs
             self._is_sound = True
-        except BaseException:
-            self._moved = moved
-            self._start_over()
+        except BaseException:  # Ctrl-C, too, even at the `return` above
+            self._moved, self._is_sound = moved, False
             raise
         raise RuntimeError(why_stuck(self.scheduler))
 
@@ -286,25 +263,22 @@ class Engine:
     # ── After a failure ───────────────────────────────────────────────────────
 
     @contextmanager
-    def _start_over_on_failure(self) -> Iterator[None]:
-        if not self._is_sound:
-            self._start_over()
+    def _changing_state(self) -> Iterator[None]:
+        """If what is done inside fails, the next call of the engine recovers."""
+        self._recover()
         self._is_sound = False
-        try:
-            yield
-        except BaseException:
-            self._start_over()
-            raise
+        yield
         self._is_sound = True
 
-    def _start_over(self) -> None:
-        """Make every part again, empty, and let all unfinished sequences compute their tokens' K
-        and V again.
+    def _recover(self) -> None:
+        """If a call was left before its end, make every part again, empty, and let all unfinished
+        sequences compute the K and V of their tokens again.
 
         Of what was there it reads requests, their tokens and counters. If it is interrupted as
-        well, the next call of the engine begins with it.
+        well, the next call begins with it.
         """
-        self._is_sound = False
+        if self._is_sound:
+            return
         self.loop.start_over()
         before = self.scheduler
         self._make_parts()
@@ -325,33 +299,23 @@ class Engine:
     # ── Everything else ───────────────────────────────────────────────────────
 
     def beam_search(
-        self,
-        prompt: Prompt,
-        beam_width: int = 4,
-        max_tokens: int = 32,
-        length_penalty: float = 1.0,
+        self, prompt: Prompt, beam_width: int = 4, max_tokens: int = 32, length_penalty: float = 1.0
     ) -> list[BeamOutput]:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
-        require_int("beam_width", beam_width, 1)
-        require_int("max_tokens", max_tokens, 1)
-        require_number("length_penalty", length_penalty)
-        prompt_ids = self._check_prompt(prompt)
-        self._check_fits(len(prompt_ids), max_tokens)
-        if beam_width > self.config.max_num_seqs:
-            raise ValueError(
-                f"beam_width: {beam_width} beams do not fit a batch of "
-                f"max_num_seqs={self.config.max_num_seqs}"
-            )
-        needed = blocks_needed(len(prompt_ids), beam_width, max_tokens, self.config.block_size)
-        with self._start_over_on_failure():
+        params, most = SamplingParams(max_tokens=max_tokens), self.config.max_num_seqs
+        request = make_request(-1, prompt, params, self.lm, self.config)
+        if require_int("beam_width", beam_width, 1) > most:
+            raise ValueError(f"beam_width: {beam_width} beams do not fit max_num_seqs={most}")
+        penalty = require_number("length_penalty", length_penalty)
+        needed = blocks_needed(request, beam_width, self.config.block_size)
+        with self._changing_state():
             if make_room(self.scheduler, needed):
                 return beam_search(
-                    self.lm, self.scheduler, self.runner,
-                    prompt_ids, beam_width, max_tokens, length_penalty,
-                )  # fmt: skip
+                    self.lm, self.scheduler, self.runner, request, beam_width, penalty
+                )
         raise OutOfBlocks(needed, self.pool.num_free)
 
-    def update_weights(self, state_dict: dict[str, torch.Tensor]) -> None:
+    def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).
 
         Every cached prefix is dropped, and running requests compute their tokens' K and V
@@ -360,26 +324,14 @@ class Engine:
         """
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"state_dict: must map names to tensors, was {state_dict!r}")
-        transformer = self.runner.with_weights(state_dict)
-        self._is_sound = False  # so that even an interrupt here is followed by the line below
+        transformer = Transformer(self.lm.config, state_dict, self.lm.device, self.lm.dtype)
+        self._is_sound = False  # so that an interrupt here is followed by the recovery, too
         self.runner.use(transformer)
-        self._start_over()
-
-    def forward(
-        self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]
-    ) -> torch.Tensor:
-        """`Runner.forward`, for sequences that you hold yourself, on blocks of `pool`.
-
-        After a failure, and after new weights, `pool` is another one, and your blocks are lost.
-        """
-        return self.runner.forward(sequences, num_tokens, slots)
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy-on-write for such sequences: blocks (from, to), read before they are written."""
-        self.attention.copy_blocks(pairs)
+        self._recover()
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
+        self._recover()
         scheduler, pool = self.scheduler, self.pool
         return Stats(
             blocks_total=pool.num_blocks,
@@ -388,11 +340,7 @@ class Engine:
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
-            looked_up_tokens=scheduler.num_looked_up_tokens,
-            hit_tokens=scheduler.num_hit_tokens,
-            preemptions=scheduler.num_preemptions,
-            swaps_out=scheduler.num_swaps_out,
-            swaps_in=scheduler.num_swaps_in,
+            **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},
             steps=self._steps,
             computed_tokens=self.runner.num_tokens,
             generated_tokens=self._generated,
@@ -402,42 +350,5 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        if not self._is_sound:
-            self._start_over()
+        self._recover()
         check(self.scheduler, self._requests.values())
-
-    def _check_prompt(self, prompt: Prompt) -> list[int]:
-        if not isinstance(prompt, Iterable):
-            raise ValueError(f"prompt: must be text or token ids, was {prompt!r}")
-        ids = self.lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        if not ids:
-            raise ValueError("prompt: is empty; give at least one token")
-        last = self.lm.config.vocab_size - 1
-        return [require_int("prompt: a token id", token_id, 0, last) for token_id in ids]
-
-    def _check_fits(self, num_prompt: int, max_tokens: int) -> None:
-        total, config = num_prompt + max_tokens, self.config
-        request = f"a prompt of {num_prompt} tokens and max_tokens={max_tokens} make {total} tokens"
-        if total > self.lm.config.max_context:
-            raise ValueError(f"{request}; the model's context is {self.lm.config.max_context}")
-        needed = blocks_for(total, config.block_size)
-        if needed > config.num_blocks:
-            raise ValueError(
-                f"{request}, {needed} blocks of {config.block_size}; the pool has "
-                f"{config.num_blocks}: raise num_blocks or lower max_tokens"
-            )
-
-
-def _backend(config: EngineConfig) -> MakeBackend:
-    if config.attention == "torch":
-        return TorchAttention
-    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
-
-    return TritonAttention
-
-
-def _check_params(params: SamplingParams | None) -> SamplingParams:
-    params = SamplingParams() if params is None else params
-    if not isinstance(params, SamplingParams):
-        raise ValueError(f"params: must be SamplingParams, was {params!r}")
-    return params

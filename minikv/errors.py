@@ -1,6 +1,6 @@
 """The engine's own errors, and the checks that numbers from outside go through."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 from typing import Any
 
@@ -29,6 +29,21 @@ def require_int(name: str, value: Any, low: int | None = None, high: int | None 
     if high is None and low is not None:
         allowed = f" of at least {low}"
     raise ValueError(f"{name}: must be an int{allowed}, was {value!r}")
+
+
+def require_one_of(name: str, value: Any, choices: Iterable) -> Any:
+    """`value` itself. Raises ValueError, naming the argument, unless it is one of the choices."""
+    choices = list(choices)
+    if value not in choices:
+        raise ValueError(f"{name}: must be one of {', '.join(map(repr, choices))}, was {value!r}")
+    return value
+
+
+def require_bool(name: str, value: Any) -> bool:
+    """`value` itself. Raises ValueError, naming the argument, unless it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}: must be true or false, was {value!r}")
+    return value
 
 
 def require_number(

@@ -28,8 +28,6 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())
-        if cache.num_evictable_blocks + pool.num_free > pool.num_blocks:
-            raise AssertionError("evictable and free blocks are more than the pool")
     pools = [(pool, holders)]
     if scheduler.host_pool is not None:
         pools.append((scheduler.host_pool, host_holders))

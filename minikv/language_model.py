@@ -42,9 +42,7 @@ class LanguageModel:
 
     def _tokenizer_or_raise(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise CheckpointError(
-                f"{self.name} has no tokenizer.json: pass token ids instead of text"
-            )
+            raise CheckpointError(f"{self.name} has no tokenizer.json: pass token ids, not text")
         return self.tokenizer
 
     @torch.inference_mode()

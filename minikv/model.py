@@ -21,6 +21,7 @@ from minikv.fast import FastLinear, FastRMSNorm
 
 # attend(layer, q (T, H, D), k (T, K, D), v (T, K, D)) -> (T, H, D)
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Weights = Mapping[str, torch.Tensor]  # by the names of a `transformers` checkpoint
 Op = Callable[[torch.Tensor], torch.Tensor]  # a norm or a matrix product, with its weights
 
 
@@ -71,14 +72,10 @@ class Transformer:
     """Llama, Mistral, Qwen2 and Qwen3, for inference only."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        state: Mapping[str, torch.Tensor],
-        device: torch.device,
-        dtype: torch.dtype,
+        self, config: ModelConfig, state: Weights, device: torch.device, dtype: torch.dtype
     ):
-        """`state` has the names of a `transformers` checkpoint. Raises CheckpointError
-        when a tensor is missing or has another shape than `config` says."""
+        """Raises CheckpointError if a tensor is missing or has another shape than `config`
+        says."""
         self.config, self.device, self.dtype = config, device, dtype
         c = config
         on_cpu = device.type == "cpu" and dtype == torch.float32

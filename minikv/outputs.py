@@ -39,14 +39,10 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
     if finished:
         return text
     text = text.rstrip(REPLACEMENT)
-    longest = 0
-    for item in stop:
-        if isinstance(item, str):
-            for length in range(min(len(item), len(text)), longest, -1):
-                if text.endswith(item[:length]):
-                    longest = length
-                    break
-    return text[: len(text) - longest]
+    starts = [
+        item[:length] for item in stop if isinstance(item, str) for length in range(len(item))
+    ]
+    return text[: len(text) - max((len(one) for one in starts if text.endswith(one)), default=0)]
 
 
 class SampleOutput:
@@ -84,7 +80,7 @@ class RequestOutput:
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
-        # A sequence never loses a token, so how many it has now says which those are.
+        # A sequence never loses a token, so its length now is enough to find them later.
         num_prompt = len(request.prompt_ids)
         self._counts = [len(sequence.token_ids) - num_prompt for sequence in request.sequences]
 

@@ -269,7 +269,7 @@ class RadixCache:
             del self._roots[parent.salt]
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the roots, parents before children."""
+        """Every node except the roots, parents before children."""
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()

@@ -5,16 +5,16 @@ plan ── swaps and copies of blocks ── Batch ── Transformer.forward �
                                                  └─ attends through block tables
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from time import perf_counter
 
 import torch
 
-from minikv.backend import AttentionBackend
+from minikv.backend import AttentionBackend, MakeBackend
 from minikv.batch import Batch, BatchBuilder
 from minikv.blocks import blocks_for
-from minikv.config import EngineConfig, ModelConfig
+from minikv.config import EngineConfig
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 from minikv.paged import KVStore
@@ -26,7 +26,6 @@ from minikv.sequence import Sequence
 ChooseTokens = Callable[
     [torch.Tensor, Seq[SamplingParams], Seq[float | None]], torch.Tensor | list[int]
 ]
-MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
 
 
 class Runner:
@@ -119,12 +118,6 @@ class Runner:
         if len(rows) != len(logits) or rows[-1] != len(rows) - 1:
             logits = logits[torch.tensor(rows).to(logits.device, non_blocking=True)]
         return self.sampler(logits, params, draws)
-
-    def with_weights(self, state_dict: Mapping[str, torch.Tensor]) -> Transformer:
-        """The same transformer with other weights, of the same shapes and names. Raises
-        CheckpointError for a bad state_dict."""
-        old = self.transformer
-        return Transformer(old.config, state_dict, old.device, old.dtype)
 
     def use(self, transformer: Transformer) -> None:
         """Continue with another transformer of the same shape."""

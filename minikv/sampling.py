@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minikv.errors import require_int, require_number
+from minikv.errors import require_bool, require_int, require_number
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,12 @@ class SamplingParams:
         require_number("temperature", self.temperature, " of at least 0 (greedy)", lambda x: x >= 0)
         require_number("top_p", self.top_p, " above 0 and at most 1", lambda x: 0 < x <= 1)
         if isinstance(self.stop, str | bytes) or not isinstance(self.stop, Iterable):
-            raise ValueError(
-                f"stop: must be a sequence of strings and token ids, was {self.stop!r}"
-            )
+            raise ValueError(f"stop: must be a list of strings and token ids, was {self.stop!r}")
         if "" in (stop := tuple(self.stop)):
             raise ValueError(f"stop: an empty string ends nothing, was {stop!r}")
-        items = [
-            item if isinstance(item, str) else require_int("stop: a token id", item)
-            for item in stop
-        ]
+        items = (i if isinstance(i, str) else require_int("stop: a token id", i) for i in stop)
         object.__setattr__(self, "stop", tuple(items))
-        if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos: must be True or False, was {self.ignore_eos!r}")
+        require_bool("ignore_eos", self.ignore_eos)
         try:
             hash(self.cache_salt)
         except TypeError:

@@ -283,7 +283,7 @@ class Scheduler:
 
     def look_up(self, sequence: Sequence) -> MatchResult | None:
         """The cached prefix that a waiting sequence can begin with; None if there is none that
-        is worth it. Asked anew at every attempt: what was found before may be evicted by now."""
+        is worth it. Looked up at every attempt: what was found before may be evicted by now."""
         if self.cache is None or sequence.host_block_ids is not None:
             return None
         # One token at least is left to compute: without it there are no logits.
@@ -291,7 +291,7 @@ class Scheduler:
         return match if match.num_tokens >= max(1, self.config.min_prefix_tokens) else None
 
     def share_full_blocks(self, sequence: Sequence) -> None:
-        """Put a running sequence's full blocks into the prefix cache, and stand on what is there.
+        """Put a running sequence's full blocks into the prefix cache, and use those that it has.
 
         If another sequence computed the same prefix first, its blocks replace ours,
         which are released only then.

@@ -1,5 +1,5 @@
-"""What checks and tests both need, as `torch.testing`: a scheduler that serves requests without a
-model, a pool that watches, and a plain model of a prefix cache."""
+"""What checks and tests both need, like `torch.testing`: a scheduler that serves requests without a
+model, a pool that logs, and a plain model of a prefix cache."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
@@ -22,8 +22,8 @@ class SchedulerBench:
         bench.step()  # [(0, 7)]: request 0 computes 7 tokens
 
     In place of K and V a slot holds a number, made of its token and of the number before it as
-    the block table finds it. The next token is made of all numbers of a sequence. So whoever
-    reads or writes a wrong slot writes other tokens than `alone` tells.
+    the block table finds it. The next token is made of all numbers of a sequence. So a
+    sequence that reads or writes a wrong slot gets other tokens than `alone` returns.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class SchedulerBench:
         self.admitted: list[int] = []  # request ids, in the order of their first step
         self.finished: list[int] = []
 
-    # ── Who is there ──────────────────────────────────────────────────────────
+    # ── Requests ──────────────────────────────────────────────────────────────
 
     def sequence(
         self,
@@ -56,7 +56,7 @@ class SchedulerBench:
         prefix: Seq[int] = (),
     ) -> Sequence:
         """A new request's sequence, which the scheduler does not know yet. The prompt begins
-        with `prefix`; in what follows no two requests are alike."""
+        with `prefix`; the tokens after it are different in every request."""
         request_id = self.num_requests if request_id is None else request_id
         self.num_requests += 1
         own = [1000 * request_id + i for i in range(len(prefix), num_prompt)]
@@ -64,7 +64,7 @@ class SchedulerBench:
         return Request(request_id, [*prefix, *own], params).sequences[0]
 
     def add(self, *arguments, **more) -> Sequence:
-        """A new request waits; the arguments are those of `sequence`."""
+        """Let a new request wait; the arguments are those of `sequence`."""
         sequence = self.sequence(*arguments, **more)
         self.scheduler.add(sequence)
         return sequence
@@ -121,7 +121,7 @@ class SchedulerBench:
         return list(zip(ids, plan.num_tokens, strict=True))
 
     def drain(self, limit: int = 2000) -> None:
-        """Step until all are finished. Raises AssertionError where that has no end, or leaks."""
+        """Step until all are finished. Raises AssertionError if that has no end or leaks blocks."""
         while list(self.scheduler):
             assert self.num_steps < limit, "no end in sight"
             assert self.step(), "a step without a sequence"
@@ -195,10 +195,10 @@ class LoggingPool(BlockPool):
 
 
 class PrefixModel:
-    """What a prefix cache must do, as a dictionary of prefixes and nothing clever.
+    """What a prefix cache must do, as a dictionary of prefixes and nothing else.
 
     It knows no tree and no hash: an entry is the whole prefix up to the end of a block, with its
-    salt. Whoever is oldest, unlocked and the beginning of no other entry is evicted first.
+    salt. The oldest unlocked entry that is not the beginning of another is evicted first.
     """
 
     def __init__(self, block_size: int):
@@ -240,7 +240,7 @@ class PrefixModel:
             self.locks[name] += 1
 
     def unlock(self, names: Seq[Name]) -> None:
-        """Undo one lock. What nobody locks any more was used just now."""
+        """Undo one lock. Entries that are unlocked by it become the most recently used."""
         for name in names:
             self.locks[name] -= 1
         self._touch([name for name in names if self.locks[name] == 0])

@@ -17,9 +17,9 @@ from minikv.paged import KVStore
 class TritonAttention(AttentionBackend):
     """Paged attention in Triton: an `attend` for the model, bound to a batch.
 
-    Three launches a layer: write K and V, decodes, prefill chunks; four where contexts are
-    long enough to be split. Everything a launch depends on but the sizes of the batch stays on
-    the device, so that a step can be captured in a CUDA graph.
+    Three launches per layer: write K and V, decodes, prefill chunks; four where contexts are
+    long enough to be split. Except for the sizes of the batch, everything that a launch depends
+    on stays on the device, so that a step can be captured in a CUDA graph.
     """
 
     recordable = True  # in a CUDA graph: nothing that `bind` makes asks the host

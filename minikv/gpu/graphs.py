@@ -36,7 +36,7 @@ class DecodeGraphs:
         self.compute, self.logits, self.max_rows = compute, logits, max_num_seqs
         pinned = logits.device.type == "cuda"
         size = max_num_seqs * (5 + max_blocks)
-        # Two, in turns: one may be on its way while the next step is prepared.
+        # Two, used alternately: one may be on its way while the next step is prepared.
         self._host = [torch.zeros(size, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._sent = [torch.cuda.Event() for _ in range(2)] if pinned else []
         self._arrived = torch.zeros(size, dtype=torch.int64, device=logits.device)

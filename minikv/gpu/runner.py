@@ -24,6 +24,8 @@ class DeviceRunner(Runner):
     """Launches plans instead of waiting for them. Batches of decodes run as graphs if the
     attention backend can be recorded."""
 
+    graphs: DecodeGraphs | None
+
     def __init__(self, plain: Runner, max_num_seqs: int):
         """Takes over the weights, stores, backend and sampler of `plain`."""
         vars(self).update(vars(plain))
@@ -79,7 +81,7 @@ class DeviceRunner(Runner):
 
     def _prepare(self) -> None:
         """Compile the layers, and make new graphs."""
-        self.graphs: DecodeGraphs | None = None
+        self.graphs = None
         if self.device.type != "cuda":
             return
         self.transformer = with_compiled_layers(self.transformer)

@@ -1,4 +1,4 @@
-"""The newest tokens stay on the device: the pool that has their ids, and batches that read it."""
+"""The newest tokens stay on the device: a pool of their ids, and batches that read from it."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -15,15 +15,15 @@ class TokenPool:
     """The token ids of the newest step, by row: on the device, and on their way to the host."""
 
     def __init__(self, max_num_seqs: int, device: torch.device):
-        pinned = device.type == "cuda"  # or a copy could not go on beside the host
+        pinned = device.type == "cuda"  # so that a copy can run while the host continues
         self._newest = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        # Two, in turns: one step is read while the next one is on its way.
+        # Two, used alternately: one step is read while the next one is on its way.
         self._host = [
             torch.zeros(max_num_seqs, dtype=torch.int64, pin_memory=pinned) for _ in range(2)
         ]
 
     def put(self, token_ids: torch.Tensor | list[int]) -> Callable[[], list[int]]:
-        """Keep the ids of a step, one a row; returns the call that waits for them."""
+        """Keep the ids of a step, one per row; returns the call that waits for them."""
         token_ids = torch.as_tensor(token_ids)
         newest = self._newest[: len(token_ids)]
         newest.copy_(token_ids, non_blocking=True)

@@ -373,7 +373,7 @@ def test_no_such_folder(name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int8, "float32", None], ids=str)
 def test_dtypes(dtype):
-    with pytest.raises(ValueError, match=f"^dtype: {dtype} .*float16, torch.bfloat16"):
+    with pytest.raises(ValueError, match=f"^dtype: .*float16, torch.bfloat16, was {dtype!r}"):
         minikv.load("tinypy", dtype=dtype)
 
 
@@ -392,7 +392,7 @@ def test_cuda_where_there_is_none():
 
 
 def test_an_empty_folder(tmp_path):
-    refuse_to_load(tmp_path, "no config.json there; is it a checkpoint folder")
+    refuse_to_load(tmp_path, "no config.json; is it a checkpoint")
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": }', "\x00", "[1, 2]", '"text"', "null"])
@@ -410,15 +410,21 @@ def test_json_that_is_not_text(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not supported; .*Qwen3"),
-        ({"architectures": []}, "architecture 'none' is not supported"),
-        ({"architectures": ...}, "architecture 'none' is not supported"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "architectures: .*Qwen3.*, was 'GPT2LMHeadModel'"),
+        ({"architectures": []}, "architectures: must be one of .*, was 'none'"),
+        ({"architectures": ...}, "architectures: must be one of .*, was 'none'"),
         ({"vocab_size": ..., "hidden_size": ...}, "missing vocab_size, hidden_size"),
         ({"num_attention_heads": ...}, "missing num_attention_heads"),
-        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act: must be one of 'silu', was 'gelu'"),
         ({"quantization_config": {"bits": 4}}, "quantised weights are not supported"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4}}, "rope scaling 'yarn'"),
-        ({"rope_parameters": ..., "rope_scaling": {"type": "dynamic"}}, "rope scaling 'dynamic'"),
+        (
+            {"rope_parameters": {"rope_type": "yarn", "factor": 4}},
+            "rope_type: .*'llama3', was 'yarn'",
+        ),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"type": "dynamic"}},
+            "rope_type: .* was 'dynamic'",
+        ),
         ({"rope_parameters": {"rope_type": "linear"}}, "factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "low_freq_factor"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: must divide the 4 heads, was 3"),
@@ -444,7 +450,7 @@ def test_missing_weights(folder):
 def test_truncated_weights(folder, keep):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:keep])
-    refuse_to_load(folder, "model.safetensors: damaged or cut short")
+    refuse_to_load(folder, "model.safetensors: missing or damaged")
 
 
 @pytest.mark.parametrize(
@@ -470,13 +476,13 @@ def sharded(llama, tmp_path):
 def test_a_missing_shard(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.unlink()
-    refuse_to_load(sharded, f"{shard.name}: the index names this shard, but it is missing")
+    refuse_to_load(sharded, f"{shard.name}: missing or damaged .*No such file")
 
 
 def test_a_truncated_shard(sharded):
     shard = sorted(sharded.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:300])
-    refuse_to_load(sharded, f"{shard.name}: damaged or cut short")
+    refuse_to_load(sharded, f"{shard.name}: missing or damaged")
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"weight_map": 5}'])

@@ -41,7 +41,7 @@ UNLOCKS_FROM_THE_PARENT = (
     ),
 )
 FULL_AND_STALE_HITS = (
-    (" Asked anew at every attempt: what was found before may be evicted by now.", ""),
+    (" Looked up at every attempt: what was found before may be evicted by now.", ""),
     (
         "    # One token at least is left to compute: without it there are no logits.\n"
         "    match = self.cache.match(sequence.token_ids[:-1], "
@@ -71,9 +71,8 @@ OTHER_METHODS = (
 )  # fmt: skip
 NOT_OF_THE_STEP = (
     "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
-    "_abort_rest", "step", "_make_parts", "_start_over_on_failure", "_start_over", "beam_search",
-    "update_weights", "forward",
-    "copy_blocks", "stats", "check", "_check_prompt", "_check_fits",
+    "_abort_rest", "step", "_make_parts", "_changing_state", "_recover", "beam_search",
+    "update_weights", "stats", "check",
 )  # fmt: skip
 
 CHAPTER = Chapter(

@@ -1,0 +1,76 @@
+"""What is asked of the engine, checked before anything is queued or changed.
+
+Every ValueError begins with the name of the argument.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from numbers import Integral
+from typing import Any
+
+from minikv.blocks import blocks_for
+from minikv.config import EngineConfig
+from minikv.errors import require_int
+from minikv.language_model import LanguageModel
+from minikv.sampling import SamplingParams
+from minikv.sequence import Request
+
+Prompt = str | Seq[int]
+
+
+def check_params(params: Any) -> SamplingParams:
+    """The same; the default ones for None."""
+    params = SamplingParams() if params is None else params
+    if not isinstance(params, SamplingParams):
+        raise ValueError(f"params: must be SamplingParams, was {params!r}")
+    return params
+
+
+def pair_up(prompts: Any, params: Any) -> Iterable[tuple[Prompt, SamplingParams]]:
+    """What `Engine.generate` takes, as one pair per prompt. Each is checked when it is queued."""
+    if not isinstance(prompts, Seq):
+        raise ValueError(f"prompts: must be a list of texts or token ids, was {prompts!r}")
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
+        prompts = [prompts]
+    if not isinstance(params, Seq):
+        params = [params] * len(prompts)
+    if len(params) != len(prompts):
+        raise ValueError(f"params: {len(params)} for {len(prompts)} prompts")
+    return zip(prompts, params, strict=True)
+
+
+def make_request(
+    request_id: int, prompt: Prompt, params: Any, lm: LanguageModel, config: EngineConfig
+) -> Request:
+    """A request that can run, as `Engine.add_request` promises."""
+    params = check_params(params)
+    prompt_ids = _check_prompt(prompt, params.max_tokens, lm, config)
+    if lm.tokenizer is None and any(isinstance(item, str) for item in params.stop):
+        raise ValueError(f"stop: strings need a tokenizer, and {lm.name} has none; use token ids")
+    if params.n > config.max_num_seqs:
+        raise ValueError(f"n: {params.n} samples do not fit max_num_seqs={config.max_num_seqs}")
+    return Request(request_id, prompt_ids, params, lm.config.eos_ids)
+
+
+def _check_prompt(
+    prompt: Any, max_tokens: int, lm: LanguageModel, config: EngineConfig
+) -> list[int]:
+    """Its token ids, which fit the context and the pool together with `max_tokens` more."""
+    if not isinstance(prompt, Iterable):
+        raise ValueError(f"prompt: must be text or token ids, was {prompt!r}")
+    ids = lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    if not ids:
+        raise ValueError("prompt: is empty; give at least one token")
+    last = lm.config.vocab_size - 1
+    ids = [require_int("prompt: a token id", token_id, 0, last) for token_id in ids]
+    total = len(ids) + max_tokens
+    request = f"a prompt of {len(ids)} tokens and max_tokens={max_tokens} make {total} tokens"
+    if total > lm.config.max_context:
+        raise ValueError(f"{request}; the model's context is {lm.config.max_context}")
+    needed = blocks_for(total, config.block_size)
+    if needed > config.num_blocks:
+        raise ValueError(
+            f"{request}, {needed} blocks of {config.block_size}; the pool has "
+            f"{config.num_blocks}: raise num_blocks or lower max_tokens"
+        )
+    return ids
