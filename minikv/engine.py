@@ -303,7 +303,7 @@ class Engine:
     ) -> list[BeamOutput]:
         """The `beam_width` best continuations, best first: see `minikv.beam`."""
         params, most = SamplingParams(max_tokens=max_tokens), self.config.max_num_seqs
-        request = make_request(-1, prompt, params, self.lm, self.config)
+        request = make_request(-1, prompt, params, self.lm, self.config)  # is never queued
         if require_int("beam_width", beam_width, 1) > most:
             raise ValueError(f"beam_width: {beam_width} beams do not fit max_num_seqs={most}")
         penalty = require_number("length_penalty", length_penalty)

@@ -174,6 +174,18 @@ def test_share_begins_with_blocks_of_others():
     assert [pool.ref_count(b) for b in table.block_ids] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("bad", [3, 9, "x"])
+def test_a_bad_block_among_shared_ones_leaks_nothing(bad):
+    pool = BlockPool(4)
+    owner, table = BlockTable(pool, 4), BlockTable(pool, 4)
+    owner.grow(8)
+    with pytest.raises(ValueError, match="block"):
+        table.share([*owner.block_ids, bad])
+    table.release()
+    owner.release()
+    assert pool.num_free == 4
+
+
 def test_replace_holds_the_new_block_and_lets_go_of_the_old():
     pool = BlockPool(4)
     table, other = BlockTable(pool, 4), BlockTable(pool, 4)

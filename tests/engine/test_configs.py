@@ -25,8 +25,8 @@ KEYS = (
 ROPE = ("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
         "original_max_position_embeddings")  # fmt: skip
 STRANGE = (
-    None, MISSING, 0, 1, -1, 2, 3, 5, 8, 64, 1.5, 10**23, 1e-3, INF, -INF, NAN, "64", "", True,
-    False, [], [2], {}, {"rope_type": "linear"}, ["full_attention"] * 2, [None, 1],
+    None, MISSING, 0, 1, -1, 2, 3, 64, 1.5, 10**23, INF, NAN, "64", True, False, [2], {},
+    {"rope_type": "linear"}, ["full_attention"] * 2, [None, 1],
 )  # fmt: skip
 
 

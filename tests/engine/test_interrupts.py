@@ -1,5 +1,6 @@
-"""An interrupt at every line of the engine, one line at a time: nothing is broken afterwards, and
-every request gets the tokens that it gets without interrupts."""
+"""An interrupt at every line of engine.py and of the loop that runs ahead, and at many lines of the
+parts, one line at a time: nothing is broken afterwards, and every request gets the tokens that it
+gets without interrupts."""
 
 import itertools
 import sys
@@ -47,10 +48,11 @@ def lm():
 
 
 SWAP = dict(num_blocks=5, preemption="swap", swap_blocks=2)  # when the host is full: recompute
-SITUATIONS = {  # (the engine's numbers, whether it runs ahead, one of how many lines is taken)
-    "in turns": (SWAP, False, 1),
-    "ahead": (SWAP, True, 6),
-    "no prefix cache": (dict(num_blocks=5, prefix_cache=False), False, 12),
+# (the engine's numbers, whether it runs ahead, one of how many lines is taken, and every line of)
+SITUATIONS = {
+    "in turns": (SWAP, False, 3, "engine.py"),
+    "ahead": (SWAP, True, 12, "gpu"),
+    "no prefix cache": (dict(num_blocks=5, prefix_cache=False), False, 15, "no file"),
 }
 PREFIX = [7, 3, 9, 9, 4, 1, 8, 2, 5]
 
@@ -59,7 +61,7 @@ class Play:
     """One run of a program: whatever is interrupted is tried again."""
 
     def __init__(self, lm, situation):
-        changes, ahead, _ = SITUATIONS[situation]
+        changes, ahead, *_ = SITUATIONS[situation]
         self.engine = Engine(lm, small(max_num_seqs=4, max_batch_tokens=8, **changes))
         if ahead:
             run_ahead(self.engine)
@@ -213,9 +215,9 @@ def test_an_interrupt_at_any_line_loses_nothing(lm, situation):
     assert stats.preemptions > 0
     assert stats.preemptions > stats.swaps_out > 0 or situation == "no prefix cache"
     assert (stats.hit_tokens > 0) == (situation != "no prefix cache")
-    *_, stride = SITUATIONS[situation]
+    *_, stride, every_line_of = SITUATIONS[situation]
     for place, ((code, line), count) in enumerate(counts.items()):
-        if place % stride == 0 or "gpu" in code.co_filename:
+        if place % stride == 0 or every_line_of in code.co_filename:
             play = Play(lm, situation)
             occurrence = 1 + place * 7 % count  # the first time, or a later one
             interrupt(play.run, code, line, occurrence)
