@@ -331,7 +331,6 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        self._recover()
         scheduler, pool = self.scheduler, self.pool
         return Stats(
             blocks_total=pool.num_blocks,
