@@ -188,9 +188,9 @@ def conversations(
     """Conversations that grow: a turn's prompt is all that was said, and a new message.
 
     All begin with the same system prompt of `shared` tokens. Messages and answers are
-    `chat_like`, shrunk. `rate` conversations start per second, on average; a turn comes `think` seconds
-    after the one before it, on average, at least half of that. One that would outgrow the model's
-    context ends early. Sorted by arrival.
+    `chat_like`, shrunk. `rate` conversations start per second, on average; a turn comes `think`
+    seconds after the one before it, on average, at least half of that. One that would outgrow the
+    model's context ends early. Sorted by arrival.
 
     What was said holds the answers that the model gives greedily, worked out here and now, or
     with `real_answers=False` made-up ones of the same length, which is quicker.

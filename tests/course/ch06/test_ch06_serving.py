@@ -11,7 +11,6 @@ import pytest
 
 import minikv
 from minikv import EngineConfig
-from minikv.course.bench.scheduler import ms_a_step
 from minikv.course.chapters.ch06_continuous_batching.pictures import (
     crossover_picture,
     filled_picture,
