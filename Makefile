@@ -15,6 +15,7 @@ NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 PYTEST := $(BIN)/python -m pytest --durations=5
 PARALLEL := --numprocesses=auto --no-loadscope-reorder
+NBVAL := $(PYTEST) --numprocesses=auto --dist=loadfile --nbval --nbval-current-env
 
 # A .venv points at the folder it was made in. One that came along with a copied
 # checkout would run the code of the other place, so it is made again.
@@ -112,7 +113,7 @@ endif
 ifdef CHAPTER
 test: setup
 	@$(PYTEST) $(PARALLEL) --chapter=$(CHAPTER) tests/course
-	@$(PYTEST) --nbval --nbval-current-env notebooks/$(CHAPTER)_*.ipynb
+	@$(NBVAL) notebooks/$(CHAPTER)_*.ipynb
 else
 test: lint
 	@echo "== Environment"
@@ -120,7 +121,7 @@ test: lint
 	@echo "== Unit, property and parity tests"
 	@$(PYTEST) $(PARALLEL) --ignore=tests/browser tests
 	@echo "== Notebooks: every stored output is what the code prints"
-	@$(PYTEST) --nbval --nbval-current-env notebooks
+	@$(NBVAL) notebooks
 	@echo "== JupyterLab in a browser"
 	@$(BIN)/python -m pytest -rs -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
 		tests/browser

@@ -32,15 +32,10 @@ class Command:
 
     def run(self, args: argparse.Namespace) -> int:
         try:
-            status = self.act(args)
-            sys.stdout.flush()
-            return status
+            return self.act(args)
         except (ValueError, FileNotFoundError) as error:
             print(in_terminal(str(error)), file=sys.stderr)
             return 2
-        except BrokenPipeError:  # `| head` has read enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
 
 
 def paint(text: str, color: str) -> str:

@@ -59,7 +59,7 @@ def test_there_is_no_other_file_of_exercises():
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_every_exercise_has_its_texts(exercise):
     assert len(exercise.matters) > 20 and "\n" not in exercise.matters
-    assert 5 <= exercise.minutes <= 40
+    assert 5 <= exercise.minutes <= 60
     assert len(exercise.works.strip()) > 200
     assert len(set(exercise.hints)) == 3
     assert any(
@@ -468,12 +468,6 @@ def test_colours_only_on_a_terminal():
     shown = os.read(ours, 10_000).decode()
     os.close(ours), os.close(theirs)
     assert "\033[34m○ not started\033[0m" in shown
-
-
-def test_a_pipe_may_close_early():
-    command = f"{sys.executable} -m minikv progress | head -n 1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert "01 Naive attention" in done.stdout and done.stderr == ""
 
 
 def test_hints_are_wrapped(monkeypatch):

@@ -18,6 +18,7 @@ import minikv
 from minikv.course.chapters import each
 from minikv.course.harness import progress_file
 from minikv.course.harness.manifest import chapter_of
+from minikv.course.harness.skeletons import skeleton
 from minikv.course.measure import running_table
 from minikv.course.measure.running_table import Run, Rung, RunningTable
 from minikv.course.pictures import ladder, style
@@ -357,7 +358,9 @@ def test_a_ladder_is_open_where_one_stands_and_in_the_contents(unsolved):
 
 
 def test_a_ladder_shows_what_is_passed(unsolved):
-    for exercise in chapter_of("05").exercises:
+    chapter = chapter_of("05")
+    (unsolved / chapter.file_name).write_text(skeleton(chapter))
+    for exercise in chapter.exercises:
         progress_file.save(exercise.id, progress_file.Entry(passed=1.0))
     shown = ladder.ladder(4)
     assert shown._repr_html_().count("✓ all passed") == 1

@@ -26,12 +26,12 @@ from minikv.course.bench.harness import environment, headline, positive, write_j
 
 BENCHMARKS = {
     "ladder": (ladder, "every rung of the course, on one request"),
-    "decode": (decode, "tokens a second against transformers, batches of equal length"),
+    "decode": (decode, "tokens per second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
-    "paging": (paging, "slots that paging leaves unused, and the price of a block"),
+    "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
 }
 
 ON_A_GPU = {

@@ -1,4 +1,4 @@
-"""Tokens a second of whole calls, prefill included, against `transformers` `generate`.
+"""Tokens per second of whole calls, prefill included, against `transformers` `generate`.
 
 Same weights, same float32, same prompts, greedy, key-value caches on both sides, every
 repeat with new random prompts. Tokens are compared row by row: where two logits are

@@ -1,9 +1,9 @@
 """The engine on a CUDA GPU: decode steps against the roofline, whole calls against transformers.
 
 A model of the shape of Llama-3.2-1B with random weights in bfloat16, both sides the same ones.
-Decode steps: tokens a second while a batch decodes at contexts around 1,024, from one return
+Decode steps: tokens per second while a batch decodes at contexts around 1,024, from one return
 of `step` to a later one, so all that a user waits for is in it. The roofline reads the weights
-and all K and V once a step, as fast as a copy measured in the same run. Whole calls: 64
+and all K and V once per step, as fast as a copy measured in the same run. Whole calls: 64
 prompts of 1,024 tokens and 128 new ones each, prefill included, new prompts in every turn.
 The figures are kept in `results/` beside this file as well.
 """
@@ -115,7 +115,7 @@ class Window:
 def decode_steps(
     lm: minikv.LanguageModel, peer, clock: CudaClock, sizes: Sizes, repeats: int, table: BenchTable
 ) -> dict[str, list[float]]:
-    """By goal, the share of the roofline's tokens a second, one a round."""
+    """By goal, the share of the roofline's tokens per second, one per round."""
     weight_bytes = sum(parameter.nbytes for parameter in peer.parameters())  # tied ones once
     token_bytes = lm.config.kv_bytes_per_token(lm.dtype)
     copy = Copy(random_values(2 * COPIED // lm.dtype.itemsize, lm.dtype, lm.device))
@@ -234,7 +234,7 @@ BATCH_SETTINGS = {"as it comes": {}, "with CUDA graphs": {"use_cuda_graph": True
 def whole_calls(
     lm: minikv.LanguageModel, peer, sizes: Sizes, repeats: int, table: BenchTable
 ) -> dict[str, list[float]]:
-    """By goal, tokens a second of the engine over those of transformers, one a turn.
+    """By goal, tokens per second of the engine over those of transformers, one per turn.
 
     Of the ways to call a peer the fastest counts. One that does not run on this machine has a
     row that says why, and no figure.

@@ -99,7 +99,7 @@ class Copy:
             self.target.copy_(source)
 
     def rate(self, clock: CudaClock) -> float:
-        """Bytes a second."""
+        """Bytes per second."""
         return self.bytes / clock.seconds(self.work)
 
 
@@ -117,7 +117,7 @@ class Product:
         torch.mm(self.x, self.weight.T, out=self.out)
 
     def rate(self, clock: CudaClock) -> float:
-        """Floating-point operations a second."""
+        """Floating-point operations per second."""
         return self.flops / clock.seconds(self.work)
 
 

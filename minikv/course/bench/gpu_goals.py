@@ -65,7 +65,7 @@ CONDITIONS = (
     "Kernels: 32 query and 8 KV heads, bfloat16, block 16, replayed from a CUDA graph; the copy "
     "is one from device to device, bytes read and written; a floor is the time that the copy "
     "takes for the bytes of K and V. Engine: the shape of Llama-3.2-1B, random weights, bfloat16; "
-    "the roofline reads the weights and all K and V once a step, at the copy's rate."
+    "the roofline reads the weights and all K and V once per step, at the copy's rate."
 )
 GOALS: dict[str, Goal] = {
     "decode-64-4k": _decode(64, 64, "4k", 0.80),

@@ -105,7 +105,7 @@ def figures(cases: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, lis
     graph, copy = found["graph"], found["copy"]
 
     def shares(name: str) -> list[float]:
-        """Of the copy's rate: bytes of K and V a second over bytes a second."""
+        """Of the copy's rate: bytes of K and V per second over bytes per second."""
         size = cases[name].kv_bytes
         return [size / s / rate for s, rate in zip(graph[name], copy, strict=True)]
 

@@ -120,7 +120,7 @@ class Race(NamedTuple):
         return Spread([one / other for one, other in pairs])
 
     def rate(self, name: str, amount: float) -> Spread:
-        """`amount` a second."""
+        """`amount` per second."""
         return Spread([amount / seconds for seconds in self.seconds[name]])
 
 

@@ -1,7 +1,7 @@
 """Every rung of the course on one request, as in the running table of the notebooks.
 
 All rungs give the same tokens, or there is no table. The last ones are asked several times
-at once, and their tokens a second are those of all answers together.
+at once, and their tokens per second are those of all answers together.
 """
 
 import argparse
@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> BenchTable:
                 "rung": rung,
                 "tokens/s": speed,
                 "over the first": f"{speed.median / naive:.1f} ×",
-                "bytes a token": runs[0].kv_bytes_per_token,
+                "bytes per token": runs[0].kv_bytes_per_token,
                 "memory wasted": f"{runs[0].wasted:.1%}" if runs[0].wasted is not None else "–",
             }
         )

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchTable:
     lengths = trace_lengths(args.trace) if args.trace else chat_like(args.requests)
-    table = BenchTable("paging: slots held and never used, and the price of a block", args.repeats)
+    table = BenchTable("paging: slots held and never used, and the cost of a block", args.repeats)
     source = args.trace.name if args.trace else "generated, seed 0"
     prompts, outputs = (sum(column) / len(lengths) for column in zip(*lengths, strict=True))
     table.notes.append(
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> BenchTable:
             row = {
                 "what": f"{what}, pool of {num_blocks:,}",
                 "figure": figure,
-                "unit": "µs a block",
+                "unit": "µs per block",
             }
             table.add(row, Aim("figure", "<=", 1))
     return table

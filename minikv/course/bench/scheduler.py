@@ -16,7 +16,7 @@ import minikv
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.measure.timing import timed
 
-GOALS = {64: 0.1, 256: 0.3}  # ms a step, by running sequences
+GOALS = {64: 0.1, 256: 0.3}  # ms per step, by running sequences
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    title = f"scheduler: host time a step, mean of {args.steps} decode steps"
+    title = f"scheduler: host time per step, mean of {args.steps} decode steps"
     table = BenchTable(title, args.repeats)
     turns = args.repeats + 1
     with bar(turns * 2 * len(args.running), "scheduler") as progress:

@@ -15,7 +15,9 @@ from minikv.course.measure.workload import shared_prompts
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=positive, default=48, help="default: %(default)s")
-    parser.add_argument("--rate", type=float, default=60.0, help="a second; default: %(default)s")
+    parser.add_argument(
+        "--rate", type=float, default=60.0, help="requests per second; default: %(default)s"
+    )
     parser.add_argument("--seats", type=positive, default=12, help="max_num_seqs")
 
 

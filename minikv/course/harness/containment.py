@@ -1,9 +1,9 @@
 """What a reader's code must not do to the machine it is checked on.
 
-Time is limited by whoever waits. Here are the other limits, all of which end in a sentence:
-processes and memory, counted over everything that the code has started; the size of files; and
-where Linux's Landlock is at hand, the places it may write to (its own scratch folder) and TCP
-(none). A process that leaves its group is found all the same: the starter adopts orphans.
+The limit on time is in `process`. Here are the others, all of which end in a sentence: processes
+and memory, counted over everything that the code has started; the size of files; and, where
+Linux's Landlock is at hand, the places it may write to (its own scratch folder) and TCP (none).
+A process that leaves its group is found all the same: the starter adopts orphans.
 """
 
 import ctypes

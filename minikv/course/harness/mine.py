@@ -142,8 +142,10 @@ class Parts:
                 return
             module = reader_files.load(chapter, text, keep=kept, strict=True)
             for part in list(vars(module).values()):
-                if hasattr(part, "rewrite"):  # a kernel, which Triton's interpreter reads when it
-                    part.rewrite()  # first runs: by then the file may be another
+                # A kernel, which Triton's interpreter reads when it first runs: by then the file
+                # may be another.
+                if hasattr(part, "rewrite") and not isinstance(part, type):
+                    part.rewrite()
         except KeyboardInterrupt:
             raise
         except reader_files.WorkbookError as error:

@@ -41,6 +41,7 @@ class Overview:
 
     def __init__(self) -> None:
         self.entries = progress_file.entries()
+        self.changed = progress_file.changed()
         self.next = progress_file.to_do_next()
 
     def _entry(self, exercise: Exercise) -> progress_file.Entry:
@@ -52,11 +53,16 @@ class Overview:
             exercise
             for chapter in some or chapters().values()
             for exercise in chapter.exercises
-            if self._entry(exercise).passed is not None
+            if self._is_passed(exercise)
         ]
+
+    def _is_passed(self, exercise: Exercise) -> bool:
+        return self._entry(exercise).passed is not None and exercise.id not in self.changed
 
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
+        if exercise.id in self.changed:
+            return "passed, changed since: check again"
         if entry.passed is not None:
             return "passed"
         return f"tried {entry.tries} ×" if entry.tries else "open"
@@ -79,7 +85,7 @@ class Overview:
         return f"{self.count()}. " + ("; ".join(waiting) if waiting else "Nothing is left to do.")
 
     def _line(self, exercise: Exercise) -> tuple[str, ...]:
-        mark = "✓" if self._entry(exercise).passed is not None else "·"
+        mark = "✓" if self._is_passed(exercise) else "·"
         name = f"{exercise.id} {exercise.title}"
         return mark, name, exercise.kind, f"{exercise.minutes} min", self.state(exercise)
 

@@ -184,7 +184,7 @@ class Scenario:
     @cache  # noqa: B019  a scenario lives as long as its module
     def expected(self, group: Group, place: int) -> list[Event]:
         """What the reference gives. Raises RuntimeError for a program that does not come to its
-        end even there: whoever wrote it made a mistake, not the reader."""
+        end even there: its author made a mistake, not the reader."""
         events = self.on(reference_module(self.exercise), group.programs[place])
         if events and events[-1].error is not None and not events[-1].is_call:
             raise RuntimeError(

@@ -189,7 +189,7 @@ class RunningTable(Table):
     def rows(self) -> list[tuple[str, ...]]:
         """The table's text, with its header."""
         table: list[tuple[str, ...]] = [
-            ("rung", "tokens a second", "bytes a token", "memory wasted")
+            ("rung", "tokens per second", "bytes per token", "memory wasted")
         ]
         for rung, runs in self.runs.items():
             speeds = sorted(run.answers * len(run.token_ids) / run.seconds for run in runs)

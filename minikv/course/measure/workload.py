@@ -82,10 +82,10 @@ def poisson(num_requests: int, rate: float, seed: int = 0) -> list[float]:
     """When requests arrive that know nothing of each other: seconds after the first, ascending.
 
     The gaps are drawn from the exponential distribution with mean 1 / `rate`; `rate` is in
-    requests a second, and `math.inf` lets all arrive at once.
+    requests per second, and `math.inf` lets all arrive at once.
     """
     if not rate > 0:
-        raise ValueError(f"rate: must be more than 0 requests a second, was {rate!r}")
+        raise ValueError(f"rate: must be more than 0 requests per second, was {rate!r}")
     draw = random.Random(f"arrivals {seed}")
     gaps = [draw.expovariate(1.0) / rate for _ in range(num_requests - 1)]
     return list(accumulate(gaps, initial=0.0))[:num_requests]
@@ -188,9 +188,9 @@ def conversations(
     """Conversations that grow: a turn's prompt is all that was said, and a new message.
 
     All begin with the same system prompt of `shared` tokens. Messages and answers are
-    `chat_like`, shrunk. Conversations start at a `rate` a second; a turn comes `think` seconds
-    after the one before it, on average, at least half of that. One that would outgrow the model's
-    context ends early. Sorted by arrival.
+    `chat_like`, shrunk. `rate` conversations start per second, on average; a turn comes `think`
+    seconds after the one before it, on average, at least half of that. One that would outgrow the
+    model's context ends early. Sorted by arrival.
 
     What was said holds the answers that the model gives greedily, worked out here and now, or
     with `real_answers=False` made-up ones of the same length, which is quicker.

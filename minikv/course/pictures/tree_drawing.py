@@ -635,25 +635,3 @@ class TreeRecording(Recording):
         titles = [(f"{i}  {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
         heights = [layout.height([scene]) for scene in scenes]
         return block_drawing.strip(titles, across, heights, panel, _legend(scenes, self.meanings))
-
-
-def beside(histories: Mapping[str, TreeRecording], caption: str = "") -> style.Picture:
-    """The last step of each recording, in panels beside each other, under the names."""
-    last = {name: (one, len(one.taken()) - 1) for name, one in histories.items()}
-    scenes = [one.scenes([step])[0] for one, step in last.values()]
-    layout, across = Layout.beside(scenes)
-    first = next(iter(histories.values()))
-
-    def panel(pen: Pen, place: int, x: float, y: float) -> None:
-        Panel(pen, layout, x, y, scenes[place], layout.foot([scenes[place]])).draw()
-
-    titles = [
-        (f"{name}: {one.steps[step].words}", one.steps[step].warnings)
-        for name, (one, step) in last.items()
-    ]
-    heights = [layout.height([scene]) for scene in scenes]
-    legend = _legend(scenes, first.meanings)
-    words = [f"{name}: {one.describe(step, step - 1 if step else None)}"
-             for name, (one, step) in last.items()]  # fmt: skip
-    figure = block_drawing.strip(titles, across, heights, panel, legend)
-    return style.Picture(figure, f"{first.title}. {' '.join(words)}", caption)

@@ -11,13 +11,11 @@ import pytest
 
 import minikv
 from minikv import EngineConfig
-from minikv.course.bench.scheduler import ms_a_step
 from minikv.course.chapters.ch06_continuous_batching.pictures import (
     crossover_picture,
     filled_picture,
     latency_picture,
     preemption_picture,
-    scheduler_picture,
     stretches,
     throughput_picture,
     timeline_picture,
@@ -356,8 +354,6 @@ def test_costs_of_preemption_and_their_pictures(lm):
     alt = shown(crossover_picture({"Llama-2-7B": (6.74e9, 524_288), "small": (8e9, 131_072)}))
     assert "Llama-2-7B on H100, PCIe 5: recompute" in alt
     assert "small on H100, PCIe 5: swap" in alt
-    times = {running: [ms_a_step(running, 2, False)] for running in (1, 3)}
-    assert "3: " in shown(scheduler_picture(times))
 
 
 # ── Hit rates ─────────────────────────────────────────────────────────────────

@@ -491,15 +491,6 @@ def test_the_picture_shows_the_chosen_steps_with_words():
     assert titles == ["1  A's prompt is inserted", "6  and three more"]
 
 
-def test_two_recordings_stand_beside_each_other():
-    picture = tree_drawing.beside({"reference": story(), "broken": story()}, "Both are the same.")
-    drawn = " ".join(texts(picture.figure))
-    assert "reference: and three more" in drawn and "broken: and three more" in drawn
-    assert picture.alt.count("blocks 2, 6, 4 evicted.") == 2
-    assert picture.caption == "Both are the same."
-    check_texts(picture.figure)
-
-
 def test_the_alt_text_tells_the_tree():
     alt = story().describe(3, 2)
     assert alt.startswith("6 of 12 blocks free. 6 blocks in the tree, 4 evictable.")

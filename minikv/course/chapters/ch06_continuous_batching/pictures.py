@@ -381,22 +381,6 @@ def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Pictur
     return style.Picture(figure, f"Lines of equal cost. {title}. What wins: {words}.")
 
 
-def scheduler_picture(times: Mapping[int, Seq[float]]) -> style.Picture:
-    """Host time of a decode step in ms, repeats of it, by the number of running sequences."""
-    most = max(times)
-    title = (
-        f"Scheduling and bookkeeping for {most} sequences: {median(times[most]):.2f} ms per step, "
-        f"{1e3 * median(times[most]) / most:.1f} µs per sequence"
-    )
-    figure, axes = style.new_axes(
-        title, "running sequences, all in decode", "host time per step (ms)", height=2.8
-    )
-    _line(axes, list(times), list(times.values()), 0, "")
-    axes.set(xlim=(0, None), ylim=(0, None))
-    rows = "; ".join(f"{running}: {median(values):.3f} ms" for running, values in times.items())
-    return style.Picture(figure, f"A line. {title}. {rows}.")
-
-
 def _line(axes, places: Seq[float], values: list[Seq[float]], row: int, label: str) -> None:
     """Medians, with whiskers from the least to the greatest."""
     middles = [median(one) for one in values]

@@ -1097,13 +1097,6 @@ scenario(
         look=ALL,
     ),
     Group(
-        "an abort, in the middle of everything",
-        [({}, "add s5 9; step 2; abort 0"),
-         ({}, "add s13 9; add q9 8 three; step 2; abort 1; finish"),
-         ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 4; add q9 2; step; abort 1; finish")],
-        look="`append`: which sequences it gets, and which are gone",
-    ),
-    Group(
         "where nothing can run, the engine says so",
         [({"num_blocks": 8}, "hold 7; add s13 2; step"),
          ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
