@@ -336,11 +336,10 @@ class Engine(engine.Engine):
         """Give each sequence its new token, share the block that a decode has filled, and remove
         each sequence that is finished.
 
-        `self._moved` notes the requests that got a token, by their ids: `step` returns them.
-        `self._generated` counts the tokens. The scheduler's `share_full_blocks` is called while
-        the sequence still has its table. A sequence that `_finishes` is removed from the
-        scheduler, which frees its blocks; after its last sequence, a request leaves
-        `self._requests`.
+        `self._moved[request_id]` notes each request that got a token: `step` returns them.
+        `self._generated` counts the tokens. `self.scheduler.share_full_blocks(sequence)` is called
+        while the sequence still has its table. If it `_finishes`, `self.scheduler.remove(sequence)`
+        frees its blocks; after its last sequence, a request leaves the dict `self._requests`.
         """
         raise NotImplementedError("Exercise 07.7: Engine.append")
 

@@ -75,7 +75,7 @@ def _show_with_buttons(report: Report) -> None:
         Action("Why", "Why it works, once the exercise is passed", partial(why, id_)),
         Action("Diff", "Your solution beside the reference, once passed", partial(diff, id_)),
         Action("Solution", "The reference", partial(solution, id_, True), giving_away),
-        Action("Reset", "Start this exercise again", partial(reset, id_), putting_back),
+        Action("Reset", "Start this exercise again", partial(reset, id_), putting_back, True),
     ]
     file = reader_files.path_of(chapter_of(id_))
     buttons = markup.check_button() + markup.open_button(file, reader_files.line_of(exercise))

@@ -137,8 +137,13 @@ class Session:
             )
 
     def evict(self, num_blocks: int) -> None:
+        before = list(self.names["cache"].block_ids())
         if self.run(f"gone = cache.evict({num_blocks})"):
-            self.said = f"Evicted: {self.names['gone']} of the {num_blocks} blocks asked for."
+            left = list(self.names["cache"].block_ids())
+            gone = [block_id for block_id in before if block_id not in left]
+            self.said = f"Evicted: {gone}." if gone else "Nothing is evicted."
+            if len(gone) < num_blocks:
+                self.said += f" Sequences have locked what is left: {left}." if left else ""
 
     def _next(self) -> tuple[str, str]:
         """The name and the letter of a new sequence."""

@@ -279,7 +279,7 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, chapter, screenshot
     cell.get_by_role("button", name="Reset", exact=True).wait_for()
 
 
-def test_the_file_opens_beside_and_check_saves_it(page, course, chapter, screenshots):
+def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapter, screenshots):
     name, file = chapter.file_name, course / "exercises" / chapter.file_name
     button = check_cell(page, chapter).get_by_role("button", name="Open the file beside")
     line = int(button.text_content().rpartition(" ")[2])
@@ -293,6 +293,8 @@ def test_the_file_opens_beside_and_check_saves_it(page, course, chapter, screens
     editor.press("Control+End")
     editor.press_sequentially("# written, and not saved")
     assert "not saved" not in file.read_text()
+    editor.press("Control+s")
+    page.wait_for_timeout(500)
     page.screenshot(path=screenshots / f"{chapter.number}_beside.png")
     cell = check_cell(page, chapter)
     cell.evaluate("cell => cell.querySelector('.jp-OutputArea-output').id = 'before'")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 
 import ipywidgets as widgets
-from IPython.display import display
+from IPython.display import DisplayHandle, display
 
 from minikv.course.harness import markup
 
@@ -18,6 +18,7 @@ class Action:
     tooltip: str
     show: Callable[[], object]
     sure: str = ""
+    undoes: bool = False  # what the report says is no longer so
 
 
 # What was open under an exercise, by its id: a check draws everything anew, and keeps it open.
@@ -31,6 +32,7 @@ class Panel:
         self._id, self._actions = exercise_id, {action.name: action for action in actions}
         self._asked: str | None = None  # the action whose first click has asked
         self.buttons = {action.name: self._button(action) for action in actions}
+        self._report: DisplayHandle | None = None
         self.page = widgets.HTML()
         self.page.add_class("jp-RenderedHTMLCommon")  # text and tables as in any output
         wrap = widgets.Layout(flex_flow="row wrap")
@@ -61,6 +63,9 @@ class Panel:
         self._show(action)
         if not action.sure:
             _open[self._id] = name
+        elif action.undoes and self._report is not None:
+            gone = f"{self._id} was reset. Check shows it as it is now."
+            self._report.update({"text/html": f"<p>{gone}</p>", "text/plain": gone}, raw=True)
 
     def _show(self, action: Action) -> None:
         try:
@@ -76,5 +81,6 @@ class Panel:
 
     def display(self, html: str, text: str) -> None:
         """Show a report, and the buttons under it."""
-        display({"text/html": html, "text/plain": text}, raw=True)
+        shown = {"text/html": html, "text/plain": text}
+        self._report = display(shown, raw=True, display_id=True)
         display(self.box)

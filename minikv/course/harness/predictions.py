@@ -35,10 +35,11 @@ class Prediction:
         if self.guess == self.value:
             return "exactly"
         if self.guess > 0 and self.value > 0:
+            side = "too high" if self.guess > self.value else "too low"
             factor = max(self.guess / self.value, self.value / self.guess)
-            side = "too many" if self.guess > self.value else "too few"
-            near = f"{100 * (factor - 1):.0f} %" if factor < 2 else f"{factor:.1f} ×"
-            return f"{near} {side}" if isinstance(self.value, int) else f"{near} off"
+            if factor < 2:
+                return f"{100 * abs(self.guess / self.value - 1):.0f} % {side}"
+            return f"{factor:.2g} times {side}"
         return f"off by {_number(abs(self.guess - self.value))}"
 
     def __repr__(self) -> str:
@@ -51,7 +52,8 @@ class Prediction:
             if self.guess is None:
                 return f"{self.what}: no prediction yet. Put a number in place of the dots."
             return f"{self.what}: {guess}. Run on."
-        text = f"{self.what}: {_number(self.value)}, {guess}"
+        # On a line of its own: of what is folded JupyterLab shows the first line.
+        text = f"{self.what}:\n    {_number(self.value)}, {guess}"
         return f"{text} ({self.verdict()})" if self.verdict() else text
 
 
@@ -126,7 +128,7 @@ class Predictions:
             "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in row) + "</tr>"
             for row in self.rows()
         )
-        return f"<table><tr>{head}</tr>{body}</table>"
+        return f"<!-- predictions, and what came out -->\n<table><tr>{head}</tr>{body}</table>"
 
 
 def predictions() -> Predictions:

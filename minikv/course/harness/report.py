@@ -93,7 +93,7 @@ class Report:
     def freshness(self) -> str:
         """Which version of the file was checked. An editor may hold a newer one."""
         live = self.in_terminal or self.panel is not None
-        saves = "Ctrl+S in the editor saves" + ("; so does Check" if self.panel else "")
+        saves = "Ctrl+S in the editor saves"
         if self.status == "not started" and not live:  # the same on every stored page
             return f"If you have written it, save it first: {saves}."
         if self.saved is None:

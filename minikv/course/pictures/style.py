@@ -77,7 +77,8 @@ def svg(figure: Figure) -> bytes:
     text = text[text.index("<svg") :]
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r'<g id="[^"]*"', "<g", text)
-    text = re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", text)
+    number = re.compile(r"-?\d+\.\d{3,}")  # of a place; what is written between tags stays
+    text = re.sub("<[^>]+>", lambda tag: number.sub(lambda n: f"{float(n[0]):.2f}", tag[0]), text)
     for first, rest in FONTS.items():  # the reader's machine may lack the first
         text = re.sub(f"'{first}'[^;\"]*", f"'{first}',{rest}", text)
     text = re.sub(r'style="[^"]*"', lambda found: re.sub("([:;]) ", r"\1", found[0]), text)
@@ -107,8 +108,8 @@ class Picture:
         if len(data) > MOST_BYTES:  # so many marks are smaller as pixels
             kind, data = "png", png(self.figure)
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
-        return (
-            f"<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
+        return (  # the first line is what JupyterLab shows of a folded output
+            f"<!-- a picture -->\n<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
             f"<img style='width:100%;min-width:{LEAST}px;max-width:none;box-sizing:border-box;"
             "padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
