@@ -90,8 +90,8 @@ def bad(name, message, **changes):
     ("changes", "message"),
     [
         bad("source", r"source has shape \(4, 3, 2, 2, 5\)", source=torch.zeros(4, 3, 2, 2, 5)),
-        bad("layers", r"target has shape .*save for", target=torch.zeros(1, 4, 3, 2, 2, 5)),
-        bad("block", r"target has shape .*save for", target=torch.zeros(2, 4, 4, 2, 2, 5)),
+        bad("layers", r"target has shape .*except for", target=torch.zeros(1, 4, 3, 2, 2, 5)),
+        bad("block", r"target has shape .*except for", target=torch.zeros(2, 4, 4, 2, 2, 5)),
         bad("flat", r"target has shape", target=torch.zeros(4, 3, 2, 2, 5)),
         bad("pairs", r"pairs has shape \(2,\): want \(P, 2\)", pairs=torch.tensor([0, 1])),
         bad("dtype", r"source is torch.int8", source=torch.zeros(2, 4, 3, 2, 2, 5).char()),
@@ -122,6 +122,6 @@ def test_bad_arguments(copy, changes, message):
 @pytest.mark.parametrize("pairs", [[[0, 1], [1, 2]], [[1, 2], [0, 1]], [[3, 3]]])
 def test_a_block_that_is_read_and_written(pairs):
     pool = make_pool(4)
-    with pytest.raises(ValueError, match=r"reads and writes block \d, and programs run in no"):
+    with pytest.raises(ValueError, match=r"reads and writes block \d, and programs run in any"):
         copy_blocks(pool, pool, torch.tensor(pairs))
     copy_blocks(pool, make_pool(4, seed=1), torch.tensor(pairs))  # two pools: nothing to fear

@@ -358,7 +358,7 @@ ONLY_PREFILL = [
     bad("falls", r"query_start is \[0, 2, 1, 3\]: want", query_start=torch.tensor([0, 2, 1, 3])),
     bad("far", r"query_start is .*the 3 rows of q", query_start=torch.tensor([0, 1, 2, 4])),
     bad(
-        "chunk", r"context_lens has 1 for 2 queries: want it to count them",
+        "chunk", r"context_lens has 1 for 2 queries: want it to include them",
         query_start=torch.tensor([0, 2, 3, 3]),
     ),
 ]  # fmt: skip
