@@ -144,6 +144,14 @@ def test_says_by_tags_what_nbval_leaves_out(notebook):
         assert "NBVAL" not in cell.source, cell.source
 
 
+def first_line(cell):
+    """Of a cell's first output, in the form that JupyterLab takes for a folded one."""
+    output = cell.outputs[0]
+    shown = output.get("data", {"text/plain": output.get("text", "")})
+    text = shown.get("text/html", shown.get("text/plain", ""))
+    return next(line for line in text.splitlines() if line)
+
+
 def test_what_a_prediction_asks_for_is_folded_until_it_is_run(notebook):
     """Stored outputs of the cells between a prediction and its answer; running one unfolds it."""
     asked = set()
@@ -153,6 +161,8 @@ def test_what_a_prediction_asks_for_is_folded_until_it_is_run(notebook):
         folded = cell.metadata.get("jupyter", {}).get("outputs_hidden", False)
         if (asked and not begun and not cell.source.startswith("check(")) or answered:
             assert folded or not cell.outputs, cell.source
+        if answered and folded:  # JupyterLab shows the first line of what is folded
+            assert not re.search(r": -?[\d.]", first_line(cell)), first_line(cell)
         asked = (asked | begun) - answered
     assert not asked, f"no cell measures {sorted(asked)}"
 
