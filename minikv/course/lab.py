@@ -100,7 +100,7 @@ def why(exercise_id: str) -> Page:
     """Why it works, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
-        return Page("", f'This gives it away: pass check("{exercise.id}") first.')
+        return Page("", f'`why` opens once check("{exercise.id}") passes.')
     title = f"{exercise.id} {exercise.title}: why it works"
     return Page(title, inspect.cleandoc(exercise.works))
 
@@ -109,7 +109,7 @@ def diff(exercise_id: str) -> SideBySide | Page:
     """Your solution beside the reference, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
-        return Page("", f'This shows the reference: pass check("{exercise.id}") first.')
+        return Page("", f'`diff` opens once check("{exercise.id}") passes.')
     text = reader_files.read(chapter_of(exercise.id))
     if not reader_files.progress_of(exercise, text).started:
         return Page(

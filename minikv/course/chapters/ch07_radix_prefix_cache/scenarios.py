@@ -1169,6 +1169,6 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         raise AssertionError(f"{output.text!r} is not what the oracle writes")
     line = output.text.splitlines()[0]
     return (
-        f"tinypy ran on your engine: {served}. Its parts: {parts.whose_engine(together.PARTS)}. "
+        f"tinypy ran on your engine ({parts.whose_engine(together.PARTS)}): {served}. "
         f"After {together.TEXT.splitlines()[-1].strip()!r} it writes {line!r}."
     )
