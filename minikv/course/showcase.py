@@ -5,8 +5,10 @@ says of a wrong solution.
 """
 
 import io
+import os
 from html import escape
 from pathlib import Path
+from unittest.mock import patch
 
 from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont
@@ -89,7 +91,8 @@ def failing_check() -> str:
     [mistake] = [one for one in mistakes_of(exercise) if one.name == MISTAKE]
     report = examine(exercise, text_of_mistake(exercise, mistake))
     report.in_terminal = True
-    text = report.text(lambda text, color: f"\0{color}\1{text}\2")
+    with patch.dict(os.environ, COLUMNS="80"):  # whatever the terminal that it is made in
+        text = report.text(lambda text, color: f"\0{color}\1{text}\2")
     lines = [f"$ python -m minikv check {EXERCISE}", *text.splitlines()]
     bare = [_plain(line) for line in lines]
     width = 2 * MARGIN + CHARACTER * max(map(len, bare))

@@ -501,7 +501,7 @@ def fresh(monkeypatch):
 
 def test_a_prediction_stands_beside_what_came_out(fresh):
     assert "no prediction yet" in repr(lab.predict("blocks", ...))
-    assert repr(lab.measured("blocks", 13)) == "blocks: 13, no prediction"
+    assert repr(lab.measured("blocks", 13)) == "blocks:\n    13, no prediction"
     lab.predict("blocks", 26)
     assert repr(lab.measured("blocks", 13)) == "blocks:\n    13, you said 26 (2 times too high)"
     lab.predict("ratio", 1.5)
@@ -518,7 +518,7 @@ def test_a_prediction_is_a_number(fresh, guess):
 
 
 def test_what_was_not_predicted_is_shown_without_a_prediction(fresh):
-    assert repr(lab.measured("slots", 1)) == "slots: 1, no prediction"
+    assert repr(lab.measured("slots", 1)) == "slots:\n    1, no prediction"
 
 
 def test_a_name_that_is_nearly_one_that_was_predicted_is_told(fresh):
