@@ -308,18 +308,6 @@ def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapt
     )  # fmt: skip
 
 
-def test_the_last_cell_leads_to_the_notebook_before(page, chapter, screenshots):
-    check_cell(page, chapter)
-    cell = page.locator(".jp-CodeCell").filter(has_text="navigation(here=").last
-    cell.scroll_into_view_if_needed()
-    page.screenshot(path=screenshots / f"{chapter.number}_navigation.png")
-    link = cell.locator(".jp-OutputArea-output a", has_text="←")
-    number = link.text_content().split()[1]
-    link.click()
-    page.wait_for_function(f"() => ({IN_FRONT})()[0].startsWith('notebooks/{number}_')")
-    page.evaluate("() => jupyterapp.shell.currentWidget.close()")
-
-
 def test_a_folded_output_unfolds_when_its_cell_runs(browser, address, screenshots):
     page = browser.new_page(viewport={"width": 1500, "height": 1000})
     page.set_default_timeout(WAIT)
@@ -351,3 +339,15 @@ def test_the_link_opens_the_exercises_in_the_editor(page, chapter, screenshots):
     check = f"python -m minikv check {chapter.exercises[0].id}"
     page.locator(".jp-FileEditor .cm-content", has_text=check).wait_for()
     page.screenshot(path=screenshots / f"{chapter.number}_editor.png")
+
+
+def test_the_last_cell_leads_to_the_notebook_before(page, chapter, screenshots):
+    check_cell(page, chapter)
+    cell = page.locator(".jp-CodeCell").filter(has_text="navigation(here=").last
+    cell.scroll_into_view_if_needed()
+    page.screenshot(path=screenshots / f"{chapter.number}_navigation.png")
+    link = cell.locator(".jp-OutputArea-output a", has_text="←")
+    number = link.text_content().split()[1]
+    link.click()
+    page.wait_for_function(f"() => ({IN_FRONT})()[0].startsWith('notebooks/{number}_')")
+    page.evaluate("() => jupyterapp.shell.currentWidget.close()")
