@@ -90,7 +90,7 @@ def test_ids_may_lack_their_zero():
 
 def test_nothing_is_given_away_before_it_is_passed():
     for shown in (lab.diff("04.1"), lab.why("04.1")):
-        assert 'pass check("04.1") first' in repr(shown)
+        assert 'opens once check("04.1") passes' in repr(shown)
     assert "self._free" not in repr(lab.solution("04.1", sure=False))
 
 
@@ -315,7 +315,7 @@ def test_the_panel_gives_hints_and_keeps_them_open(buttons):
     assert progress_file.entry("04.1").hints == 3
     _, click = buttons("04.1")
     assert click("Hint 3") == "", "it was open, so a click folds it"
-    assert "pass check" in click("Why") and "pass check" in click("Diff")
+    assert "opens once" in click("Why") and "opens once" in click("Diff")
 
 
 def test_the_panel_asks_before_it_gives_away_or_puts_back(buttons, exercises):
