@@ -47,7 +47,11 @@ MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
 
 
 def backend_of(config: EngineConfig) -> MakeBackend:
-    """The backend that `config.attention` names."""
+    """The backend that `config.attention` names, for K and V as `config.kv_dtype` stores them."""
+    if config.kv_dtype != "auto":
+        from minikv.quant.attention import QuantisedAttention
+
+        return QuantisedAttention
     if config.attention == "torch":
         return TorchAttention
     from minikv.gpu.attention import TritonAttention  # here, because it needs Triton

@@ -69,16 +69,12 @@ class BatchBuilder:
         width = blocks_for(int(context_lens.max()), self.block_size)
         flat = _tensor([token_ids, positions, slot_mapping])  # (3, T)
         return Batch(
-            token_ids=flat[0],
-            positions=flat[1],
-            slot_mapping=flat[2],
+            token_ids=flat[0], positions=flat[1], slot_mapping=flat[2],
             block_tables=_tensor(self._rows(sequences)[:, :width]),
-            context_lens=_tensor(context_lens),
-            query_start=_tensor(query_start),
+            context_lens=_tensor(context_lens), context_lens_host=context_lens,
+            query_start=_tensor(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
-            context_lens_host=context_lens,
-            query_start_host=query_start,
-        )
+        )  # fmt: skip
 
     def ids_of_decodes(self, decodes: Seq[Sequence], starts: list[int]) -> list[int]:
         """The token at `starts[i]` of each decode."""

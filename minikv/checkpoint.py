@@ -24,9 +24,8 @@ LARGEST = 2**20  # of any size in config.json: a larger one is a mistake, or not
 DEFAULTS = {
     "hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
-    "num_key_value_heads": None, "head_dim": None, "eos_token_id": 2,
+    "num_key_value_heads": None, "head_dim": None, "eos_token_id": 2, "layer_types": None,
     "sliding_window": None, "use_sliding_window": False, "max_window_layers": 28,
-    "layer_types": None,
 }  # fmt: skip
 QWEN = {
     "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
@@ -45,9 +44,7 @@ REQUIRED = (
 ROPE_KEYS = {  # what each kind of rope scaling needs to be told
     "default": (),
     "linear": ("factor",),
-    "llama3": (
-        "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
-    ),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }  # fmt: skip
 
 
@@ -121,25 +118,16 @@ def _model_config(raw: dict) -> ModelConfig:
     theta, scaling = _rope(raw)
     qwen2, bias = architecture.startswith("Qwen2"), flag("attention_bias")
     return ModelConfig(
-        vocab_size=size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=size("intermediate_size"),
-        num_layers=size("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        max_context=size("max_position_embeddings"),
-        rms_norm_eps=eps,
+        vocab_size=size("vocab_size"), hidden_size=hidden,
+        intermediate_size=size("intermediate_size"), num_layers=size("num_hidden_layers"),
+        num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
+        max_context=size("max_position_embeddings"), rms_norm_eps=eps,
         tie_embeddings=flag("tie_word_embeddings"),
-        attention_bias=qwen2 or bias,
-        output_bias=not qwen2 and bias,
-        mlp_bias=flag("mlp_bias"),
-        qk_norm=architecture.startswith("Qwen3"),
-        rope_theta=theta,
-        rope_scaling=scaling,
+        attention_bias=qwen2 or bias, output_bias=not qwen2 and bias, mlp_bias=flag("mlp_bias"),
+        qk_norm=architecture.startswith("Qwen3"), rope_theta=theta, rope_scaling=scaling,
         windows=_windows(architecture, size("num_hidden_layers"), raw, flag("use_sliding_window")),
         eos_ids=tuple(require_int("eos_token_id", token_id) for token_id in eos),
-    )
+    )  # fmt: skip
 
 
 def _rope(raw: dict) -> tuple[float, dict | None]:

@@ -12,6 +12,7 @@ import torch
 
 from minikv.errors import require_bool, require_int, require_one_of
 
+KV_DTYPES = ("auto", "float16", "bfloat16", "int8", "int4", "fp8")
 SMALLEST = {  # of each integer of EngineConfig
     "num_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_batch_tokens": 1,
     "min_prefix_tokens": 0, "swap_blocks": 0,
@@ -32,6 +33,9 @@ class EngineConfig:
     attention: the backend. "torch" runs on every device; "triton" on CUDA, and in Triton's
         interpreter, which is slow and for learning. A backend of your own is an argument of
         Engine.
+    kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
+        "int8", "int4" or "fp8". See `minikv.quant`.
+    kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
     """
 
     num_blocks: int = 512
@@ -43,6 +47,8 @@ class EngineConfig:
     preemption: str = "recompute"
     swap_blocks: int = 0
     attention: str = "torch"
+    kv_dtype: str = "auto"
+    kv_memory: str | int | None = None
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
@@ -50,6 +56,11 @@ class EngineConfig:
         require_bool("prefix_cache", self.prefix_cache)
         require_one_of("preemption", self.preemption, ("recompute", "swap"))
         require_one_of("attention", self.attention, ("torch", "triton"))
+        require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        if self.kv_memory is not None:
+            from minikv.quant.sizes import parse_bytes  # here, because only this needs it
+
+            parse_bytes("kv_memory", self.kv_memory)
         if self.max_batch_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "

@@ -78,13 +78,17 @@ class Engine:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config: must be EngineConfig, was {config!r}")
+        if config.kv_dtype != "auto" or config.kv_memory is not None:
+            from minikv.quant.memory import resolve  # here, because only these two need it
+
+            config = resolve(config, lm)
         self.lm = lm
         self.config = config
         self.block_table = block_table
-        self._parts = block_pool, prefix_cache, scheduler, policy
-        self._make_parts()
         self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
+        self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
+        self._make_parts()
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
         self._moved: dict[int, Request] = {}  # have new tokens that no step has returned yet
@@ -332,19 +336,16 @@ class Engine:
         """What the engine has done so far and what its pool holds now."""
         scheduler, pool = self.scheduler, self.pool
         return Stats(
-            blocks_total=pool.num_blocks,
-            blocks_free=pool.num_free,
+            blocks_total=pool.num_blocks, blocks_free=pool.num_free,
             blocks_used=pool.num_blocks - pool.num_free,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
-            running=len(scheduler.running),
-            waiting=len(scheduler.waiting),
+            bytes_per_token=self.store.bytes_per_token,
+            running=len(scheduler.running), waiting=len(scheduler.waiting),
             **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},
-            steps=self._steps,
-            computed_tokens=self.runner.num_tokens,
-            generated_tokens=self._generated,
-            model_seconds=self.runner.seconds,
+            steps=self._steps, computed_tokens=self.runner.num_tokens,
+            generated_tokens=self._generated, model_seconds=self.runner.seconds,
             host_seconds=self._host_seconds,
-        )
+        )  # fmt: skip
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""

@@ -95,10 +95,8 @@ class RequestOutput:
     @property
     def samples(self) -> list[SampleOutput]:
         """One for each of `n`."""
-        return [
-            SampleOutput(sequence, count, self._decode)
-            for sequence, count in zip(self._request.sequences, self._counts, strict=False)
-        ]
+        pairs = zip(self._request.sequences, self._counts, strict=False)
+        return [SampleOutput(sequence, count, self._decode) for sequence, count in pairs]
 
     @property
     def token_ids(self) -> list[int]:
@@ -146,6 +144,7 @@ class Stats:
     blocks_free: int
     blocks_used: int  # held by sequences or the prefix cache
     blocks_cached: int  # of those, held by the prefix cache (sequences may share them)
+    bytes_per_token: float  # of K and V in all layers, with scales if they are quantised
     running: int
     waiting: int
     looked_up_tokens: int  # tokens of admitted requests, looked up in the prefix cache

@@ -39,9 +39,14 @@ class Runner:
         self.transformer = lm.transformer
         self.sampler = sampler
         self.max_batch_tokens = config.max_batch_tokens
-        self.store = KVStore(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
-        host = torch.device("cpu")
-        self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
+        make: Callable[..., KVStore] = KVStore
+        if config.kv_dtype != "auto":
+            from minikv.quant.store import store_maker  # here, because only few need it
+
+            make = store_maker(config)
+        size, host = config.block_size, torch.device("cpu")
+        self.store = make(lm.config, config.num_blocks, size, lm.device, lm.dtype)
+        self.host_store = make(lm.config, config.swap_blocks, size, host, lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(

@@ -57,6 +57,11 @@ def test_the_gpu_wing_stands_on_the_core_and_the_kernels():
         assert rooms(path) <= {*ORDER, "gpu"}, path
 
 
+def test_the_wing_of_quantised_kv_stands_on_the_core():
+    for path in (ROOT / "minikv" / "quant").glob("*.py"):
+        assert rooms(path) <= {*ORDER, "quant"}, path
+
+
 def test_the_kernels_stand_on_nothing_of_ours():
     for path in (ROOT / "kernels").glob("*.py"):
         ours = [m for m in imports(path, anywhere=True) if m.split(".")[0] in ("minikv", "tests")]
