@@ -76,7 +76,8 @@ class Write:
     # Blocks that were open before this step and are full after it, and their rows.
     closing: list[int] = field(default_factory=list)
     closing_rows: list[int] = field(default_factory=list)
-    # Of each sequence: the row that has the keys of its first query's block; -1 if there are none.
+    # Of each sequence: the row that has keys of its first query's block from earlier steps, or
+    # from this one if it is a decode. Without such keys any number.
     own_rows: list[int] = field(default_factory=list)
 
 
@@ -180,7 +181,8 @@ class QuantisedStore(KVStore):
                     write.whole_blocks.append(block)
                 else:
                     row = self.open.take(block) if offset == 0 else self.open.row(block)
-                    own_row = row if end_token - token == 1 or offset > 0 else own_row
+                    if own_row == -1:
+                        own_row = row
                     write.waiting += range(token, token + count)
                     write.places += range(row * size + offset, row * size + offset + count)
                     if offset + count == size:
