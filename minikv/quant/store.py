@@ -95,7 +95,7 @@ class QuantisedStore(KVStore):
         config: ModelConfig,
         num_blocks: int,
         block_size: int,
-        device: torch.device,
+        device: torch.device | str,
         dtype: torch.dtype,
     ):
         """`num_open`: for how many open blocks there is room at first. `dtype` is the model's."""
@@ -106,7 +106,7 @@ class QuantisedStore(KVStore):
             )
             for name, (shape, part_dtype) in part_shapes(kv_format, config, block_size).items()
         }
-        self.device = device
+        self.device = torch.device(device)
         self.bytes_per_token = block_bytes(kv_format, config, block_size) / block_size
         self.open: OpenKeys | None = None
         if kv_format.k_by_block:
