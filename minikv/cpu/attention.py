@@ -23,18 +23,16 @@ class CpuAttention(AttentionBackend):
         self.blocks = [layer.numpy() for layer in store.blocks]
         self.slots = [layer.numpy() for layer in store.slots]
         self.program: Program | None = None
-        self.transformer: Transformer | None = None  # of the program
 
     def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
         """The logits of a batch of few tokens, by the program. They are valid until the next
         call. None: the batch has many tokens, or the transformer is not the usual one."""
-        if len(batch.token_ids) > FEW or not can_compile(transformer):
-            return None
         width = batch.block_tables.shape[1]
-        if self.transformer is not transformer or not self.program.fits(width):
+        if self.program is None or not self.program.fits(transformer, width):
+            if not can_compile(transformer):
+                return None
             self.program = Program(transformer, self.store, FEW, 2 * width)
-            self.transformer = transformer
-        return self.program.run(batch)
+        return self.program.run(batch) if len(batch.token_ids) <= FEW else None
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for all that does not run as one program."""

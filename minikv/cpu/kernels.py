@@ -121,7 +121,10 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
 
 @kernel
 def write_cache(k, v, slots, kv):
-    """Write keys and values, k and v (T, K, D), into their slots (T,) of kv (num_slots, 2, K, D)."""
+    """Write keys and values, k and v (T, K, D), into their slots (T,).
+
+    kv (num_slots, 2, K, D) of one layer.
+    """
     num_tokens, kv_heads, head_dim = k.shape
     for t in range(num_tokens):
         for head in range(kv_heads):
