@@ -108,7 +108,7 @@ class SelfExtendCache(RollingCache):
         positions: torch.Tensor,
     ) -> torch.Tensor:
         """As in `RollingCache`; far scores come from q and k turned to grouped positions."""
-        visible = in_window(queries, positions, self.windows[layer]) & (positions >= 0)  # (T, N)
+        visible = in_window(queries, positions, self.windows[layer])  # (T, N)
         first_near, grouped = self.far_positions(queries)
         is_near = positions >= first_near[:, None]  # (T, N)
         far_q = turn(q, (grouped - queries).to(q.device), self.frequencies)

@@ -55,7 +55,7 @@ class SinkCache(RollingCache):
         """As in `RollingCache`, with the sinks that have left the window."""
         sink_k, sink_v = self.sinks[layer].to(k.dtype)  # (S, K, D) each
         sinks = torch.arange(self.num_sinks)
-        is_near = in_window(queries, positions, self.window) & (positions >= 0)  # (T, N)
+        is_near = in_window(queries, positions, self.window)  # (T, N)
         is_far = queries[:, None] - sinks >= self.window  # (T, S)
         visible = torch.cat([is_near, is_far], 1).to(q.device)  # (T, N + S)
         inside = queries.clamp(max=self.num_sinks + self.window - 1)  # (T,)

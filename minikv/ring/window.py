@@ -58,13 +58,11 @@ class RollingCache:
         return min(self.sizes)
 
     def held(self, size: int) -> torch.Tensor:
-        """The position that each cell of a buffer of `size` holds, (size,) int64; -1 if none.
-
-        Cell c holds the last position before `num_tokens` that is c modulo `size`.
-        """
-        cell = torch.arange(size)
+        """The positions in the used cells of a buffer of `size`: cell c of a full one holds the
+        last position before `num_tokens` that is c modulo `size`."""
         last = self.num_tokens - 1
-        return (last - (last - cell) % size).clamp(min=-1)
+        cell = torch.arange(min(size, self.num_tokens))
+        return last - (last - cell) % size
 
     @torch.inference_mode()
     def append(self, lm: LanguageModel, token_ids: Sequence[int]) -> torch.Tensor:
@@ -92,9 +90,9 @@ class RollingCache:
             self._chunk = []
         self._chunk.append(torch.stack([k, v]))
         new = torch.arange(self.num_tokens, self.num_tokens + len(k))  # positions of the chunk
-        positions = torch.cat([self.held(self.sizes[layer]), new])  # (W + T,)
-        keys, values = torch.cat([self.kv[layer].to(k.dtype), self._chunk[layer]], 1)
-        out = self.attend_over(layer, q, new, keys, values, positions)
+        old = self.held(self.sizes[layer])  # (N,), N <= W
+        keys, values = torch.cat([self.kv[layer][:, : len(old)].to(k.dtype), self._chunk[layer]], 1)
+        out = self.attend_over(layer, q, new, keys, values, torch.cat([old, new]))
         if layer == len(self.kv) - 1:
             self.write(new)
         return out
@@ -108,9 +106,9 @@ class RollingCache:
         v: torch.Tensor,
         positions: torch.Tensor,
     ) -> torch.Tensor:
-        """q (T, H, D) at positions queries (T,), over k, v (N, K, D) at positions (N,), of which
-        -1 is an empty cell -> (T, H, D)."""
-        visible = in_window(queries, positions, self.windows[layer]) & (positions >= 0)  # (T, N)
+        """q (T, H, D) at positions queries (T,), over k, v (N, K, D) at positions (N,)
+        -> (T, H, D)."""
+        visible = in_window(queries, positions, self.windows[layer])  # (T, N)
         return masked_attention(q, k, v, visible.to(q.device))
 
     def write(self, positions: torch.Tensor) -> None:
