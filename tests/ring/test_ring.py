@@ -139,6 +139,14 @@ def test_a_cell_is_free_when_its_last_sequence_leaves():
     cells.check()
 
 
+def test_sharing_again_shares_only_what_is_new():
+    cells = Cells(8)
+    cells.place([0, 1, 2], [0, 0, 0])
+    assert cells.seq_cp(0, 1, 0, 2) == 2
+    assert cells.seq_cp(0, 1) == 1
+    assert cells.seq_cp(0, 0) == cells.seq_cp(0, 1) == 0
+
+
 # ── The oracle ────────────────────────────────────────────────────────────────
 
 
@@ -355,6 +363,17 @@ def test_a_shifted_key_is_the_key_of_the_new_position(checkpoint, name, delta):
     assert cache.apply_shifts() == 12
     torch.testing.assert_close(cache.k[:, :12], moved.k[:, :12], rtol=0, atol=2e-3)
     torch.testing.assert_close(cache.v[:, :12], moved.v[:, :12], rtol=0, atol=2e-3)
+
+
+def test_a_shift_ends_with_its_token(llama, ids):
+    """A pending shift of a token that is removed must not turn the next one in its cell."""
+    cache = RingCache(llama.lm.config, 16)
+    cache.append(llama.lm, ids[:16])
+    cache.seq_add(0, 0, None, 50)
+    cache.seq_rm(0)
+    cache.check()
+    close(cache.append(llama.lm, ids[20:36]), llama.lm.logits(ids[20:36]))
+    assert not any(cache.shifts)
 
 
 def test_a_whole_text_may_move(llama, ids):
