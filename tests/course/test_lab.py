@@ -16,7 +16,7 @@ import pytest
 from four_ways import EXERCISES, different, right
 from IPython.core.interactiveshell import InteractiveShell
 
-from minikv.course import lab, terminal
+from minikv.course import commands, lab, terminal
 from minikv.course.harness import panel, predictions, progress_file
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.manifest import chapter_of, chapters, find
@@ -456,6 +456,26 @@ def test_the_exit_status_is_zero_only_on_a_pass(exercises):
     for wrong in (["check", "04.77"], ["hint", "04.1", "9"]):
         done = run(*wrong)
         assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_exit_status_tells_whether_something_was_shown(exercises, capsys, monkeypatch):
+    monkeypatch.setattr(builtins, "input", lambda question: "n")
+
+    def status(*arguments):
+        return commands.main([*arguments])
+
+    for refused in ("why", "diff", "solution"):
+        assert status(refused, "04.1") == 1, refused
+        assert "04.1" in capsys.readouterr().out
+    for shown in (["hint", "04.1"], ["solution", "04.1", "--yes"], ["why", "04.1"]):
+        assert status(*shown) == 0, shown
+    assert status("diff", "04.1") == 1, "the solution was seen, and nothing is written"
+    assert "nothing of yours" in capsys.readouterr().out
+    (exercises / FILE).write_text("def broken(")
+    for unreadable in ("diff", "reset"):
+        assert status(unreadable, "04.1") == 1
+        assert "Python cannot read this" in capsys.readouterr().err
+    assert status("reset", "04") == 0
 
 
 def test_colours_only_on_a_terminal():
