@@ -160,6 +160,26 @@ def test_trying_counts(exercises):
     assert "your 3rd try, 10 min" in lab.check("04.1").headline()
 
 
+def test_the_same_code_again_is_no_second_try(exercises):
+    def tries(text):
+        (exercises / FILE).write_text(text)
+        return lab.check("04.1").tries
+
+    assert [tries(BROKEN), tries(BROKEN)] == [1, 1]
+    assert tries(BROKEN.replace("block_id = -1", "block_id  =  -1  # why?")) == 1
+    assert tries(BROKEN.replace("block_id = -1", "block_id = -2")) == 2
+    assert tries("def broken(") == 3
+    assert lab.check("04.1").tries == 3
+    assert tries(BROKEN) == 4
+
+
+def test_code_that_does_not_come_to_its_end_is_tried_once(exercises, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
+    endless = BROKEN.replace("block_id = -1", "while True: pass")
+    (exercises / FILE).write_text(endless)
+    assert [lab.check("04.1").tries for _ in range(2)] == [1, 1]
+
+
 # ── What a report looks like ──────────────────────────────────────────────────
 
 

@@ -62,6 +62,7 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
     try:
         text = reader_files.read(chapter)
         done = reader_files.progress_of(exercise, text)
+        report.fingerprint = reader_files.fingerprint(exercise, text)
     except reader_files.WorkbookError as error:
         report.place = str(error)
         return report
