@@ -85,7 +85,8 @@ def _show_with_buttons(report: Report) -> None:
         Action("Reset", "Start this exercise again", partial(reset, id_), putting_back, True),
     ]
     file = reader_files.path_of(chapter_of(id_))
-    buttons = markup.check_button() + markup.open_button(file, reader_files.line_of(exercise))
+    line = reader_files.line_of(exercise, report.at)
+    buttons = markup.check_button() + markup.open_button(file, line)
     Panel(id_, actions).display(report.html(buttons), repr(report))
 
 

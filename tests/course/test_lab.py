@@ -13,7 +13,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from four_ways import EXERCISES, different, right
+from four_ways import EXERCISES, different, reference_sources, right
 from IPython.core.interactiveshell import InteractiveShell
 
 from minikv.course import commands, lab, terminal
@@ -22,7 +22,7 @@ from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.markup import GREEN, VERMILION
 from minikv.course.harness.report import Line, Report
-from minikv.course.harness.skeletons import skeleton, targets
+from minikv.course.harness.skeletons import fill, skeleton, targets
 
 ONE = find("04.1")
 FILE = chapter_of(ONE.id).file_name
@@ -315,16 +315,52 @@ def test_without_jupyterlab_there_are_no_buttons(exercises):
         report._ipython_display_()
 
 
+def commands_in(html):
+    """What JupyterLab would do at a click, and of this what opens a file."""
+    found = [json.loads(unescape(text)) for text in re.findall(r'linker-args="([^"]+)"', html)]
+    return found, [c["args"] for c in found if c["commands"][0] == "docmanager:open"]
+
+
+def line_that_opens(html, exercises):
+    """The text of the line that the button "Open the file beside" goes to."""
+    line = int(commands_in(html)[1][-1]["id"].removeprefix("#line="))
+    return (exercises / FILE).read_text().splitlines()[line]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        "raise NotImplementedError('Exercise 04.1: BlockPool.release')",
+        "return 1 / 0",
+        "return",  # a known mistake
+        "while True: pass",
+    ],
+)
+def test_the_panel_opens_the_function_that_failed(buttons, exercises, monkeypatch, release):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "3")
+    sources = reference_sources(ONE)
+    sources["BlockPool.release"] = f"def release(self, block_id):\n    {release}"
+    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    html, _ = buttons("04.1")
+    assert "def release" in line_that_opens(html, exercises)
+
+
+def test_the_first_failure_is_what_opens(buttons, exercises):
+    sources = reference_sources(ONE)
+    sources["BlockPool.allocate"] = "def allocate(self):\n    return 1 / 0"
+    sources["BlockPool.release"] = "def release(self, block_id):\n    return"
+    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    html, _ = buttons("04.1")
+    assert "def allocate" in line_that_opens(html, exercises)
+
+
 def test_the_panel_opens_the_file_beside_at_the_line_and_checks_again(buttons, exercises):
     html, _ = buttons("04.1")
-    commands = [json.loads(unescape(text)) for text in re.findall(r'linker-args="([^"]+)"', html)]
-    opened = [c["args"] for c in commands if c["commands"][0] == "docmanager:open"]
-    lines = (exercises / FILE).read_text().splitlines()
+    commands, opened = commands_in(html)
     for arguments in opened:
         assert arguments["path"] == f"exercises/{FILE}"
         assert arguments["options"] == {"mode": "split-right"}
-    [start] = {int(arguments["id"].removeprefix("#line=")) for arguments in opened[-1:]}
-    assert "def allocate" in lines[start]
+    assert "def allocate" in line_that_opens(html, exercises)
     assert ["notebook:run-cell"] in [c["commands"] for c in commands]
     assert "hint(" not in html and "was saved" in html
 

@@ -47,6 +47,7 @@ def examine(
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = place_of(exercise, done)
+    report.unwritten = next(iter(done.unwritten.values()), None)
     report.fingerprint = reader_files.fingerprint(exercise, text)
     if own:
         _borrow(own, set(), chapter.number)
@@ -79,13 +80,17 @@ def examine(
         report.lines.append(line)
         tell({"line": vars(line)})
     causes = diagnose(outcome for _, outcome in played)
+    found = definitions(reader_files.parse(chapter, text))
     for line, outcome in played:
         if outcome in causes:
-            line.cause, line.look = causes[outcome].cause, causes[outcome].look
+            mistake = causes[outcome]
+            line.cause, line.look = mistake.cause, mistake.look
+            wrong = [path for path in (*mistake.edits, *mistake.sources) if path in found]
+            line.at = found[wrong[0]].lineno if wrong else line.at
     if not done.started:  # a broken variant as it was found: the symptom, and nothing more
         report.status = "not started"
         for line in report.lines:
-            line.cause = line.look = None
+            line.cause = line.look = line.at = None
     elif all(line.ok for line in report.lines) and not done.unwritten:
         report.status = "passed"
         if exercise.id in MODEL_RUNS:
@@ -263,11 +268,12 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         chain.append(error)
     if isinstance(error, Wrong):
         return Line(name, False, error.what, error.cause or cause, error.look or look)
-    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
-        return Line(name, False, f"not written yet: {error}", None, None, origin=str(error))
-    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
     own = [f for f in frames if is_readers(f.filename)]
+    at = own[-1].lineno if own else None
+    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
+        return Line(name, False, f"not written yet: {error}", None, None, str(error), at)
+    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     if own:
         origin = f"{short(own[-1].filename)}, line {own[-1].lineno}"
         what += f"\n{origin}: {own[-1].line}"
@@ -284,7 +290,7 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
     elif "'function' object is not subscriptable" in str(error):
         cause = "a function without `@triton.jit` above it is no kernel"
     where = "the line that is named here" if origin else "what your code does in this case"
-    return Line(name, False, what, cause, look or where, origin)
+    return Line(name, False, what, cause, look or where, origin, at)
 
 
 def _cut(message: str) -> str:
