@@ -189,8 +189,9 @@ def _ending(status: int | None, stack: str, limit: float) -> Line:
     for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
         if is_readers(file):
             at = int(line)
-            code = Path(file).read_text(encoding="utf-8").splitlines()[at - 1].strip()
-            where = f"\n{short(file)}, line {line}, in {function}: {code}"
+            where = f"\n{short(file)}, line {line}, in {function}"
+            with suppress(OSError, ValueError, IndexError):  # it may be another file by now
+                where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
             break
     if stack or status is None:
         what = f"stopped: not finished after {limit:g} s{where}"
