@@ -212,3 +212,14 @@ def test_what_was_passed_once_stays_open(exercises):
     write(exercises, "return 0")
     assert not lab.check(ONE.id).passed and ONE.id not in progress_file.passed()
     assert "why it works" in repr(lab.why(ONE.id))
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", None])
+def test_a_file_that_changed_while_its_code_hung_is_no_error(exercises, text):
+    stack = f'  File "{exercises / FILE}", line 40 in allocate\n'
+    if text is None:
+        (exercises / FILE).unlink()
+    else:
+        (exercises / FILE).write_bytes(text)
+    ended = process._ending(None, stack, 10.0)
+    assert ended.at == 40 and ended.what.endswith(f"{FILE}, line 40, in allocate")

@@ -2,12 +2,19 @@
 that is written otherwise passes, and each plausible mistake is caught and named."""
 
 import pytest
-from four_ways import EXERCISES, all_mistakes, different, right
+from four_ways import (
+    EXERCISES,
+    all_mistakes,
+    different,
+    reference_sources,
+    right,
+    text_with,
+)
 
 from minikv.course.harness.examine import examine
-from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.harness.skeletons import skeleton, targets
 
 
 def case(exercise, *more):
@@ -54,6 +61,37 @@ def test_a_mistake_is_caught_and_named(exercise, mistake):
     assert mistake.cause in causes, report.text()
     for line in report.lines:  # a failure always says what differs and where to look
         assert line.ok or (line.what and line.look), line
+
+
+def half_fixed():
+    """Exercises that break two functions in one way each, with one left as it was found."""
+    for exercise in EXERCISES:
+        for path, target in targets(chapter_of(exercise.id)).items():
+            if target.exercise == exercise.id and exercise.id in ("07.5", "08.6"):
+                name = f"{exercise.id}: {path}"
+                yield pytest.param(exercise, path, target.skeleton, id=name)
+
+
+@pytest.mark.parametrize(("exercise", "path", "broken"), list(half_fixed()))
+def test_what_is_left_of_a_broken_pair_is_named_on_every_line(exercise, path, broken):
+    report = examine(exercise, text_with(exercise, reference_sources(exercise) | {path: broken}))
+    failures = [line for line in report.lines if not line.ok]
+    assert len({line.cause for line in failures}) == 1 and failures[0].cause, report.text()
+
+
+def test_a_line_that_tells_another_mistake_is_not_called_the_same():
+    exercise = find("05.4")
+    forgets, never = (
+        next(mistake for mistake in mistakes_of(exercise) if mistake.name == name)
+        for name in ("forgets the token", "never releases")
+    )
+    [(path, source)] = reference_sources(exercise).items()
+    for old, new in (*forgets.edits[path], *never.edits[path]):
+        source = source.replace(old, new)
+    report = examine(exercise, text_with(exercise, {path: source}))
+    causes = {line.name: line.cause for line in report.lines}
+    assert causes["one parent, four children"] == forgets.cause
+    assert causes["nothing is chosen: everything is given back"] != forgets.cause
 
 
 @pytest.mark.parametrize("exercise", EACH)
