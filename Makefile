@@ -112,8 +112,8 @@ endif
 
 ifdef CHAPTER
 test: setup
-	@$(PYTEST) $(PARALLEL) --chapter=$(CHAPTER) tests/course
-	@$(NBVAL) notebooks/$(CHAPTER)_*.ipynb
+	@$(PYTEST) $(PARALLEL) --nbval --nbval-current-env --chapter=$(CHAPTER) \
+		tests/course notebooks/$(CHAPTER)_*.ipynb
 else
 test: lint
 	@echo "== Environment"
