@@ -198,7 +198,7 @@ def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):
         + "\nimport time\n\n"
         + "def _slow(self, *args):\n    time.sleep(60)\nBlockTable.__init__ = _slow\n"
     )
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "15")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "6")
     report = lab.check(ONE.id)
     assert report.status == "failed" and report.total == len(report.lines), report.text()
     assert report.lines[-1].name == examine.MODEL_RUN

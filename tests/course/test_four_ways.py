@@ -14,6 +14,7 @@ from four_ways import (
 from minikv.course.harness.examine import examine
 from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
+from minikv.course.harness.scenarios import Played, Scenario
 from minikv.course.harness.skeletons import skeleton, targets
 
 
@@ -53,9 +54,32 @@ def test_a_solution_written_otherwise_passes(exercise):
     assert report.passed, report.text()
 
 
+SEEN = {}  # (mistake, group): its symptoms, by the place of the program that shows them
+
+
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
-def test_a_mistake_is_caught_and_named(exercise, mistake):
+def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
+    """To name a reader's mistake, the known ones are played. Here the reader's is one of them: it
+    is played once as both, and to be sure that both are alike, a second time where it fails."""
+    run, play = Played.run, Scenario.symptoms_of
+    first = []
+
+    def run_and_keep(played, mine):
+        outcome = run(played, mine)
+        SEEN[mistake, played.group] = {p: one.symptoms for p, one in outcome.differs.items()}
+        first.extend((played, place, one) for place, one in outcome.differs.items())
+        return outcome
+
+    def remembered(scenario, known, group, place):
+        if (known, group) in SEEN:
+            return SEEN[known, group].get(place, frozenset())
+        return play(scenario, known, group, place)
+
+    monkeypatch.setattr(Played, "run", run_and_keep)
+    monkeypatch.setattr(Scenario, "symptoms_of", remembered)
     report = examine(exercise, text_of_mistake(exercise, mistake))
+    for played, place, found in first[:1]:
+        assert play(played.scenario, mistake, played.group, place) == found.symptoms
     assert not report.passed
     causes = [line.cause for line in report.lines if line.cause]
     assert mistake.cause in causes, report.text()

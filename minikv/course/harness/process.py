@@ -300,6 +300,8 @@ def _serve() -> None:
         if not line:
             return
         job = json.loads(line)
+        with suppress(Exception):  # once for all children; what fails here fails there, too
+            import_checks(job["what"], job["ids"])
         pid = os.fork() if FORKS else 0
         if pid == 0:
             if FORKS:
