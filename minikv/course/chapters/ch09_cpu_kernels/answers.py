@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numba import njit
 
-from minikv.course.chapters.ch09_cpu_kernels.given import FAST, Weights, in_threads
+from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
+from minikv.cpu.kernels import rms_norm, rotate_and_write, silu_mul
 
 # ── One query head at a time ──────────────────────────────────────────────────────────────
 
 
-@njit(nogil=True, fastmath=FAST)
+@compiled
 def attend_heads(q, kv, block_tables, context_lens, out):
     """One query for each of S sequences, through the block table: the loop of 04.4 in numbers.
 
@@ -79,7 +79,7 @@ def decode(
 # ── K and V once for a group ──────────────────────────────────────────────────────────────
 
 
-@njit(nogil=True, fastmath=FAST)
+@compiled
 def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     """The same for a piece of the work, each block read once for all query heads of its group.
 
@@ -175,80 +175,80 @@ def decode_in_threads(
 # ── Two bugs ──────────────────────────────────────────────────────────────────────────────
 
 
-@njit(nogil=True, fastmath=FAST)
-def attend_item(q, kv, block_table, context, out, scores, weights):
-    """One item of the work, in two passes over its context, with room for L = B * block_size.
+@compiled
+def attend_piece(q, kv, block_tables, context_lens, out, scores, first, last):
+    """Items `first` … `last` - 1 as in `attend_groups`, in three passes over each context: all
+    scores, their exponentials and sum, the weighted values.
 
-    q, out (G, D); kv (num_blocks, block_size, 2, D) of one KV head; block_table (B,) of one
-    sequence, `context` its tokens. `scores` (G, L) and `weights` (G, L) are room to work in.
+    `scores` (G, L) is room to work in, for L = B * block_size scores of each head of a group.
     """
-    group, dim = q.shape
-    block_size = kv.shape[1]
+    dim, block_size, kv_heads = q.shape[2], kv.shape[1], kv.shape[3]
+    group = q.shape[1] // kv_heads
     scale = np.float32(1 / math.sqrt(dim))
-    for g in range(group):
-        top = np.float32(-np.inf)
-        for p in range(context):
-            block, offset = block_table[p // block_size], p % block_size
-            score = np.float32(0)
+    acc = np.empty(dim, np.float32)
+    for item in range(first, last):
+        s, kv_head = item // kv_heads, item % kv_heads
+        context = context_lens[s]
+        for g in range(group):
+            h = kv_head * group + g
+            top, total = np.float32(-np.inf), np.float32(0)
+            for p in range(context):
+                block, offset = block_tables[s, p // block_size], p % block_size
+                score = np.float32(0)
+                for d in range(dim):
+                    score += q[s, h, d] * kv[block, offset, 0, kv_head, d]
+                scores[g, p] = score * scale
+                top = max(top, scores[g, p])
+            for p in range(context):
+                scores[g, p] = math.exp(scores[g, p] - top)
+                total += scores[g, p]
+            acc[:] = 0
+            for p in range(context):
+                block, offset = block_tables[s, p // block_size], p % block_size
+                for d in range(dim):
+                    acc[d] += scores[g, p] * kv[block, offset, 1, kv_head, d]
             for d in range(dim):
-                score += q[g, d] * kv[block, offset, 0, d]
-            scores[g, p] = score * scale
-            top = max(top, scores[g, p])
-        for p in range(context):
-            weights[g, p] = math.exp(scores[g, p] - top)
-    for g in range(group):
-        total = np.float32(0)
-        for p in range(context):
-            total += weights[g, p]
-        out[g] = 0
-        for p in range(context):
-            block, offset = block_table[p // block_size], p % block_size
-            for d in range(dim):
-                out[g, d] += weights[g, p] / total * kv[block, offset, 1, d]
+                out[s, h, d] = acc[d] / total
 
 
-def decode_items(
+def decode_in_pieces(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor,
-    run: Callable = in_threads,
+    num_pieces: int = 2, run: Callable = in_threads,
 ) -> torch.Tensor:  # fmt: skip
-    """q (S, H, D), kv (num_blocks, block_size, 2, K, D) -> (S, H, D).
+    """q (S, H, D), kv (num_blocks, block_size, 2, K, D) -> (S, H, D), in `num_pieces` pieces.
 
-    One call of `attend_item` for each sequence and KV head; `run(kernel, calls)` makes them, in
-    any order or at the same time.
+    `run(kernel, calls)` makes all calls, in any order or at the same time.
     """
     out = torch.empty(q.shape)
-    kv_heads = kv.shape[3]
-    group, room = q.shape[1] // kv_heads, block_tables.shape[1] * kv.shape[1]
-    calls = []
-    for s in range(len(q)):
-        for kv_head in range(kv_heads):
-            heads = slice(kv_head * group, (kv_head + 1) * group)
-            scores, weights = np.empty((2, group, room), np.float32)
-            calls.append(
-                (q[s, heads].numpy(), kv[:, :, :, kv_head].numpy(), block_tables[s].numpy(),
-                 int(context_lens[s]), out[s, heads].numpy(), scores, weights)
-            )  # fmt: skip
-    run(attend_item, calls)
+    arrays = [value.numpy() for value in (q.contiguous(), kv, block_tables, context_lens, out)]
+    pieces = share(context_lens.tolist(), kv.shape[3], num_pieces)
+    group, room = q.shape[1] // kv.shape[3], block_tables.shape[1] * kv.shape[1]
+    scores = np.empty((num_pieces, group, room), np.float32)
+    run(
+        attend_piece,
+        [(*arrays, own, first, last) for own, (first, last) in zip(scores, pieces, strict=True)],
+    )
     return out
 
 
 # ── Weights once for a batch ──────────────────────────────────────────────────────────────
 
 
-@njit(nogil=True, fastmath=FAST)
-def linear(x, weight, out, add):
-    """out = x W^T, or out += x W^T if `add`; every row of W is read once for all rows of x.
+@compiled
+def matmul(x, weight, out, add, first, last):
+    """out[:, first:last] = x weight[first:last]^T, added to what is there if `add` is true.
 
-    x (S, inputs), weight (outputs, inputs), out (S, outputs). Four rows of x at a time share
-    each weight that is loaded; the rows left over are done one by one.
+    x (S, inputs), weight (outputs, inputs), out (S, outputs). Every row of the weight is read
+    once, for all rows of x, before the next row is touched; other columns of `out` stay as they
+    are. For x = [[1, 2], [0, 1]] and weight = [[3, 4]], out is [[11], [4]]. If out was
+    [[100], [100]] and `add` is true, it is then [[111], [104]].
 
-    For x = [[1, 2], [0, 1]] and W = [[3, 4]], out is [[11], [4]]. If out was [[100], [100]] and
-    `add` is true, it is then [[111], [104]].
+    Four rows of x at a time share each weight that is loaded; what is left is done one by one.
     """
     rows, inputs = x.shape
-    for o in range(len(weight)):
-        row = 0
-        while row + 4 <= rows:
+    fours = rows // 4 * 4
+    for o in range(first, last):
+        for row in range(0, fours, 4):
             a = b = c = d = np.float32(0)
             for i in range(inputs):
                 w = weight[o, i]
@@ -256,94 +256,37 @@ def linear(x, weight, out, add):
                 b += w * x[row + 1, i]
                 c += w * x[row + 2, i]
                 d += w * x[row + 3, i]
-            if add:
-                out[row, o] += a
-                out[row + 1, o] += b
-                out[row + 2, o] += c
-                out[row + 3, o] += d
-            else:
-                out[row, o] = a
-                out[row + 1, o] = b
-                out[row + 2, o] = c
-                out[row + 3, o] = d
-            row += 4
-        while row < rows:
-            a = np.float32(0)
+            out[row, o] = a + out[row, o] if add else a
+            out[row + 1, o] = b + out[row + 1, o] if add else b
+            out[row + 2, o] = c + out[row + 2, o] if add else c
+            out[row + 3, o] = d + out[row + 3, o] if add else d
+        for row in range(fours, rows):
+            total = np.float32(0)
             for i in range(inputs):
-                a += weight[o, i] * x[row, i]
-            if add:
-                out[row, o] += a
-            else:
-                out[row, o] = a
-            row += 1
+                total += weight[o, i] * x[row, i]
+            out[row, o] = total + out[row, o] if add else total
 
 
 # ── The whole step ────────────────────────────────────────────────────────────────────────
 
 
-@njit(nogil=True, fastmath=FAST)
-def rms_norm(x, weight, eps, out):
-    """Each row of x (S, hidden) / sqrt(mean of its squares + eps) * weight (hidden,) -> out."""
-    for row in range(len(x)):
-        squares = np.float32(0)
-        for i in range(x.shape[1]):
-            squares += x[row, i] * x[row, i]
-        shrink = np.float32(1 / math.sqrt(squares / x.shape[1] + eps))
-        for i in range(x.shape[1]):
-            out[row, i] = x[row, i] * shrink * weight[i]
-
-
-@njit(nogil=True, fastmath=FAST)
-def rotate_and_write(qkv, rope, positions, slots, kv, q):
-    """Split what a layer has projected: queries, rotated, into q; keys, rotated, and values into
-    their slots.
-
-    qkv (S, (H + 2 K) * D): the queries of a row, then its keys, then its values. rope (P, 2, D):
-    cos and sin of each position, the first half of sin negated. positions, slots (S,);
-    kv (num_blocks, block_size, 2, K, D) of one layer; q (S, H, D).
-    """
-    num_seqs, heads, dim = q.shape
-    block_size, kv_heads = kv.shape[1], kv.shape[3]
-    for s in range(num_seqs):
-        block, offset = slots[s] // block_size, slots[s] % block_size
-        for h in range(heads + kv_heads):
-            to = q[s, h] if h < heads else kv[block, offset, 0, h - heads]
-            for d in range(dim):
-                swapped = qkv[s, h * dim + (d + dim // 2) % dim]
-                cos, sin = rope[positions[s], 0, d], rope[positions[s], 1, d]
-                to[d] = qkv[s, h * dim + d] * cos + swapped * sin
-        for k in range(kv_heads):
-            for d in range(dim):
-                kv[block, offset, 1, k, d] = qkv[s, (heads + kv_heads + k) * dim + d]
-
-
-@njit(nogil=True, fastmath=FAST)
-def silu_mul(gate_up, out):
-    """silu(gate) * up: gate_up (S, 2 * inner), the gates of a row first -> out (S, inner)."""
-    inner = out.shape[1]
-    for row in range(len(out)):
-        for i in range(inner):
-            gate = gate_up[row, i]
-            out[row, i] = gate / (np.float32(1) + np.float32(math.exp(-gate))) * gate_up[row, inner + i]
-
-
-@njit(nogil=True, fastmath=FAST)
+@compiled
 def decode_step(token_ids, positions, block_tables, context_lens, slots, weights, kv, logits):
     """One token for each of S sequences, from its id to its logits: a decode step as one program.
 
     token_ids, positions, context_lens, slots (S,) int64: the newest token of each sequence, its
-    position, the tokens it attends to (itself included) and the slot of its K and V.
-    kv (L, num_blocks, block_size, 2, K, D), all layers; logits (S, vocab). `weights` is a
-    `Weights`: its docstring has the shapes. Writes the new tokens' K and V of every layer, and
-    all of `logits`.
+    position, the tokens it attends to (itself included), and the slot for its K and V.
+    `weights` is a `Weights`, whose docstring has the shapes. kv (L, num_slots, 2, K, D): the slots
+    of all layers. block_tables (S, B). logits (S, vocab).
 
-    A layer: normalise, project to q, k and v, rotate and write, attend, project and add to x;
-    normalise, project to gate and up, silu and multiply, project and add to x.
+    Writes all of `logits`, and in every layer the new tokens' K and V. In each layer: normalise,
+    project to q, k and v, rotate and write, attend, project and add to x; normalise, project to
+    gate and up, silu_mul, project and add to x. After the last layer: normalise, and the head.
     """
-    num_seqs, hidden = len(token_ids), weights.embedding.shape[1]
-    num_layers, kv_heads, dim = kv.shape[0], kv.shape[4], kv.shape[5]
+    num_seqs, block_size = len(token_ids), weights.block_size
+    num_layers, num_slots, _, kv_heads, dim = kv.shape
     heads = weights.out.shape[2] // dim
-    inner = weights.down.shape[2]
+    hidden, inner = weights.embedding.shape[1], weights.down.shape[2]
     x = np.empty((num_seqs, hidden), np.float32)
     normed = np.empty((num_seqs, hidden), np.float32)
     qkv = np.empty((num_seqs, (heads + 2 * kv_heads) * dim), np.float32)
@@ -354,16 +297,17 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
     for s in range(num_seqs):
         x[s] = weights.embedding[token_ids[s]]
     for layer in range(num_layers):
+        blocks = kv[layer].reshape(num_slots // block_size, block_size, 2, kv_heads, dim)
         rms_norm(x, weights.norm_1[layer], weights.eps, normed)
-        linear(normed, weights.qkv[layer], qkv, False)
-        rotate_and_write(qkv, weights.rope, positions, slots, kv[layer], q)
-        attend_groups(
-            q, kv[layer], block_tables, context_lens, attended, 0, num_seqs * kv_heads
-        )
-        linear(attended.reshape(num_seqs, heads * dim), weights.out[layer], x, True)
+        matmul(normed, weights.qkv[layer], qkv, False, 0, qkv.shape[1])
+        by_head = qkv.reshape(num_seqs, heads + 2 * kv_heads, dim)
+        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)
+        q[:] = by_head[:, :heads]
+        attend_groups(q, blocks, block_tables, context_lens, attended, 0, num_seqs * kv_heads)
+        matmul(attended.reshape(num_seqs, heads * dim), weights.out[layer], x, True, 0, hidden)
         rms_norm(x, weights.norm_2[layer], weights.eps, normed)
-        linear(normed, weights.gate_up[layer], gate_up, False)
-        silu_mul(gate_up, mixed)
-        linear(mixed, weights.down[layer], x, True)
+        matmul(normed, weights.gate_up[layer], gate_up, False, 0, 2 * inner)
+        silu_mul(gate_up, mixed, 0, inner)
+        matmul(mixed, weights.down[layer], x, True, 0, hidden)
     rms_norm(x, weights.norm, weights.eps, normed)
-    linear(normed, weights.head, logits, False)
+    matmul(normed, weights.head, logits, False, 0, logits.shape[1])
