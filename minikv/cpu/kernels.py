@@ -20,10 +20,15 @@ from numba import njit
 # a NaN in a slot that nobody owns would then be anything, even invisible.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
+# `error_model`: x / 0 is infinity or NaN as in NumPy. Python's ZeroDivisionError would need a
+# branch at every division, and a loop with such a branch is not SIMD either. `cache`: the machine
+# code is kept on disk, so that the next process does not compile again.
+kernel = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
+
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def rms_norm(x, weight, eps, out):
     """x / sqrt(mean(x^2) + eps) * weight, row by row.
 
@@ -40,7 +45,7 @@ def rms_norm(x, weight, eps, out):
             normed[i] = values[i] * scale * weight[i]
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def matmul(x, weight, out, add, first, last):
     """out[:, first:last] = x weight[first:last]^T, added to what is there if `add`.
 
@@ -86,14 +91,14 @@ def matmul(x, weight, out, add, first, last):
         o += 1
 
 
-@njit(nogil=True, fastmath=FASTMATH)
+@kernel
 def _store4(row, o, add, s0, s1, s2, s3):
     if add:
         s0, s1, s2, s3 = s0 + row[o], s1 + row[o + 1], s2 + row[o + 2], s3 + row[o + 3]
     row[o], row[o + 1], row[o + 2], row[o + 3] = s0, s1, s2, s3
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
     """RoPE on the queries and keys of tokens first to last, in place; then their keys and values
     into their slots.
@@ -121,7 +126,7 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
                 v_slot[i] = v[i]
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     """One query per sequence attends to its context through its block table.
 
@@ -152,7 +157,7 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
             _finish(acc[g], total[g], out[row, kv_head * group + g])
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, first, last):
     """Chunks of queries attend to their contexts: the queries of sequence s are the tokens
     query_start[s] to query_start[s + 1], and stand at the last positions of its context.
@@ -193,7 +198,7 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
 TILE = 16  # queries that walk over the blocks together
 
 
-@njit(nogil=True, fastmath=FASTMATH)
+@kernel
 def _scratch(rows, head_dim, block_size):
     """Scaled queries and sums of `rows` running softmaxes, and the scores of one block."""
     scaled = np.empty((rows, head_dim), np.float32)
@@ -202,7 +207,7 @@ def _scratch(rows, head_dim, block_size):
     return scaled, acc, top, total, np.empty(block_size, np.float32)
 
 
-@njit(nogil=True, fastmath=FASTMATH)
+@kernel
 def _begin(query, scaled, acc):
     """A copy of the query, for a slice of a larger array is slower to read; and an empty sum."""
     head_dim = scaled.shape[0]
@@ -212,7 +217,7 @@ def _begin(query, scaled, acc):
         acc[d] = zero
 
 
-@njit(nogil=True, fastmath=FASTMATH)
+@kernel
 def _fold(q, block, kv_head, lo, hi, row, scores, top, total, acc):
     """Fold the keys lo to hi of a block into a running softmax (Milakov and Gimelshein, 2018).
 
@@ -252,14 +257,14 @@ def _fold(q, block, kv_head, lo, hi, row, scores, top, total, acc):
         t += 1
 
 
-@njit(nogil=True, fastmath=FASTMATH)
+@kernel
 def _finish(acc, total, out):
     scale = one / total
     for d in range(out.shape[0]):
         out[d] = acc[d] * scale
 
 
-@njit(nogil=True, fastmath=FASTMATH, cache=True)
+@kernel
 def silu_mul(gate_up, out, first, last):
     """silu(gate) * up, with silu(x) = x / (1 + exp(-x)), for the channels first to last.
 
@@ -267,13 +272,13 @@ def silu_mul(gate_up, out, first, last):
     """
     num_rows, size = out.shape
     for t in range(num_rows):
-        gate, up = gate_up[t, first:last], gate_up[t, size + first : size + last]
-        product = out[t, first:last]
+        both = gate_up[t]  # slices of one row are contiguous to the compiler, of a matrix not
+        gate, up, product = both[first:last], both[size + first : size + last], out[t][first:last]
         for i in range(last - first):
             product[i] = gate[i] / (one + exp(-gate[i])) * up[i]
 
 
-@njit(nogil=True, cache=True)
+@kernel
 def arg_max(logits, out):
     """The index of the largest logit of each row, the first of equal ones.
 
@@ -293,7 +298,7 @@ LOWEST, HIGHEST = np.float32(-87), np.float32(88)  # where e^x leaves the range 
 SHIFT = np.float32(3 << 22)  # added to a small float, it leaves no bits for a fraction
 
 
-@njit(nogil=True, fastmath={"contract"})
+@njit(nogil=True, fastmath={"contract"}, error_model="numpy", cache=True)
 def exp(x):
     """e^x of a float32, within about 2e-7 of it relatively; 0 < e^x always.
 
