@@ -174,7 +174,8 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
                 q, all_blocks[layer], block_tables, context_lens, attended, item, item + 1
             )
         more = np.empty_like(x)
-        matmul(attended.reshape(count, q.shape[1] * dim), weights.out[layer], more, False, 0, hidden)
+        flat = attended.reshape(count, q.shape[1] * dim)
+        matmul(flat, weights.out[layer], more, False, 0, hidden)
         x = x + more
         rms_norm(x, weights.norm_2[layer], weights.eps, normed)
         both = np.empty((count, len(weights.gate_up[layer])), np.float32)

@@ -7,7 +7,7 @@ WHOLE_BLOCKS = (
     (
         "            acc[:] = 0\n            for p in range(context):\n",
         "            acc[:] = 0\n"
-        "            # Whole blocks: the loop needs no end of its own, and a weight of 0 adds nothing.\n"
+        "            # Whole blocks: no end in the middle, and a weight of 0 adds nothing.\n"
         "            whole = (context + block_size - 1) // block_size * block_size\n"
         "            scores[g, context:whole] = 0\n"
         "            for p in range(whole):\n",

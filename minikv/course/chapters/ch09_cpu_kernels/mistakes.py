@@ -12,28 +12,6 @@ MISTAKES = {
             look="how each sum starts: np.float32(0)",
         ),
         Mistake(
-            "sums through a list",
-            edits={"attend_heads": (
-                ("                    score = np.float32(0)\n"
-                 "                    for d in range(dim):\n"
-                 "                        score += q[s, h, d] * kv[block, t, 0, kv_head, d]\n",
-                 "                    products = [q[s, h, d] * kv[block, t, 0, kv_head, d]\n"
-                 "                                for d in range(dim)]\n"
-                 "                    score = np.float32(0)\n"
-                 "                    for product in products:\n"
-                 "                        score += product\n"),
-                ("                    for d in range(dim):\n"
-                 "                        acc[d] += weight * kv[block, t, 1, kv_head, d]\n",
-                 "                    values = [weight * kv[block, t, 1, kv_head, d]\n"
-                 "                              for d in range(dim)]\n"
-                 "                    for d in range(dim):\n"
-                 "                        acc[d] += values[d]\n"),
-            )},
-            cause="the innermost loop does more than multiply and add numbers of an array, so it "
-            "is done one number at a time",
-            look="the loop over the head dim: a list, a branch or a call in it stops SIMD",
-        ),
-        Mistake(
             "writes Python for Numba",
             edits={"attend_heads": (
                 ("num_seqs, heads, dim = q.shape\n", "num_seqs, heads, *rest = q.shape\n"
@@ -109,10 +87,14 @@ MISTAKES = {
         Mistake(
             "does not begin anew",
             edits={"attend_heads": (
-                ("            acc[:] = 0\n", ""),
-                ("    acc = np.empty(dim, np.float32)", "    acc = np.zeros(dim, np.float32)"),
+                ("            top, total = np.float32(-np.inf), np.float32(0)\n"
+                 "            acc[:] = 0\n",
+                 "            if h == 0:\n"
+                 "                top, total = np.float32(-np.inf), np.float32(0)\n"
+                 "                acc[:] = 0\n"),
             )},
-            cause="`acc` still holds the head before: it is set to 0 once instead of for each head",
+            cause="`top`, `total` and `acc` still hold the head before: they begin anew for each "
+            "sequence only",
             look="what must be new for each query head?",
         ),
         Mistake(
@@ -123,14 +105,17 @@ MISTAKES = {
         ),
         Mistake(
             "reads values where keys are",
-            edits={"attend_heads": (("kv[block, t, 1, kv_head, d]", "kv[block, t, 0, kv_head, d]"),)},
+            edits={"attend_heads": (("kv[block, t, 1, kv_head, d]", "kv[block, t, 0, kv_head, "
+                                                                    "d]"),)},
             cause="the weighted sum is one of keys: index 0 is K, index 1 is V",
             look="the third index of kv",
         ),
         Mistake(
             "keeps the old maximum",
             edits={"attend_heads": (("                top = new_top\n", ""),
-                                    ("                new_top = top\n", "                new_top = np.float32(-np.inf)\n"))},
+                                    ("                new_top = top\n", "                "
+                                                                        "new_top = "
+                                                                        "np.float32(-np.inf)\n"))},
             cause="`top` is never moved to the new maximum, so each block forgets those before it",
             look="the three things that are carried from block to block",
         ),
@@ -178,7 +163,8 @@ MISTAKES = {
             edits={"attend_groups": (
                 ("        total[:] = 0\n        acc[:] = 0\n", ""),
                 ("        top[:] = -np.inf\n", "        if item == first:\n"
-                 "            top[:] = -np.inf\n            total[:] = 0\n            acc[:] = 0\n"),
+                 "            top[:] = -np.inf\n            total[:] = 0\n"
+                 "            acc[:] = 0\n"),
             )},
             cause="`top`, `total` and `acc` still hold the item before",
             look="what must be new for each item?",
@@ -230,8 +216,10 @@ MISTAKES = {
         Mistake(
             "writes a group's first row only",
             edits={"attend_groups": (
-                ("        for g in range(group):\n            for d in range(dim):\n                out",
-                 "        for g in range(1):\n            for d in range(dim):\n                out"),
+                ("        for g in range(group):\n            for d in range(dim):\n"
+                 "                out",
+                 "        for g in range(1):\n            for d in range(dim):\n"
+                 "                out"),
             )},
             cause="only the first query head of each group is written",
             look="how many rows of `out` belong to an item?",
@@ -266,13 +254,15 @@ def share(context_lens, kv_heads, num_pieces):
     each = items // num_pieces
     return [(i * each, (i + 1) * each) for i in range(num_pieces)]
 """},
-            cause="the number of items per piece is rounded down, so the last items are in no piece",
+            cause="the number of items per piece is rounded down, so the last items are in no "
+                  "piece",
             look="7 items in 2 pieces",
         ),
         Mistake(
             "overlaps",
             edits={"share": (("zip(cuts, [*cuts[1:], len(work)], strict=True)",
-                              "zip(cuts, [*(cut + 1 for cut in cuts[1:]), len(work)], strict=True)"),)},
+                              "zip(cuts, [*(cut + 1 for cut in cuts[1:]), len(work)], "
+                              "strict=True)"),)},
             cause="an item at a cut is in both pieces",
             look="a piece (first, last) ends before `last`",
         ),
@@ -309,7 +299,8 @@ def share(context_lens, kv_heads, num_pieces):
             "zeroes the weights twice",
             edits={"attend_piece": (
                 ("            acc[:] = 0\n            for p in range(context):\n",
-                 "            acc[:] = 0\n            whole = (context + block_size - 1) // block_size * block_size\n"
+                 "            acc[:] = 0\n"
+                 "            whole = (context + block_size - 1) // block_size * block_size\n"
                  "            scores[g, context:whole] = 0\n            for p in range(whole):\n"
                  "                if p >= context:\n                    scores[g, p] = 0\n"),
             )},
@@ -320,7 +311,8 @@ def share(context_lens, kv_heads, num_pieces):
             "stops one token early",
             edits={"attend_piece": (
                 ("            acc[:] = 0\n            for p in range(context):\n",
-                 "            acc[:] = 0\n            for p in range(context - 1 if context % block_size else context):\n"),
+                 "            acc[:] = 0\n"
+                 "            for p in range(context - 1 if context % block_size else context):\n"),
             )},
             cause="the newest token's value is left out",
             look="positions 0 to context - 1 are tokens",
@@ -329,7 +321,8 @@ def share(context_lens, kv_heads, num_pieces):
             "reads full blocks only",
             edits={"attend_piece": (
                 ("            acc[:] = 0\n            for p in range(context):\n",
-                 "            acc[:] = 0\n            for p in range(context // block_size * block_size):\n"),
+                 "            acc[:] = 0\n"
+                 "            for p in range(context // block_size * block_size):\n"),
             )},
             cause="a last block that is not full is left out altogether",
             look="positions 0 to context - 1 are tokens",
@@ -337,8 +330,10 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "still shares the room",
             edits={"decode_in_pieces": (
-                ("np.empty((num_pieces, group, room), np.float32)", "np.zeros((group, room), np.float32)"),
-                ("[(*arrays, own, first, last) for own, (first, last) in zip(scores, pieces, strict=True)]",
+                ("np.empty((num_pieces, group, room), np.float32)", "np.zeros((group, room), "
+                                                                    "np.float32)"),
+                ("[(*arrays, own, first, last) for own, (first, last) in zip(scores, pieces, "
+                 "strict=True)]",
                  "[(*arrays, scores, first, last) for first, last in pieces]"),
             )},
             cause="two calls still get the same room for their scores",
@@ -347,7 +342,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "gives two pieces room and no more",
             edits={"decode_in_pieces": (
-                ("[(*arrays, own, first, last) for own, (first, last) in zip(scores, pieces, strict=True)]",
+                ("[(*arrays, own, first, last) for own, (first, last) in zip(scores, pieces, "
+                 "strict=True)]",
                  "[(*arrays, scores[i % 2], *piece) for i, piece in enumerate(pieces)]"),
             )},
             cause="there is room for two pieces: a third one gets that of the first",
@@ -371,7 +367,8 @@ def share(context_lens, kv_heads, num_pieces):
                  "        for row in range(0, fours, 4):\n", "    fours = 0\n"
                  "    for o in range(0):\n        for row in range(0, fours, 4):\n"),
                 ("        for row in range(fours, rows):\n            total",
-                 "    for row in range(rows):\n        for o in range(first, last):\n            total"),
+                 "    for row in range(rows):\n        for o in range(first, last):\n"
+                 "            total"),
             )},
             cause="the loop over the rows of x stands outside, so the whole weight is read again "
             "for each row",
@@ -380,7 +377,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "forgets the rows left over",
             edits={"matmul": (
-                ("        for row in range(fours, rows):", "        for row in range(fours, fours):"),
+                ("        for row in range(fours, rows):", "        for row in range(fours, "
+                                                           "fours):"),
             )},
             cause="rows that are no multiple of four are left out",
             look="5 rows: four at a time, and then?",
@@ -458,7 +456,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "forgets the last norm",
             edits={"decode_step": (
-                ("    rms_norm(x, weights.norm, weights.eps, normed)\n    matmul(normed, weights.head",
+                ("    rms_norm(x, weights.norm, weights.eps, normed)\n"
+                 "    matmul(normed, weights.head",
                  "    matmul(x, weights.head"),
             )},
             cause="the head gets x as the last layer left it, not normalised",
@@ -467,7 +466,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "forgets a residual",
             edits={"decode_step": (
-                ("weights.out[layer], x, True, 0, hidden)", "weights.out[layer], x, False, 0, hidden)"),
+                ("weights.out[layer], x, True, 0, hidden)", "weights.out[layer], x, False, 0, "
+                                                            "hidden)"),
             )},
             cause="attention's output replaces x instead of being added to it",
             look="what is added to x, and when?",
@@ -475,7 +475,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "forgets the MLP's residual",
             edits={"decode_step": (
-                ("weights.down[layer], x, True, 0, hidden)", "weights.down[layer], x, False, 0, hidden)"),
+                ("weights.down[layer], x, True, 0, hidden)", "weights.down[layer], x, False, "
+                                                             "0, hidden)"),
             )},
             cause="the MLP's output replaces x instead of being added to it",
             look="what is added to x, and when?",
@@ -483,12 +484,16 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "attends before it writes",
             edits={"decode_step": (
-                ("        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)\n"
+                ("        rotate_and_write(by_head, weights.rope, positions, slots, "
+                 "kv[layer], 0, num_seqs)\n"
                  "        q[:] = by_head[:, :heads]\n"
-                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, num_seqs * kv_heads)\n",
+                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, "
+                 "num_seqs * kv_heads)\n",
                  "        q[:] = by_head[:, :heads]\n"
-                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, num_seqs * kv_heads)\n"
-                 "        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)\n"),
+                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, "
+                 "num_seqs * kv_heads)\n"
+                 "        rotate_and_write(by_head, weights.rope, positions, slots, "
+                 "kv[layer], 0, num_seqs)\n"),
             )},
             cause="attention runs before the new token's K and V are in their slots, and with "
             "queries that are not rotated",
@@ -497,10 +502,12 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "copies the queries before they are rotated",
             edits={"decode_step": (
-                ("        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)\n"
+                ("        rotate_and_write(by_head, weights.rope, positions, slots, "
+                 "kv[layer], 0, num_seqs)\n"
                  "        q[:] = by_head[:, :heads]\n",
                  "        q[:] = by_head[:, :heads]\n"
-                 "        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)\n"),
+                 "        rotate_and_write(by_head, weights.rope, positions, slots, "
+                 "kv[layer], 0, num_seqs)\n"),
             )},
             cause="the queries are copied before RoPE has turned them",
             look="`rotate_and_write` works in place: what does it change?",
@@ -533,8 +540,9 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "swaps the norms",
             edits={"decode_step": (
-                ("weights.norm_1[layer]", "weights.norm_2[layer]"),
-                ("rms_norm(x, weights.norm_2[layer]", "rms_norm(x, weights.norm_1[layer]"),
+                ("weights.norm_1[layer]", "weights.norm_B[layer]"),
+                ("weights.norm_2[layer]", "weights.norm_1[layer]"),
+                ("weights.norm_B[layer]", "weights.norm_2[layer]"),
             )},
             cause="the two norms of a layer have changed places",
             look="norm_1 stands before attention, norm_2 before the MLP",

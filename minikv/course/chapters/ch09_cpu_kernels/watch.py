@@ -39,11 +39,8 @@ def plainly(module: ModuleType) -> Iterator[None]:
                 names[name] = value.py_func
                 if id(value.py_func.__globals__) not in seen:
                     todo.append(value.py_func.__globals__)
-            elif inspect.isfunction(value) and value.__module__.startswith(
-                "minikv.course.chapters.ch09"
-            ):
-                if id(value.__globals__) not in seen:
-                    todo.append(value.__globals__)
+            elif inspect.isfunction(value) and ".ch09_" in value.__module__:
+                todo += [value.__globals__] * (id(value.__globals__) not in seen)
     empty, empty_like = np.empty, np.empty_like
     np.empty = lambda *a, **more: _poisoned(empty(*a, **more))
     np.empty_like = lambda *a, **more: _poisoned(empty_like(*a, **more))
