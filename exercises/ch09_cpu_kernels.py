@@ -131,7 +131,7 @@ def attend_piece(q, kv, block_tables, context_lens, out, scores, first, last):
                 scores[g, p] = math.exp(scores[g, p] - top)
                 total += scores[g, p]
             acc[:] = 0
-            # Whole blocks: the loop needs no end of its own, and a weight of 0 adds nothing.
+            # Whole blocks: no end in the middle, and a weight of 0 adds nothing.
             whole = (context + block_size - 1) // block_size * block_size
             scores[g, context:whole] = 0
             for p in range(whole):

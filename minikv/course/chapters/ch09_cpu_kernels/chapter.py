@@ -144,7 +144,7 @@ counts fetches, which do not depend on the machine.
 and read whatever they like. So any set of items may be computed at any time, in any order, on any
 thread, and no result changes in a single bit: each item adds in its own order.
 
-The engine's own `attend_decode` (minikv/cpu/kernels.py) has the same loops, and besides them sliding
+The engine's own `attend_decode` (minikv/cpu/kernels.py) has these loops, and besides them sliding
 windows, four values added in one pass, and an `exp` written as arithmetic, because the library's
 takes one number at a time.""",
         ),
@@ -235,8 +235,8 @@ write. The notebook measures it.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="Most of a decode step's bytes are weights. Read once for 8 sequences they cost "
-            "an eighth of what they cost read for each.",
+            matters="Most of a decode step's bytes are weights. Read once for 8 sequences, they "
+            "cost an eighth of what they cost read for each.",
             hints=(
                 "Three loops: outputs, rows of x, inputs. In which order does a row of the weight "
                 "stay in the cache until nobody needs it any more?",

@@ -537,8 +537,9 @@ class Step:
         )  # fmt: skip
         _, kv, tables, lens = case.arguments
         kv = np.stack([kv + layer for layer in range(layers)])
-        slots = np.array([tables[row, (n - 1) // self.block_size] * self.block_size
-                          + (n - 1) % self.block_size for row, n in enumerate(self.lens)])  # fmt: skip
+        size = self.block_size
+        newest = [(row, n - 1) for row, n in enumerate(self.lens)]
+        slots = np.array([tables[row, p // size] * size + p % size for row, p in newest])
         kv = kv.reshape(layers, -1, 2, self.kv_heads, self.dim)
         kv[:, slots] = np.nan  # the newest tokens' K and V are not there yet
         token_ids = draw.integers(0, 9, len(lens))
@@ -564,9 +565,10 @@ def steps(mine, case: Step, log: Log) -> None:
     slots = inputs[4]
     others = np.ones(kv.shape[1], bool)
     others[slots] = False
-    same = [np.array_equal(one, other, equal_nan=True)
-            for one, other in zip([*copies, kv[:, others]],
-                                  [*inputs, case.arguments[-1][:, others]], strict=True)]  # fmt: skip
+    now, before = [*copies, kv[:, others]], [*inputs, case.arguments[-1][:, others]]
+    same = [
+        np.array_equal(one, other, equal_nan=True) for one, other in zip(now, before, strict=True)
+    ]
     log("", {
         "logits": tensor(logits),
         "K of the new tokens, by layer,": tensor(kv[:, slots, 0]),
