@@ -276,8 +276,8 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
 
     token_ids, positions, context_lens, slots (S,) int64: the newest token of each sequence, its
     position, the tokens it attends to (itself included), and the slot for its K and V.
-    `weights` is a `Weights`, whose docstring has the shapes. kv (L, num_slots, 2, K, D): the slots
-    of all layers. block_tables (S, B). logits (S, vocab).
+    `weights` is a `Weights`, whose docstring has the shapes. kv (N, num_slots, 2, K, D): the slots
+    of all N layers. block_tables (S, B). logits (S, vocab).
 
     Writes all of `logits`, and in every layer the new tokens' K and V. In each layer: normalise,
     project to q, k and v, rotate and write, attend, project and add to x; normalise, project to

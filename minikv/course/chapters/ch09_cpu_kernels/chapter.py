@@ -283,12 +283,12 @@ weights.""",
                 "file. `minikv/model.py` says in which order: `project`, then attention, then "
                 "`mix`. What is added to x, and when?",
                 "All arrays that a layer fills can be allocated once, before the loop. The cache "
-                "comes as slots: (L, num_slots, 2, K, D). `rotate_and_write` wants those of one "
+                "comes as slots: (N, num_slots, 2, K, D). `rotate_and_write` wants those of one "
                 "layer; `attend_groups` wants them as blocks, which is a reshape. The queries "
                 "stand in front in what was projected. And what must lie in the cache before "
                 "attention reads it?",
                 """x[s] = embedding[token_ids[s]]
-for layer in range(L):
+for layer in range(N):
     rms_norm(x, norm_1[layer]) -> normed;  matmul(normed, qkv[layer]) -> qkv
     by_head = qkv.reshape(S, H + 2 * K, D)
     rotate_and_write(by_head, rope, positions, slots, kv[layer], 0, S)

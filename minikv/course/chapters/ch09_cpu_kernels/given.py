@@ -19,18 +19,18 @@ compiled = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
 class Weights(NamedTuple):
-    """A model's weights as arrays, one for all L layers of a kind. float32, but for the last.
+    """A model's weights as arrays, one for all N layers of a kind. float32, but for the last.
 
     H query heads, K KV heads, D head dim; rope is cos and sin by position.
     """
 
     embedding: np.ndarray  # (vocab, hidden)
-    norm_1: np.ndarray  # (L, hidden)
-    qkv: np.ndarray  # (L, (H + 2 K) * D, hidden)
-    out: np.ndarray  # (L, hidden, H * D)
-    norm_2: np.ndarray  # (L, hidden)
-    gate_up: np.ndarray  # (L, 2 * inner, hidden)
-    down: np.ndarray  # (L, hidden, inner)
+    norm_1: np.ndarray  # (N, hidden)
+    qkv: np.ndarray  # (N, (H + 2 K) * D, hidden)
+    out: np.ndarray  # (N, hidden, H * D)
+    norm_2: np.ndarray  # (N, hidden)
+    gate_up: np.ndarray  # (N, 2 * inner, hidden)
+    down: np.ndarray  # (N, hidden, inner)
     norm: np.ndarray  # (hidden,)
     head: np.ndarray  # (vocab, hidden)
     rope: np.ndarray  # (positions, 2, D)

@@ -18,7 +18,7 @@ from minikv.course.chapters.ch09_cpu_kernels.given import weights_of
 from minikv.course.measure.timing import no_gc
 from minikv.model import Attend
 
-PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, 32, 16
+PROMPT_TOKENS, NEW_TOKENS, BLOCK_SIZE = 64, 24, 16
 
 
 class KernelAttention(TorchAttention):

@@ -1,4 +1,4 @@
-"""What this CPU can do, on one thread: reading, multiplying, and what two threads cost each other."""
+"""What this CPU can do: reading and multiplying on one thread, and what two threads cost."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -79,7 +79,7 @@ def walk(
 def walks_picture(walks: Seq[Walk]) -> style.Picture:
     """A row for each thread, a column for each fetch; the number is the block's id."""
     rows = sum(len(walk.threads) for walk in walks)
-    figure, axes = canvas(0.35 + 0.32 * len(walks) + 0.34 * rows + 0.45)
+    figure, axes = canvas(0.35 + 0.32 * len(walks) + 0.34 * rows + 0.5)
     last = max(walk.last for walk in walks)
     left, wide = 0.95, (style.WIDTH - 1.05) / last
     y = 0.1
@@ -102,6 +102,15 @@ def walks_picture(walks: Seq[Walk]) -> style.Picture:
               color=style.FAINT)  # fmt: skip
     axes.text(style.WIDTH - 0.1, y + 0.26, "plain: KV head 0 · hatched: KV head 1", fontsize=8.5,
               va="center", ha="right", color=style.FAINT)  # fmt: skip
+    blocks: dict[int, dict[int, None]] = {}
+    for read in walks[0].threads[0]:
+        blocks.setdefault(read.sequence, {})[read.block] = None
+    for place, (row, held) in enumerate(sorted(blocks.items())):
+        x = left + place * (style.WIDTH - left) / len(blocks)
+        _draw_read(axes, x, y + 0.42, 0.24, Read(0, 0, row), style.letter(row), 0.22)
+        axes.text(x + 0.3, y + 0.53, f"sequence {style.letter(row)}: blocks "
+                  f"{', '.join(map(str, held))}", fontsize=8.5, va="center",
+                  color=style.INK)  # fmt: skip
     told = "; ".join(
         f"{one.way}: {len(one.threads)} thread{'s' * (len(one.threads) > 1)}, "
         f"{sum(map(len, one.threads))} fetches, the longest row {one.last}"
@@ -159,15 +168,17 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
             for head in range(one.kv_heads):
                 key, top = (block, head), y + 0.37 + 0.25 * head
                 shade = style.color(owner[block]) if block in owner else None
-                face = "none" if shade is None else style.tint(shade, 0.85 if key in now else
-                                                               0.3 if key in before else 0.0)  # fmt: skip
+                strength = 0.85 if key in now else 0.3 if key in before else 0.0
+                face = "none" if shade is None else style.tint(shade, strength)
                 axes.add_patch(
                     Rectangle((x, top), size * 0.92, 0.23, facecolor=face,
                               edgecolor=style.INK if key in now else style.FAINT,
                               linewidth=2 if key in now else 0.6)
                 )  # fmt: skip
                 count = before.get(key, 0)
-                text = f"t{now[key][0]}" if key in now else f"{count}×" if count else ""
+                name = style.letter(owner[block]) if block in owner else ""
+                text = f"{name} {count}×" if count else ""
+                text = f"{name} t{now[key][0]}" if key in now else text
                 ink = style.ink_on(shade) if key in now else style.INK
                 axes.text(x + size * 0.46, top + 0.115, text, fontsize=7.5, ha="center",
                           va="center", color=ink)  # fmt: skip
@@ -180,7 +191,7 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
 def rates_picture(sizes: Seq[int], rates: Seq[float], stages: dict[str, int]) -> style.Picture:
     """Bytes per second by how much is read again and again; the caches' sizes as lines."""
     best, last = max(rates) / 1e9, rates[-1] / 1e9
-    title = f"Reading: up to {best:,.0f} GB/s from a cache, {last:,.0f} GB/s from memory"
+    title = f"Reading: up to {best:,.0f} GB/s from a cache, {last:,.0f} GB/s of {_size(sizes[-1])}"
     figure, axes = style.new_axes(title, "bytes read, over and over", "GB/s", height=3.2)
     axes.plot(sizes, [rate / 1e9 for rate in rates], "o-", color=style.PALETTE[0], markersize=5)
     axes.set(xscale="log", ylim=(0, 1.15 * best))

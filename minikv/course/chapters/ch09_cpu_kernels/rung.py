@@ -21,7 +21,11 @@ def why_not(lm: LanguageModel) -> str:
     """They are for float32 on a CPU, and need Numba."""
     if importlib.util.find_spec("numba") is None:
         return "no Numba: not measured"
-    return "" if lm.device.type == "cpu" and lm.dtype == torch.float32 else "not float32 on a CPU: not measured"
+    return (
+        ""
+        if lm.device.type == "cpu" and lm.dtype == torch.float32
+        else "not float32 on a CPU: not measured"
+    )
 
 
 RUNS = {f"{TOGETHER} requests, compiled for the CPU": run_compiled}
