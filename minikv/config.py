@@ -29,9 +29,10 @@ class EngineConfig:
     min_prefix_tokens: a shorter hit is not used.
     preemption: what happens to a victim's K and V: "recompute" them later, or "swap"
         them to `swap_blocks` blocks of host memory.
-    attention: the backend. "torch" runs on every device; "triton" on CUDA, and in Triton's
-        interpreter, which is slow and for learning. A backend of your own is an argument of
-        Engine.
+    attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
+        by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
+        runs in Triton's interpreter, which is slow and for learning. A backend of your own is
+        an argument of Engine.
     """
 
     num_blocks: int = 512
@@ -42,14 +43,14 @@ class EngineConfig:
     min_prefix_tokens: int = 16
     preemption: str = "recompute"
     swap_blocks: int = 0
-    attention: str = "torch"
+    attention: str = "auto"
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         require_bool("prefix_cache", self.prefix_cache)
         require_one_of("preemption", self.preemption, ("recompute", "swap"))
-        require_one_of("attention", self.attention, ("torch", "triton"))
+        require_one_of("attention", self.attention, ("auto", "cpu", "torch", "triton"))
         if self.max_batch_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "

@@ -40,8 +40,7 @@ class Runner:
         self.sampler = sampler
         self.max_batch_tokens = config.max_batch_tokens
         self.store = KVStore(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
-        host = torch.device("cpu")
-        self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, host, lm.dtype)
+        self.host_store = KVStore(lm.config, config.swap_blocks, config.block_size, "cpu", lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(
@@ -85,7 +84,8 @@ class Runner:
 
     def compute(self, batch: Batch) -> torch.Tensor:
         """Logits after the last token of each sequence in the batch: (S, vocab_size)."""
-        return self.transformer.logits(self.hidden(batch))
+        logits = self.attention.compute(self.transformer, batch)
+        return self.transformer.logits(self.hidden(batch)) if logits is None else logits
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """What the logits are computed from: (S, hidden_size)."""

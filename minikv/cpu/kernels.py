@@ -10,20 +10,13 @@ G = H / K query heads per KV head, D the head dim, N and I and O any number of c
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-# What the compiler may do to our arithmetic. A sum that is computed in 16 lanes has another order
-# than the one written here: without `reassoc` no loop that sums up becomes SIMD. `contract` turns
-# x y + z into one operation. The rest of `fastmath=True` says that NaN and infinity never occur:
-# a NaN in a slot that nobody owns would then be anything, even invisible.
-FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
-
-# `error_model`: x / 0 is infinity or NaN as in NumPy. Python's ZeroDivisionError would need a
-# branch at every division, and a loop with such a branch is not SIMD either. `cache`: the machine
-# code is kept on disk, so that the next process does not compile again.
-kernel = njit(nogil=True, fastmath=FASTMATH, error_model="numpy", cache=True)
+from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
+from minikv.cpu.compiler import keep, kernel
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
 
@@ -124,6 +117,20 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
             for i in range(head_dim):
                 k_slot[i] = k[i]
                 v_slot[i] = v[i]
+
+
+@kernel
+def write_cache(k, v, slots, kv):
+    """Write keys and values, k and v (T, K, D), into their slots (T,).
+
+    kv (num_slots, 2, K, D) of one layer.
+    """
+    num_tokens, kv_heads, head_dim = k.shape
+    for t in range(num_tokens):
+        for head in range(kv_heads):
+            for i in range(head_dim):
+                kv[slots[t], 0, head, i] = k[t, head, i]
+                kv[slots[t], 1, head, i] = v[t, head, i]
 
 
 @kernel
@@ -272,8 +279,8 @@ def silu_mul(gate_up, out, first, last):
     """
     num_rows, size = out.shape
     for t in range(num_rows):
-        both = gate_up[t]  # slices of one row are contiguous to the compiler, of a matrix not
-        gate, up, product = both[first:last], both[size + first : size + last], out[t][first:last]
+        gate, up = gate_up[t, first:last], gate_up[t, size + first : size + last]
+        product = out[t, first:last]
         for i in range(last - first):
             product[i] = gate[i] / (one + exp(-gate[i])) * up[i]
 
@@ -298,7 +305,8 @@ LOWEST, HIGHEST = np.float32(-87), np.float32(88)  # where e^x leaves the range 
 SHIFT = np.float32(3 << 22)  # added to a small float, it leaves no bits for a fraction
 
 
-@njit(nogil=True, fastmath={"contract"}, error_model="numpy", cache=True)
+@keep
+@njit(nogil=True, fastmath={"contract"}, error_model="numpy")
 def exp(x):
     """e^x of a float32, within about 2e-7 of it relatively; 0 < e^x always.
 
@@ -318,3 +326,206 @@ def exp(x):
     p = p * r + one
     p = p * r + one
     return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
+
+
+# ── A whole step ──────────────────────────────────────────────────────────────
+
+
+class Weights(NamedTuple):
+    """Of a transformer with L layers, one array for all layers. A bias or a norm that the model
+    does not have is an array without rows: (0, …)."""
+
+    embedding: np.ndarray  # (V, hidden)
+    norm_1: np.ndarray  # (L, hidden)
+    qkv: np.ndarray  # (L, (H + 2 K) * D, hidden)
+    qkv_bias: np.ndarray  # (L or 0, (H + 2 K) * D)
+    q_norm: np.ndarray  # (L or 0, D)
+    k_norm: np.ndarray
+    out: np.ndarray  # (L, hidden, H * D)
+    out_bias: np.ndarray  # (L or 0, hidden)
+    norm_2: np.ndarray  # (L, hidden)
+    gate_up: np.ndarray  # (L, 2 * intermediate, hidden)
+    gate_up_bias: np.ndarray  # (L or 0, 2 * intermediate)
+    down: np.ndarray  # (L, hidden, intermediate)
+    down_bias: np.ndarray  # (L or 0, hidden)
+    norm: np.ndarray  # (hidden,)
+    head: np.ndarray  # (V, hidden)
+    rope: np.ndarray  # (P, 2, D)
+    windows: np.ndarray  # (L,), 0 for none
+    eps: np.float32
+
+
+class Buffers(NamedTuple):
+    """What a step reads and writes: at most T tokens of S sequences. The arrays stay where they
+    are, so a thread that helps knows them from the step before. `heads`, `heads_out` and
+    `kv_slots` are other views of `qkv`, `attended` and `kv`."""
+
+    token_ids: np.ndarray  # (T,)
+    positions: np.ndarray  # (T,)
+    slots: np.ndarray  # (T,)
+    query_start: np.ndarray  # (S + 1,)
+    context_lens: np.ndarray  # (S,)
+    block_tables: np.ndarray  # (S, B)
+    kv: np.ndarray  # (L, num_blocks, block_size, 2, K, D)
+    kv_slots: np.ndarray  # (L, num_slots, 2, K, D)
+    x: np.ndarray  # (T, hidden)
+    normed: np.ndarray  # (T, hidden)
+    qkv: np.ndarray  # (T, (H + 2 K) * D)
+    heads: np.ndarray  # (T, H + 2 K, D)
+    attended: np.ndarray  # (T, H * D)
+    heads_out: np.ndarray  # (T, H, D)
+    gate_up: np.ndarray  # (T, 2 * intermediate)
+    product: np.ndarray  # (T, intermediate)
+    logits: np.ndarray  # (S, V)
+    shared: np.ndarray  # (NUM_SHARED,): what threads tell each other
+
+
+# A step is a row of phases: five per layer, and the head. Each is cut into chunks, which threads
+# take one by one until none is left. The thread that leads opens a phase when the one before is
+# done. Those that help come and go: one that the system has set aside is missed only while it
+# holds a chunk.
+QKV, ATTEND, OUT, GATE_UP, DOWN = 0, 1, 2, 3, 4
+PHASES = 5
+
+# Places in `shared`. Those that are written often lie on cache lines of their own.
+OPEN = 0  # the open phase: its number << 32 | how many chunks << 16 | the next one to take
+DONE = 16  # how many of its chunks are done
+HELPERS = 32  # threads that help
+PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
+NUM_SHARED = 64
+
+
+@kernel
+def run_step(weights, buffers, num_chunks, patience):
+    """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16); or, if
+    that is 0, help with the steps of the thread that leads: take chunks of whatever phase is open,
+    until none has been opened for `patience` turns of a loop.
+
+    Returns the longest wait for a chunk that another thread had taken, in turns of a loop.
+    """
+    shared = buffers.shared
+    leads = num_chunks > 0
+    if not leads:
+        atomic_add(shared, HELPERS, 1)
+    number = atomic_load(shared, OPEN) >> 32
+    part, waited, longest = np.int64(0), np.int64(0), np.int64(0)
+    while waited < patience:
+        if leads:
+            if part > PHASES * len(weights.norm_1):
+                return longest
+            _prepare(weights, buffers, part)
+            shared[PART], shared[DONE] = part, 0
+            number, part = number + 1, part + 1
+            atomic_store(shared, OPEN, number << 32 | num_chunks << 16)
+        while True:
+            word = atomic_load(shared, OPEN)
+            chunk, count = word & 0xFFFF, word >> 16 & 0xFFFF
+            if word >> 32 != number or chunk == count:
+                break
+            if atomic_swap(shared, OPEN, word, word + 1):  # else another thread was faster
+                _compute(weights, buffers, shared[PART], chunk, count)
+                atomic_add(shared, DONE, 1)
+        waited = 0
+        if leads:
+            while atomic_load(shared, DONE) < num_chunks:
+                waited += 1
+            longest, waited = max(longest, waited), 0
+        else:
+            while waited < patience and atomic_load(shared, OPEN) >> 32 == number:
+                waited += 1
+            number = atomic_load(shared, OPEN) >> 32
+    atomic_add(shared, HELPERS, -1)
+    return longest
+
+
+@kernel
+def _prepare(w, b, part):
+    """What comes before a phase and is too little to be shared."""
+    num_tokens = b.shared[TOKENS]
+    layer, phase = part // PHASES, part % PHASES
+    x = b.x[:num_tokens]
+    if layer == len(w.norm_1):  # the head: the last token of each sequence
+        for row in range(b.shared[SEQS]):
+            token = b.query_start[row + 1] - 1
+            _copy(b.x[token : token + 1], b.normed[row : row + 1])
+        rms_norm(b.normed[: b.shared[SEQS]], w.norm, w.eps, b.normed)
+    elif phase == QKV:
+        if layer == 0:
+            for t in range(num_tokens):
+                token_id = b.token_ids[t]
+                _copy(w.embedding[token_id : token_id + 1], b.x[t : t + 1])
+        rms_norm(x, w.norm_1[layer], w.eps, b.normed)
+        _copy(w.qkv_bias[layer : layer + 1], b.qkv[:num_tokens])
+    elif phase == ATTEND:
+        if len(w.q_norm) > 0:
+            num_heads, num_keys = b.heads_out.shape[1], b.heads.shape[1] - b.kv.shape[4]
+            for t in range(num_tokens):
+                q, k = b.heads[t, :num_heads], b.heads[t, num_heads:num_keys]
+                rms_norm(q, w.q_norm[layer], w.eps, q)
+                rms_norm(k, w.k_norm[layer], w.eps, k)
+        rotate_and_write(b.heads, w.rope, b.positions, b.slots, b.kv_slots[layer], 0, num_tokens)
+    elif phase == OUT:
+        _add(w.out_bias[layer : layer + 1], x)
+    elif phase == DOWN:
+        _add(w.down_bias[layer : layer + 1], x)
+    else:
+        rms_norm(x, w.norm_2[layer], w.eps, b.normed)
+        _copy(w.gate_up_bias[layer : layer + 1], b.gate_up[:num_tokens])
+
+
+@kernel
+def _compute(w, b, part, chunk, num_chunks):
+    """One chunk of a phase."""
+    num_tokens, num_seqs = b.shared[TOKENS], b.shared[SEQS]
+    layer, phase = part // PHASES, part % PHASES
+    if phase == ATTEND:
+        first, last = _bounds(num_seqs * b.kv.shape[4], chunk, num_chunks, 1)
+        q, kv, tables, lens, out = b.heads, b.kv[layer], b.block_tables, b.context_lens, b.heads_out
+        if b.shared[DECODES] == num_seqs:
+            attend_decode(q, kv, tables, lens, w.windows[layer], out, first, last)
+        else:
+            starts = b.query_start
+            attend_prefill(q, kv, tables, lens, starts, w.windows[layer], out, first, last)
+        return
+    num_rows, size, add, times = num_tokens, b.x.shape[1], True, 1
+    if layer == len(w.norm_1):
+        x, weight, out, add = b.normed, w.head, b.logits, False
+        num_rows, size = num_seqs, len(w.head)
+    elif phase == QKV:
+        x, weight, out, add = b.normed, w.qkv[layer], b.qkv, len(w.qkv_bias) > 0
+        size = len(weight)
+    elif phase == OUT:
+        x, weight, out = b.attended, w.out[layer], b.x
+    elif phase == GATE_UP:
+        x, weight, out, add = b.normed, w.gate_up[layer], b.gate_up, len(w.gate_up_bias) > 0
+        size, times = len(weight) // 2, 2
+    else:
+        x, weight, out = b.product, w.down[layer], b.x
+    first, last = _bounds(size, chunk, num_chunks, 4)
+    for i in range(times):  # the same channels of gate, and of up
+        matmul(x[:num_rows], weight, out, add, i * size + first, i * size + last)
+    if phase == GATE_UP and layer < len(w.norm_1):
+        silu_mul(b.gate_up, b.product[:num_rows], first, last)
+
+
+@kernel
+def _bounds(size, chunk, num_chunks, multiple):
+    """Where a chunk of `size` begins and ends: at a multiple of `multiple`, but for the end."""
+    per_chunk = (size + num_chunks * multiple - 1) // (num_chunks * multiple) * multiple
+    return min(chunk * per_chunk, size), min((chunk + 1) * per_chunk, size)
+
+
+@kernel
+def _copy(source, target):
+    """Copy a row, (1, N), to every row of the target, (T, N). If it is (0, N), there is none."""
+    for t in range(len(target) * len(source)):
+        for i in range(target.shape[1]):
+            target[t, i] = source[0, i]
+
+
+@kernel
+def _add(source, target):
+    """Add a row, (1, N), to every row of the target, (T, N). If it is (0, N), there is none."""
+    for t in range(len(target) * len(source)):
+        for i in range(target.shape[1]):
+            target[t, i] += source[0, i]
