@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numba import njit
 
-from minikv.cpu.kernels import FASTMATH
-from minikv.fast import FastRMSNorm
+from minikv.cpu import step
+from minikv.cpu.compiler import FASTMATH
 from minikv.model import Transformer
 
 # As the engine's own kernels, but not kept on disk: your file changes all the time, and what is
@@ -39,29 +38,9 @@ class Weights(NamedTuple):
 
 
 def weights_of(transformer: Transformer, block_size: int) -> Weights:
-    """The weights of a Llama without biases, on a CPU in float32. It is a copy: PyTorch's faster
-    products keep theirs in a layout of their own."""
-
-    def plain(linear: Any) -> torch.Tensor:
-        return linear.weight.to_dense() if linear.weight.is_mkldnn else linear.weight
-
-    def norm(one: Any) -> torch.Tensor:
-        return one.weight / len(one.weight) ** 0.5 if isinstance(one, FastRMSNorm) else one.weight
-
-    def of_all(name: str, weight: Callable[[Any], torch.Tensor]) -> np.ndarray:
-        return torch.stack([weight(getattr(layer, name)) for layer in transformer.layers]).numpy()
-
-    return Weights(
-        embedding=transformer.embedding.numpy(),
-        norm_1=of_all("norm_1", norm), qkv=of_all("qkv", plain), out=of_all("out", plain),
-        norm_2=of_all("norm_2", norm), gate_up=of_all("gate_up", plain),
-        down=of_all("down", plain),
-        norm=norm(transformer.norm).numpy(),
-        head=plain(transformer.head).contiguous().numpy(),
-        rope=transformer.rope_table.numpy(),
-        eps=np.float32(transformer.config.rms_norm_eps),
-        block_size=block_size,
-    )  # fmt: skip
+    """The weights of a Llama without biases, as the engine's own step keeps them."""
+    kept = step.weights_of(transformer)
+    return Weights(*(getattr(kept, name) for name in Weights._fields[:-1]), block_size)
 
 
 @cache

@@ -7,6 +7,7 @@ speed(lm, step=decode_step)                 # the same with decode steps as one 
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,14 +72,15 @@ def step_by(engine: minikv.Engine, lm: minikv.LanguageModel, step: Callable) -> 
 
 
 def engine_by(
-    lm: minikv.LanguageModel, attention: MakeBackend | None = None, step: Callable | None = None,
-    **config,
-) -> minikv.Engine:  # fmt: skip
-    """An engine whose decodes are computed by a backend, or by a whole step; else by PyTorch."""
-    config = minikv.EngineConfig(
-        **{"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"} | config
-    )
-    engine = minikv.Engine(lm, config, attention=attention)
+    lm: minikv.LanguageModel,
+    backend: MakeBackend | None = None,
+    step: Callable | None = None,
+    **config: Any,
+) -> minikv.Engine:
+    """An engine whose decodes are computed by a backend, or by a whole step; else by PyTorch's
+    attention, or what `config` says."""
+    usual = {"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"}
+    engine = minikv.Engine(lm, minikv.EngineConfig(**usual | config), attention=backend)
     return engine if step is None else step_by(engine, lm, step)
 
 

@@ -19,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-from numba.core.caching import IndexDataCacheFile
 from numba.core.dispatcher import Dispatcher
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -273,14 +272,3 @@ def has_simd(code: str) -> bool:
 def widens(code: str) -> bool:
     """Whether a loop turns its float32 into float64 to add them up."""
     return bool(re.search(r"fpext <\d+ x float>", code))
-
-
-@contextmanager
-def unsaved() -> Iterator[None]:
-    """In here compiled code is not kept on disk: a check may not write outside its own folder."""
-    save = IndexDataCacheFile.save
-    IndexDataCacheFile.save = lambda *_: None
-    try:
-        yield
-    finally:
-        IndexDataCacheFile.save = save
