@@ -38,7 +38,7 @@ def attend_heads(q, kv, block_tables, context_lens, out):
 @compiled
 def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     size, heads = kv.shape[1], kv.shape[3]
-    group = q.shape[1] // heads
+    group = out.shape[1] // heads
     root = np.float32(math.sqrt(q.shape[2]))
     best, total = np.zeros(group, np.float32), np.zeros(group, np.float32)
     for item in range(first, last):
@@ -167,14 +167,14 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
         matmul(normed, weights.qkv[layer], qkv, True, 0, rows)
         qkv = qkv.reshape(count, rows // dim, dim)
         rotate_and_write(qkv, weights.rope, positions, slots, kv[layer], 0, count)
-        q = qkv[:, : rows // dim - 2 * kv_heads].copy()
-        attended = np.empty_like(q)
+        heads = rows // dim - 2 * kv_heads
+        attended = np.empty((count, heads, dim), np.float32)
         for item in range(count * kv_heads):
             attend_groups(
-                q, all_blocks[layer], block_tables, context_lens, attended, item, item + 1
+                qkv, all_blocks[layer], block_tables, context_lens, attended, item, item + 1
             )
         more = np.empty_like(x)
-        flat = attended.reshape(count, q.shape[1] * dim)
+        flat = attended.reshape(count, heads * dim)
         matmul(flat, weights.out[layer], more, False, 0, hidden)
         x = x + more
         rms_norm(x, weights.norm_2[layer], weights.eps, normed)

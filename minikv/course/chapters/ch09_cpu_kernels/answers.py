@@ -83,7 +83,8 @@ def decode(
 def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     """The same for a piece of the work, each block read once for all query heads of its group.
 
-    Shapes as in `attend_heads`, G = H // K query heads in a group. Item w of the work is KV head
+    Shapes as in `attend_heads`, but q may have more than H heads: its first H are the queries, and
+    out (S, H, D) says how many. G = H // K query heads are a group. Item w of the work is KV head
     w % K of sequence w // K, with the G query heads that read it; there are S * K items. This
     call does items `first` … `last` - 1 and writes their rows of `out` and no others.
 
@@ -91,7 +92,7 @@ def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     sequence 1. Within an item, a block's K and V are read for all G heads before the next block
     is touched: what G heads need then comes from memory once.
     """
-    heads, dim = q.shape[1:]
+    heads, dim = out.shape[1:]
     block_size, kv_heads = kv.shape[1], kv.shape[3]
     group = heads // kv_heads
     scale = np.float32(1 / math.sqrt(dim))
@@ -156,8 +157,8 @@ def share(context_lens: list[int], kv_heads: int, num_pieces: int) -> list[tuple
     [(0, 1), (1, 4)] is 90 and 30 tokens; two items each would be 100 and 20.
     """
     work = np.repeat(np.asarray(context_lens), kv_heads)
-    before = np.cumsum(work) - work  # tokens of all items before each
-    cuts = [int(np.searchsorted(before, work.sum() * i / num_pieces)) for i in range(num_pieces)]
+    middles = np.cumsum(work) - work / 2  # a cut belongs before an item whose middle is past it
+    cuts = [int(np.searchsorted(middles, work.sum() * i / num_pieces)) for i in range(num_pieces)]
     return list(zip(cuts, [*cuts[1:], len(work)], strict=True))
 
 
@@ -290,20 +291,19 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
     x = np.empty((num_seqs, hidden), np.float32)
     normed = np.empty((num_seqs, hidden), np.float32)
     qkv = np.empty((num_seqs, (heads + 2 * kv_heads) * dim), np.float32)
-    q = np.empty((num_seqs, heads, dim), np.float32)
     attended = np.empty((num_seqs, heads, dim), np.float32)
     gate_up = np.empty((num_seqs, 2 * inner), np.float32)
     mixed = np.empty((num_seqs, inner), np.float32)
     for s in range(num_seqs):
-        x[s] = weights.embedding[token_ids[s]]
+        for i in range(hidden):
+            x[s, i] = weights.embedding[token_ids[s], i]
     for layer in range(num_layers):
         blocks = kv[layer].reshape(num_slots // block_size, block_size, 2, kv_heads, dim)
         rms_norm(x, weights.norm_1[layer], weights.eps, normed)
         matmul(normed, weights.qkv[layer], qkv, False, 0, qkv.shape[1])
         by_head = qkv.reshape(num_seqs, heads + 2 * kv_heads, dim)
         rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, num_seqs)
-        q[:] = by_head[:, :heads]
-        attend_groups(q, blocks, block_tables, context_lens, attended, 0, num_seqs * kv_heads)
+        attend_groups(by_head, blocks, block_tables, context_lens, attended, 0, num_seqs * kv_heads)
         matmul(attended.reshape(num_seqs, heads * dim), weights.out[layer], x, True, 0, hidden)
         rms_norm(x, weights.norm_2[layer], weights.eps, normed)
         matmul(normed, weights.gate_up[layer], gate_up, False, 0, 2 * inner)

@@ -160,19 +160,19 @@ takes one number at a time.""",
                 "Two pieces of equally many items: what is wrong with it if one context is 900 "
                 "tokens and the others are 10?",
                 "Lay the items side by side, each as wide as its context. Where, in tokens, is the "
-                "ideal cut between piece i - 1 and piece i? Cut at the item that begins there, or "
-                "next after it.",
+                "ideal cut between piece i - 1 and piece i? Cut between the two items where that "
+                "is nearest.",
                 """work = for each item w, context_lens[w // kv_heads]
 cuts = [0]
 for i in 1 … num_pieces - 1:
     ideal = total work * i / num_pieces
-    cut = the first item before which at least `ideal` tokens lie (all items, if there is none)
+    cut = the first item whose middle lies at `ideal` or past it (all items, if there is none)
     add it to cuts
 pieces are the gaps between neighbouring cuts, the last one ends at the number of items""",
             ),
             works="""\
-Each cut is at most one item away from the ideal one, so no piece is longer than the even share by
-more than one item. A better division exists, but to find the best one takes longer than it saves:
+Each cut is at most half an item away from the ideal one, so no piece is longer than the even share
+by more than one item. A better division exists, but to find the best one takes longer than it saves:
 this function runs in every step.
 
 What a thread costs decides whether it pays at all. Waking one takes some ten microseconds, and as
@@ -285,15 +285,15 @@ weights.""",
                 "All arrays that a layer fills can be allocated once, before the loop. The cache "
                 "comes as slots: (N, num_slots, 2, K, D). `rotate_and_write` wants those of one "
                 "layer; `attend_groups` wants them as blocks, which is a reshape. The queries "
-                "stand in front in what was projected. And what must lie in the cache before "
+                "stand in front in what was projected, where it looks for them. And what must lie in the cache before "
                 "attention reads it?",
-                """x[s] = embedding[token_ids[s]]
+                """x[s, i] = embedding[token_ids[s], i]
 for layer in range(N):
     rms_norm(x, norm_1[layer]) -> normed;  matmul(normed, qkv[layer]) -> qkv
     by_head = qkv.reshape(S, H + 2 * K, D)
     rotate_and_write(by_head, rope, positions, slots, kv[layer], 0, S)
-    q[:] = by_head[:, :H];  blocks = kv[layer].reshape(-1 as a number, block_size, 2, K, D)
-    attend_groups(q, blocks, block_tables, context_lens, attended, 0, S * K)
+    blocks = kv[layer].reshape(num_slots // block_size, block_size, 2, K, D)
+    attend_groups(by_head, blocks, block_tables, context_lens, attended, 0, S * K)
     matmul(attended as (S, H * D), out[layer]) -> x, added
     rms_norm(x, norm_2[layer]) -> normed;  matmul(normed, gate_up[layer]) -> gate_up
     silu_mul(gate_up, mixed, 0, inner);  matmul(mixed, down[layer]) -> x, added

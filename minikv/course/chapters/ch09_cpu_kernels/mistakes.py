@@ -140,6 +140,13 @@ MISTAKES = {
             look="which loop stands outside, that over blocks or that over heads?",
         ),
         Mistake(
+            "counts the heads of q",
+            edits={"attend_groups": (("heads, dim = out.shape[1:]", "heads, dim = q.shape[1:]"),)},
+            cause="all heads of `q` are taken for queries: only the first H are, and `out` says how "
+            "many that is",
+            look="the shape of `out`: (S, H, D)",
+        ),
+        Mistake(
             "shares one maximum",
             edits={"attend_groups": (
                 ("                new_top = top[g]\n", "                new_top = top[0]\n"),
@@ -484,33 +491,25 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "attends before it writes",
             edits={"decode_step": (
-                ("        rotate_and_write(by_head, weights.rope, positions, slots, "
-                 "kv[layer], 0, num_seqs)\n"
-                 "        q[:] = by_head[:, :heads]\n"
-                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, "
-                 "num_seqs * kv_heads)\n",
-                 "        q[:] = by_head[:, :heads]\n"
-                 "        attend_groups(q, blocks, block_tables, context_lens, attended, 0, "
-                 "num_seqs * kv_heads)\n"
-                 "        rotate_and_write(by_head, weights.rope, positions, slots, "
-                 "kv[layer], 0, num_seqs)\n"),
+                ("        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, "
+                 "num_seqs)\n", ""),
+                ("attended, 0, num_seqs * kv_heads\n        )\n",
+                 "attended, 0, num_seqs * kv_heads\n        )\n"
+                 "        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, "
+                 "num_seqs)\n"),
             )},
             cause="attention runs before the new token's K and V are in their slots, and with "
             "queries that are not rotated",
             look="what must lie in the cache before attention reads it?",
         ),
         Mistake(
-            "copies the queries before they are rotated",
+            "takes the keys for queries",
             edits={"decode_step": (
-                ("        rotate_and_write(by_head, weights.rope, positions, slots, "
-                 "kv[layer], 0, num_seqs)\n"
-                 "        q[:] = by_head[:, :heads]\n",
-                 "        q[:] = by_head[:, :heads]\n"
-                 "        rotate_and_write(by_head, weights.rope, positions, slots, "
-                 "kv[layer], 0, num_seqs)\n"),
+                ("            by_head, blocks,",
+                 "            by_head[:, 2 * kv_heads :].copy(), blocks,"),
             )},
-            cause="the queries are copied before RoPE has turned them",
-            look="`rotate_and_write` works in place: what does it change?",
+            cause="what is projected holds the queries first, then the keys, then the values",
+            look="which heads of the projection are the queries?",
         ),
         Mistake(
             "always reads layer 0",
@@ -550,7 +549,7 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "attends for the first sequence only",
             edits={"decode_step": (
-                ("attended, 0, num_seqs * kv_heads)", "attended, 0, num_seqs)"),
+                ("attended, 0, num_seqs * kv_heads\n", "attended, 0, num_seqs\n"),
             )},
             cause="there are S * K items, and only S of them are computed",
             look="what is an item of `attend_groups`?",

@@ -98,6 +98,7 @@ class Case:
     fill: float = QUIET
     lift: float = 0.0  # of all scores
     items: tuple[int, int] | None = None
+    more_heads: int = 0  # of q, after the queries
     pieces: int = 1
     turns: bool = False
 
@@ -141,6 +142,7 @@ class Case:
         what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
         what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
         what += f", scores of about {self.lift:g} and {-self.lift:g}" if self.lift else ""
+        what += f", {self.more_heads} more heads in q" if self.more_heads else ""
         what += f", items {self.items[0]} to {self.items[1] - 1}" if self.items else ""
         return what
 
@@ -149,6 +151,9 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
     """One call of `attend_heads` or `attend_groups`."""
     watch, names = Watch(), ("q", "kv", "block_tables", "context_lens")
     before = [value.copy() for value in case.arguments]
+    if case.more_heads:
+        more = np.full((len(case.lens), case.more_heads, case.dim), np.nan, np.float32)
+        before[0] = np.concatenate([before[0], more], 1)
     watched = [Watched(value.copy(), name, watch)
                for value, name in zip(case.arguments, names, strict=True)]  # fmt: skip
     out = np.full(case.arguments[0].shape, np.nan, np.float32)
@@ -309,6 +314,8 @@ scenario(
          Case((4,)), Case((7,)), Case((3, 6), 2, 2, 2)),
     line("groups of 2, 3 and 4", "which query heads belong to the KV head?",
          Case((7,), 4, 2), Case((5,), 2, 6, 2), Case((9,), 4, 4)),
+    line("more heads in q than there are queries", "what says how many query heads there are?",
+         Case((5,), 4, 2, more_heads=2), Case((3, 6), 2, 4, 2, more_heads=4)),
     line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
          Case((6, 3), 4, 4, 2), Case((1, 9, 4), 4, 2)),
     line("some of the items", "which sequence and KV head is item w?",
