@@ -24,9 +24,12 @@ from minikv.cpu.kernels import (
     TOKENS,
     Buffers,
     Weights,
-    attend_decode,
-    attend_prefill,
+    norm_heads,
+    rms_norm,
+    rotate_and_write,
     run_step,
+    share_attention,
+    silu_mul,
     write_cache,
 )  # fmt: skip
 from minikv.fast import FastLinear, FastRMSNorm
@@ -103,8 +106,8 @@ def compile_for(weights: Weights, buffers: Buffers) -> None:
     run_step(weights, b, 1, 1)  # of no tokens
     write_cache(b.heads[:0], b.heads[:0], b.slots, b.kv_slots[0])
     table, lens = b.block_tables, b.context_lens
-    attend_decode(b.heads, b.kv[0], table, lens, no, b.heads_out, no, no)
-    attend_prefill(b.heads, b.kv[0], table, lens, b.query_start, no, b.heads_out, no, no)
+    share_attention(b.shared, b.heads, b.kv[0], table, lens, b.query_start, no, b.heads_out, no, no)
+    norm_heads(b.heads, no, no, weights.norm, weights.eps)
     if num_compiled() > before:
         seconds = perf_counter() - started
         log.warning("compiled the engine's step for this machine in %.1f s", seconds)
@@ -115,6 +118,45 @@ def can_compile(transformer: Transformer) -> bool:
     ops = [(layer.norm_1, layer.qkv) for layer in transformer.layers]
     usual = all(type(n) is FastRMSNorm and type(p) in (FastLinear, Linear) for n, p in ops)
     return usual and (transformer.project, transformer.mix) == (project, mix)
+
+
+def compute_many(
+    transformer: Transformer, store: KVStore, batch: Batch, num_threads: int
+) -> torch.Tensor:
+    """Logits (S, vocab_size) of a step of many tokens: the matrix products are oneDNN's, all that
+    lies between them is compiled."""
+    w, c = weights_of(transformer), transformer.config
+    positions, slots = batch.positions.numpy(), batch.slot_mapping.numpy()
+    tables, num_tokens = batch.block_tables.numpy(), len(batch.token_ids)
+    walk = tables, batch.context_lens_host, batch.query_start_host
+    border, keys = batch.num_decodes * c.num_kv_heads, c.num_heads + c.num_kv_heads
+    count = min(8 * num_threads, 0xFFFF) if num_threads > 1 else 1
+    x = transformer.embedding.index_select(0, batch.token_ids)  # (T, hidden)
+    normed = torch.empty_like(x)
+    attended = torch.empty(num_tokens, c.num_heads, c.head_dim)
+    product = torch.empty(num_tokens, c.intermediate_size)
+    for i, layer in enumerate(transformer.layers):
+        rms_norm(x.numpy(), w.norm_1[i], w.eps, normed.numpy())
+        heads = layer.qkv(normed).numpy().reshape(num_tokens, -1, c.head_dim)  # (T, H + 2 K, D)
+        if len(w.q_norm) > 0:
+            norm_heads(heads, 0, c.num_heads, w.q_norm[i], w.eps)
+            norm_heads(heads, c.num_heads, keys, w.k_norm[i], w.eps)
+        rotate_and_write(heads, w.rope, positions, slots, store.slots[i].numpy(), 0, num_tokens)
+        shared = np.zeros(NUM_SHARED, np.int64)
+        job = partial(
+            share_attention, shared, heads, store.blocks[i].numpy(), *walk, w.windows[i],
+            attended.numpy(), border, count,
+        )  # fmt: skip
+        if num_threads > 1:
+            helpers.offer(job, num_threads - 1)
+        job()
+        x += layer.out(attended.flatten(1))
+        rms_norm(x.numpy(), w.norm_2[i], w.eps, normed.numpy())
+        silu_mul(layer.gate_up(normed).numpy(), product.numpy(), 0, c.intermediate_size)
+        x += layer.down(product)
+    last = x[batch.query_start[1:] - 1]  # (S, hidden)
+    rms_norm(last.numpy(), w.norm, w.eps, last.numpy())
+    return transformer.logits(last)
 
 
 class Program:

@@ -17,6 +17,7 @@ SMALL = {
     "ladder": "",
     "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
     "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
+    "cpu": "--layers 1 --prompt 20 --tokens 2",
     "scheduler": "--running 4 64 --steps 20",
     "serving": "--requests 6 --seats 2",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
