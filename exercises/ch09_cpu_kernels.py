@@ -55,7 +55,8 @@ def decode(
 def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     """The same for a piece of the work, each block read once for all query heads of its group.
 
-    Shapes as in `attend_heads`, G = H // K query heads in a group. Item w of the work is KV head
+    Shapes as in `attend_heads`, but q may have more than H heads: its first H are the queries, and
+    out (S, H, D) says how many. G = H // K query heads are a group. Item w of the work is KV head
     w % K of sequence w // K, with the G query heads that read it; there are S * K items. This
     call does items `first` … `last` - 1 and writes their rows of `out` and no others.
 

@@ -172,8 +172,8 @@ pieces are the gaps between neighbouring cuts, the last one ends at the number o
             ),
             works="""\
 Each cut is at most half an item away from the ideal one, so no piece is longer than the even share
-by more than one item. A better division exists, but to find the best one takes longer than it saves:
-this function runs in every step.
+by more than one item. A better division exists, but to find it takes longer than it saves: this
+function runs in every step.
 
 What a thread costs decides whether it pays at all. Waking one takes some ten microseconds, and as
 long again to learn that it is done. That is more than the whole of attention at batch 1. A thread
@@ -285,8 +285,8 @@ weights.""",
                 "All arrays that a layer fills can be allocated once, before the loop. The cache "
                 "comes as slots: (N, num_slots, 2, K, D). `rotate_and_write` wants those of one "
                 "layer; `attend_groups` wants them as blocks, which is a reshape. The queries "
-                "stand in front in what was projected, where it looks for them. And what must lie in the cache before "
-                "attention reads it?",
+                "stand in front in what was projected, where it looks for them. And what must "
+                "lie in the cache before attention reads it?",
                 """x[s, i] = embedding[token_ids[s], i]
 for layer in range(N):
     rms_norm(x, norm_1[layer]) -> normed;  matmul(normed, qkv[layer]) -> qkv

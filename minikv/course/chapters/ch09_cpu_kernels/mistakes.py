@@ -142,8 +142,8 @@ MISTAKES = {
         Mistake(
             "counts the heads of q",
             edits={"attend_groups": (("heads, dim = out.shape[1:]", "heads, dim = q.shape[1:]"),)},
-            cause="all heads of `q` are taken for queries: only the first H are, and `out` says how "
-            "many that is",
+            cause="all heads of `q` are taken for queries: only the first H are, and `out` says "
+            "how many that is",
             look="the shape of `out`: (S, H, D)",
         ),
         Mistake(
@@ -493,8 +493,8 @@ def share(context_lens, kv_heads, num_pieces):
             edits={"decode_step": (
                 ("        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, "
                  "num_seqs)\n", ""),
-                ("attended, 0, num_seqs * kv_heads\n        )\n",
-                 "attended, 0, num_seqs * kv_heads\n        )\n"
+                ("attended, 0, num_seqs * kv_heads)\n",
+                 "attended, 0, num_seqs * kv_heads)\n"
                  "        rotate_and_write(by_head, weights.rope, positions, slots, kv[layer], 0, "
                  "num_seqs)\n"),
             )},
@@ -505,8 +505,8 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "takes the keys for queries",
             edits={"decode_step": (
-                ("            by_head, blocks,",
-                 "            by_head[:, 2 * kv_heads :].copy(), blocks,"),
+                ("attend_groups(by_head, blocks,",
+                 "attend_groups(by_head[:, kv_heads:].copy(), blocks,"),
             )},
             cause="what is projected holds the queries first, then the keys, then the values",
             look="which heads of the projection are the queries?",
@@ -549,7 +549,7 @@ def share(context_lens, kv_heads, num_pieces):
         Mistake(
             "attends for the first sequence only",
             edits={"decode_step": (
-                ("attended, 0, num_seqs * kv_heads\n", "attended, 0, num_seqs\n"),
+                ("attended, 0, num_seqs * kv_heads)", "attended, 0, num_seqs)"),
             )},
             cause="there are S * K items, and only S of them are computed",
             look="what is an item of `attend_groups`?",

@@ -155,7 +155,7 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
         more = np.full((len(case.lens), case.more_heads, case.dim), np.nan, np.float32)
         before[0] = np.concatenate([before[0], more], 1)
     watched = [Watched(value.copy(), name, watch)
-               for value, name in zip(case.arguments, names, strict=True)]  # fmt: skip
+               for value, name in zip(before, names, strict=True)]  # fmt: skip
     out = np.full(case.arguments[0].shape, np.nan, np.float32)
     rows = case.items or (0, len(case.lens) * case.kv_heads)
     items = rows if kernel == "attend_groups" else ()
