@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -14,7 +14,7 @@ from minikv.model import Transformer
 
 # As the engine's own kernels, but not kept on disk: your file changes all the time, and what is
 # kept is found again by its name and its line.
-compiled = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
+compiled: Any = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
 
 
 class Weights(NamedTuple):
@@ -40,7 +40,8 @@ class Weights(NamedTuple):
 def weights_of(transformer: Transformer, block_size: int) -> Weights:
     """The weights of a Llama without biases, as the engine's own step keeps them."""
     kept = step.weights_of(transformer)
-    return Weights(*(getattr(kept, name) for name in Weights._fields[:-1]), block_size)
+    fields: Any = {name: getattr(kept, name) for name in Weights._fields[:-1]}
+    return Weights(**fields, block_size=block_size)
 
 
 @cache

@@ -67,7 +67,7 @@ def step_by(engine: minikv.Engine, lm: minikv.LanguageModel, step: Callable) -> 
         step(*(value.numpy() for value in values), weights, slots, logits.numpy())
         return logits
 
-    runner.compute = compute_by_step
+    vars(runner)["compute"] = compute_by_step  # in the place of the method
     return engine
 
 
@@ -79,7 +79,7 @@ def engine_by(
 ) -> minikv.Engine:
     """An engine whose decodes are computed by a backend, or by a whole step; else by PyTorch's
     attention, or what `config` says."""
-    usual = {"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"}
+    usual: dict[str, Any] = {"block_size": BLOCK_SIZE, "prefix_cache": False, "attention": "torch"}
     engine = minikv.Engine(lm, minikv.EngineConfig(**usual | config), attention=backend)
     return engine if step is None else step_by(engine, lm, step)
 
@@ -88,7 +88,8 @@ def run(engine: minikv.Engine, prompts: list[list[int]], new: int) -> tuple[list
     """(seconds of each decode step, the tokens of each prompt)."""
     params = minikv.SamplingParams(max_tokens=new, ignore_eos=True)
     ids = [engine.add_request(prompt, params) for prompt in prompts]
-    seconds, outputs = [], {}
+    seconds: list[float] = []
+    outputs: dict[int, list[int]] = {}
     with no_gc():
         while engine.has_unfinished:
             is_decode = all(sequence.num_computed for sequence in engine.scheduler.running)

@@ -59,7 +59,8 @@ def walk(
     The kernels of `module` run as plain Python, so the arrays should be small.
     """
     num_blocks, block_size, _, kv_heads, dim = kv.shape
-    block, owner = block_size * 2 * kv_heads * dim, {}
+    block = block_size * 2 * kv_heads * dim
+    owner: dict[int, int] = {}
     for row, length in enumerate(lens.tolist()):
         owner |= dict.fromkeys(tables[row, : -(-length // block_size)].tolist(), row)
     threads = []
@@ -179,7 +180,7 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
                 name = style.letter(owner[block]) if block in owner else ""
                 text = f"{name} {count}×" if count else ""
                 text = f"{name} t{now[key][0]}" if key in now else text
-                ink = style.ink_on(shade) if key in now else style.INK
+                ink = style.ink_on(shade) if shade and key in now else style.INK
                 axes.text(x + size * 0.46, top + 0.115, text, fontsize=7.5, ha="center",
                           va="center", color=ink)  # fmt: skip
     return figure

@@ -41,13 +41,13 @@ def plainly(module: ModuleType) -> Iterator[None]:
             elif inspect.isfunction(value) and ".ch09_" in value.__module__:
                 todo += [value.__globals__] * (id(value.__globals__) not in seen)
     empty, empty_like = np.empty, np.empty_like
-    np.empty = lambda *a, **more: _poisoned(empty(*a, **more))
-    np.empty_like = lambda *a, **more: _poisoned(empty_like(*a, **more))
+    vars(np)["empty"] = lambda *a, **more: _poisoned(empty(*a, **more))
+    vars(np)["empty_like"] = lambda *a, **more: _poisoned(empty_like(*a, **more))
     try:
         with np.errstate(all="ignore"):
             yield
     finally:
-        np.empty, np.empty_like = empty, empty_like
+        vars(np).update(empty=empty, empty_like=empty_like)
         for names, name, value in reversed(swapped):
             names[name] = value
 
