@@ -5,6 +5,8 @@ speed(lm, step=decode_step)                 # the same with decode steps as one 
 """
 
 from collections.abc import Callable
+from copy import copy
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -69,6 +71,27 @@ def step_by(engine: minikv.Engine, lm: minikv.LanguageModel, step: Callable) -> 
 
     vars(runner)["compute"] = compute_by_step  # in the place of the method
     return engine
+
+
+def with_products(lm: minikv.LanguageModel, matmul: Callable) -> minikv.LanguageModel:
+    """The same model, its matrix products computed by `matmul`."""
+
+    def product(weight: np.ndarray) -> Callable[[torch.Tensor], torch.Tensor]:
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            out = torch.empty(len(x), len(weight))
+            matmul(x.contiguous().numpy(), weight, out.numpy(), False, 0, len(weight))
+            return out
+
+        return multiply
+
+    weights, transformer = weights_of(lm.transformer, BLOCK_SIZE), copy(lm.transformer)
+    names = ("qkv", "out", "gate_up", "down")
+    transformer.layers = [
+        replace(layer, **{name: product(getattr(weights, name)[i]) for name in names})
+        for i, layer in enumerate(transformer.layers)
+    ]
+    vars(transformer)["head"] = product(weights.head)
+    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
 def engine_by(

@@ -18,7 +18,11 @@ from numba.core.dispatcher import Dispatcher
 
 import minikv
 from minikv.course.chapters.ch09_cpu_kernels.given import Weights, weights_of
-from minikv.course.chapters.ch09_cpu_kernels.in_engine import KernelAttention, engine_by
+from minikv.course.chapters.ch09_cpu_kernels.in_engine import (
+    KernelAttention,
+    engine_by,
+    with_products,
+)
 from minikv.course.chapters.ch09_cpu_kernels.mistakes import MISTAKES
 from minikv.course.chapters.ch09_cpu_kernels.watch import (
     Watch,
@@ -663,6 +667,12 @@ def in_two_pieces(mine, lm: minikv.LanguageModel) -> str:
 runs_model("09.4")(in_two_pieces)
 
 
-@runs_model("09.5", "09.6")
+@runs_model("09.5")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    engine = engine_by(with_products(lm, mine.matmul))
+    return f"{generate(lm, engine)}: all matrix products by `matmul`."
+
+
+@runs_model("09.6")
 def _(mine, lm: minikv.LanguageModel) -> str:
     return f"{generate(lm, engine_by(lm, step=mine.decode_step))}: every decode step one program."
