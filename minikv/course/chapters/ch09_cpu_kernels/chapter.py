@@ -109,7 +109,7 @@ each query head. That is still more than needed (09.2).""",
             kind="build",
             matters="Query heads of a group read the same keys. While a block is in the "
             "processor's cache, all of them should use it: what does not come from memory twice "
-            "is bandwidth for somebody else.",
+            "is bandwidth for something else.",
             hints=(
                 "Your kernel from 09.1 finishes one query head before it begins the next. Which "
                 "two loops must change places, so that a block is finished before the next one "
@@ -175,14 +175,13 @@ Each cut is at most half an item away from the ideal one, so no piece is longer 
 by more than one item. A better division exists, but to find it takes longer than it saves: this
 function runs in every step.
 
-What a thread costs decides whether it pays at all. Waking one takes some ten microseconds, and as
-long again to learn that it is done. That is more than the whole of attention at batch 1. A thread
-pays when its share of the work takes longer than waking it, and not before; a busy machine moves
-that point, because then there is nobody to wake. This is why more threads often make a small model
-slower.
+What a thread costs decides whether it pays at all. Waking one and learning that it is done
+takes some ten microseconds, about as long as all of tinypy's attention in a layer at batch 1. So a
+thread pays when its share of the work takes longer than waking it, and not before.
+On a busy machine there may be no free core to wake. This is why more threads often make a small model slower.
 
-In a decode step attention reads about as many bytes per token as any other work, so tokens are a
-good measure. In a prefill they are not: there the work grows with queries times keys.
+In a decode step the work of attention grows with the tokens that it reads, so tokens are a good
+measure. In a prefill they are not: there it grows with queries times keys.
 
 `nogil` is what lets threads help: while a compiled kernel runs, it holds no lock of Python. The
 pieces share nothing that is written, so they need no lock of their own either (09.4).""",
