@@ -178,7 +178,8 @@ function runs in every step.
 What a thread costs decides whether it pays at all. Waking one and learning that it is done
 takes some ten microseconds, about as long as all of tinypy's attention in a layer at batch 1. So a
 thread pays when its share of the work takes longer than waking it, and not before.
-On a busy machine there may be no free core to wake. This is why more threads often make a small model slower.
+On a busy machine there may be no free core to wake. This is why more threads often make a small
+model slower.
 
 In a decode step the work of attention grows with the tokens that it reads, so tokens are a good
 measure. In a prefill they are not: there it grows with queries times keys.
