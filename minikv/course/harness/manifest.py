@@ -19,6 +19,12 @@ class ReaderError(ValueError):
         return [str(self)]
 
 
+HOW_TO_GET = {
+    "triton": "official builds exist for Linux only",
+    "numba": "pip install -r requirements.txt installs it where there is a build",
+}  # by package that a chapter may need
+
+
 @dataclass(frozen=True)
 class Bug:
     """What a debug exercise breaks: edits (old, new) of the reference's text, each old once."""
@@ -118,7 +124,7 @@ class Chapter:
             return None
         return (
             f"chapter {self.number} needs {self.needs.capitalize()}, which is not installed here "
-            "(official builds exist for Linux only); the other chapters do not need it"
+            f"({HOW_TO_GET[self.needs]}); the other chapters do not need it"
         )
 
     def __post_init__(self):

@@ -1,0 +1,321 @@
+"""Chapter 09: kernels for a CPU, from the loop over blocks to a decode step as one program."""
+
+from minikv.course.harness.manifest import Bug, Chapter, Exercise, Function
+
+ANSWERS = "minikv.course.chapters.ch09_cpu_kernels.answers"
+WHOLE_BLOCKS = (
+    (
+        "            acc[:] = 0\n            for p in range(context):\n",
+        "            acc[:] = 0\n"
+        "            # Whole blocks: no end in the middle, and a weight of 0 adds nothing.\n"
+        "            whole = (context + block_size - 1) // block_size * block_size\n"
+        "            scores[g, context:whole] = 0\n"
+        "            for p in range(whole):\n",
+    ),
+)
+ROOM_FOR_ALL = (
+    (
+        "    scores = np.empty((num_pieces, group, room), np.float32)\n",
+        "    scores = np.empty((group, room), np.float32)  # once: allocating takes time\n",
+    ),
+    (
+        "        [(*arrays, own, first, last) for own, (first, last) in "
+        "zip(scores, pieces, strict=True)],\n",
+        "        [(*arrays, scores, first, last) for first, last in pieces],\n",
+    ),
+)
+
+CHAPTER = Chapter(
+    number="09",
+    name="cpu_kernels",
+    needs="numba",
+    doc="""\
+Kernels for a CPU, compiled by Numba: attention that walks the block table, one query head at a
+time and then a group at a time, in pieces for threads; a matrix product; a decode step as one
+program.
+
+`@compiled` makes a function a kernel: Numba translates it when it is first called. A check runs
+your kernels as plain Python first, on small arrays, so that a wrong index ends in a sentence and
+not in a crash; then it compiles them. Where you see nothing else, numbers are float32 and arrays
+are contiguous.
+""",
+    skeleton=(
+        Function(f"{ANSWERS}:attend_heads", "09.1"),
+        Function(f"{ANSWERS}:decode"),
+        Function(f"{ANSWERS}:attend_groups", "09.2"),
+        Function(f"{ANSWERS}:decode_by_group"),
+        Function(f"{ANSWERS}:share", "09.3"),
+        Function(f"{ANSWERS}:decode_in_threads"),
+        Function(f"{ANSWERS}:attend_piece", Bug("09.4", WHOLE_BLOCKS)),
+        Function(f"{ANSWERS}:decode_in_pieces", Bug("09.4", ROOM_FOR_ALL)),
+        Function(f"{ANSWERS}:matmul", "09.5"),
+        Function(f"{ANSWERS}:decode_step", "09.6"),
+    ),
+    in_engine=True,
+    decodes=(("09.2", "decode_by_group"), ("09.1", "decode")),
+    exercises=(
+        Exercise(
+            id="09.1",
+            title="The loop, compiled",
+            minutes=30,
+            difficulty=2,
+            kind="build",
+            matters="Chapter 04's loop over blocks was the right algorithm and far too slow in "
+            "Python. Written in plain numbers and compiled, it beats the copy that the engine "
+            "made instead.",
+            hints=(
+                "Take `blockwise_attention` of 04.4 and write out what each tensor operation "
+                "does: three loops around it (sequences, query heads, blocks), and inside them "
+                "loops over the tokens of a block and over the head dim. What is carried from "
+                "block to block?",
+                "For each block: the scores of its filled slots and their maximum; then shrink "
+                "`total` and `acc`; then the weights, and the weighted values. How many slots "
+                "are filled in block i of a context? And which KV head does query head h read?",
+                """for s in range(S):  for h in range(H):
+    top, total, acc = np.float32(-np.inf), np.float32(0), zeros of D float32
+    for i in range(blocks of context_lens[s], rounded up):
+        block = block_tables[s, i];  filled = the smaller of block_size and what is left
+        for t in range(filled):  scores[t] = scale * sum over d of q[s, h, d] * kv[block, t, 0, …]
+        new_top = the largest of top and scores
+        shrink = np.float32(math.exp(top - new_top));  total *= shrink;  acc *= shrink
+        for t in range(filled):
+            weight = np.float32(math.exp(scores[t] - new_top));  total += weight
+            for d in range(D):  acc[d] += weight * kv[block, t, 1, kv_head, d]
+        top = new_top
+    out[s, h] = acc / total""",
+            ),
+            works="""\
+The algorithm is unchanged. What is gone is the interpreter: in Python every `*` looks up what
+kind of objects it has, allocates a new one for the result, and counts references. Numba infers
+the types once, from the arguments of the first call, and hands LLVM a loop over plain float32.
+
+LLVM then does the innermost loops several numbers at a time (SIMD). It can, because the head dim
+is contiguous, nothing in the loop branches, and `compiled` allows it to add in another order. The
+dot product is a sum, and a sum in 16 lanes has another order than the one you wrote. Without that
+permission it is computed one product after another, to give exactly the digits that you asked for.
+
+`np.float32(0)` matters, because a Python 0.0 is a float64. Then every product is widened before it
+is added, and half as many numbers fit into a register. The check has looked for this.
+
+Nothing is gathered. The engine's way copies K and V of every sequence into one padded tensor, reads
+the copy, and throws it away: each byte is read, written and read again. Here it is read once for
+each query head. That is still more than needed (09.2).""",
+        ),
+        Exercise(
+            id="09.2",
+            title="K and V once for a group",
+            minutes=25,
+            difficulty=3,
+            kind="build",
+            matters="Query heads of a group read the same keys. While a block is in the "
+            "processor's cache, all of them should use it: what does not come from memory twice "
+            "is bandwidth for something else.",
+            hints=(
+                "Your kernel from 09.1 finishes one query head before it begins the next. Which "
+                "two loops must change places, so that a block is finished before the next one "
+                "is touched?",
+                "Whatever was carried from block to block for one head is now carried for G heads: "
+                "`top` and `total` become arrays of G, `acc` one of (G, D). Begin them anew for "
+                "each item. Item w: sequence w // K, KV head w % K; its query heads are "
+                "kv_head * G to kv_head * G + G - 1.",
+                """top, total = G float32 each;  acc = (G, D) float32;  scores = block_size float32
+for item in range(first, last):
+    s, kv_head = item // K, item % K
+    top[:] = -np.inf;  total[:] = 0;  acc[:] = 0
+    for i in range(blocks of context_lens[s]):
+        block, filled as in 09.1
+        for g in range(G):
+            h = kv_head * G + g
+            … as in 09.1, with top[g], total[g], acc[g] …
+    for g in range(G):  out[s, kv_head * G + g] = acc[g] / total[g]""",
+            ),
+            works="""\
+A CPU has no memory that you could put a block into, as a GPU's programs have. It has caches, which
+keep what was used last. So all that a kernel can do is to use a thing again soon. A block of
+tinypy is 8 KiB of K and V for one KV head; a first-level cache has 32 KiB or more. After the first
+query head has read the block, the others find it there.
+
+Whether you see it in the tokens per second depends on where the whole context would have come from
+otherwise. tinypy's contexts fit into the second-level cache, which is fast enough to feed one core,
+so the gain is small; with long contexts and many sequences it approaches G. The check therefore
+counts fetches, which do not depend on the machine.
+
+`first` and `last` cost nothing and make the kernel divisible. Items write different rows of `out`
+and read whatever they like. So any set of items may be computed at any time, in any order, on any
+thread, and no result changes in a single bit: each item adds in its own order.
+
+The engine's own `attend_decode` (minikv/cpu/kernels.py) has these loops, and besides them sliding
+windows, four values added in one pass, and an `exp` written as arithmetic, because the library's
+takes one number at a time.""",
+        ),
+        Exercise(
+            id="09.3",
+            title="Pieces for threads",
+            minutes=15,
+            difficulty=2,
+            kind="build",
+            matters="A step is over when its last thread is done. If one thread has the long "
+            "contexts, the other waits for it.",
+            hints=(
+                "Two pieces of equally many items: what is wrong with it if one context is 900 "
+                "tokens and the others are 10?",
+                "Lay the items side by side, each as wide as its context. Where, in tokens, is the "
+                "ideal cut between piece i - 1 and piece i? Cut between the two items where that "
+                "is nearest.",
+                """work = for each item w, context_lens[w // kv_heads]
+cuts = [0]
+for i in 1 … num_pieces - 1:
+    ideal = total work * i / num_pieces
+    cut = the first item whose middle lies at `ideal` or past it (all items, if there is none)
+    add it to cuts
+pieces are the gaps between neighbouring cuts, the last one ends at the number of items""",
+            ),
+            works="""\
+Each cut is at most half an item away from the ideal one, so no piece is longer than the even share
+by more than one item. A better division exists, but to find it takes longer than it saves: this
+function runs in every step.
+
+What a thread costs decides whether it pays at all. Waking one and learning that it is done
+takes some ten microseconds, about as long as all of tinypy's attention in a layer at batch 1. So a
+thread pays when its share of the work takes longer than waking it, and not before.
+On a busy machine there may be no free core to wake. This is why more threads often make a small
+model slower.
+
+In a decode step the work of attention grows with the tokens that it reads, so tokens are a good
+measure. In a prefill they are not: there it grows with queries times keys.
+
+`nogil` is what lets threads help: while a compiled kernel runs, it holds no lock of Python. The
+pieces share nothing that is written, so they need no lock of their own either (09.4).""",
+        ),
+        Exercise(
+            id="09.4",
+            title="Sometimes NaN, sometimes wrong",
+            minutes=25,
+            difficulty=3,
+            kind="debug",
+            matters="Both bugs hide behind luck: one needs a slot with an old NaN, the other two "
+            "threads at the same place at the same time. Tests on fresh memory with one thread "
+            "never see either.",
+            hints=(
+                "The first symptom is NaN although every token's K and V is finite. Which slots "
+                "hold NaN here, and whose are they? The second needs two pieces: what do they "
+                "share?",
+                "What is 0 times NaN? And in the second function: for each array that a call gets, "
+                "ask who writes it, who reads it, and whether two calls get the same memory.",
+                """attend_piece: the loop over the values runs to the end of the last block.
+    Slots after the context belong to no token; a weight of 0 does not make NaN a 0.
+    How far did the loop over the keys go?
+decode_in_pieces: `scores` is room to work in, and every call writes all of it.
+    Two calls at the same time overwrite each other's scores. How much room do num_pieces need?""",
+            ),
+            works="""\
+Zero times NaN is NaN, and 0 times infinity, too. A mask that multiplies is no mask. Chapter 08 had
+the same bug in a GPU's kernel. Here it comes from the wish to please the compiler: loops without a
+ragged end are faster. They are, and the answer is to make the memory safe (write zeros into slots
+when a block is handed out) or to stop at the context's end. Nearly all blocks are full, so the end
+costs little.
+
+The second is a race: two threads use the same memory, at least one of them writes, and nothing
+orders them. Its symptom depends on timing. With one thread it is right. With two it is right as
+long as they are at different places; on a busy machine that may be nearly always. A test that runs
+it a thousand times proves nothing. What does prove something is to look at who writes what: no
+element may be written by one call and touched by another. That is what the check does, and it also
+plays one interleaving, always the same, so that you can see the damage.
+
+The compiler does not notice either bug, and no lock would be a good answer to the second: pieces
+that wait for each other are not parallel. Give each its own room.
+
+A milder relative is false sharing: two threads write different numbers that happen to lie in one
+cache line, of 64 bytes. Nothing is wrong then, but the line travels between the cores at every
+write. The notebook measures it.""",
+        ),
+        Exercise(
+            id="09.5",
+            title="Weights once for a batch",
+            minutes=25,
+            difficulty=3,
+            kind="build",
+            matters="Most of a decode step's bytes are weights. Read once for 8 sequences, they "
+            "cost an eighth of what they cost read for each.",
+            hints=(
+                "Three loops: outputs, rows of x, inputs. In which order does a row of the weight "
+                "stay in the cache until nobody needs it any more?",
+                "Outputs outside, then rows of x, then inputs. That passes. To be fast, load a "
+                "weight into a variable and multiply it with four rows of x before the next one: "
+                "four sums, in four variables. What happens to the rows that are left over, and "
+                "what to `out` if `add` is false?",
+                """for o in range(first, last):
+    for row in range(0, S rounded down to fours, 4):
+        a = b = c = d = np.float32(0)
+        for i in range(inputs):
+            w = weight[o, i]
+            a += w * x[row, i];  b += w * x[row + 1, i];  …
+        out[row, o] = a + out[row, o] if add else a;  …
+    for row in range(the rest):  one sum, as above""",
+            ),
+            works="""\
+A dot product needs two loads for each multiplication and addition. With four rows at once, a weight
+is loaded once for four of them: five loads for four products, and four sums that do not wait for
+each other. A sum has to wait for the addition before, about four cycles, and the processor could
+begin two in each cycle. So independent sums are what keeps it busy.
+
+Libraries go on from here: 4 × 4 or 6 × 16 sums at a time, tiles that fit each cache, weights laid
+out in the order in which they are read. oneDNN and MKL choose among such kernels by shape and
+processor, and at 32 rows nothing that you write in an hour comes near. At one row there is nothing
+to reuse, and every program waits for the same bytes. There the loop above is as good as any, and it
+needs no call from Python. The notebook measures where one passes into the other, and the engine
+uses each where it is better.
+
+`first` and `last` divide the outputs among threads, and each then reads its own part of the
+weights.""",
+        ),
+        Exercise(
+            id="09.6",
+            title="A decode step as one program",
+            minutes=45,
+            difficulty=4,
+            kind="build",
+            matters="A step of a small model is a hundred small operations, and starting one from "
+            "Python takes longer than computing it. As one compiled program the step starts once.",
+            hints=(
+                "You have all the pieces: `matmul` and `attend_groups` are yours, `rms_norm`, "
+                "`rotate_and_write` and `silu_mul` are the engine's, imported at the top of the "
+                "file. `minikv/model.py` says in which order: `project`, then attention, then "
+                "`mix`. What is added to x, and when?",
+                "All arrays that a layer fills can be allocated once, before the loop. The cache "
+                "comes as slots: (N, num_slots, 2, K, D). `rotate_and_write` wants those of one "
+                "layer; `attend_groups` wants them as blocks, which is a reshape. The queries "
+                "stand in front in what was projected, where it looks for them. And what must "
+                "lie in the cache before attention reads it?",
+                """x[s, i] = embedding[token_ids[s], i]
+for layer in range(N):
+    rms_norm(x, norm_1[layer]) -> normed;  matmul(normed, qkv[layer]) -> qkv
+    by_head = qkv.reshape(S, H + 2 * K, D)
+    rotate_and_write(by_head, rope, positions, slots, kv[layer], 0, S)
+    blocks = kv[layer].reshape(num_slots // block_size, block_size, 2, K, D)
+    attend_groups(by_head, blocks, block_tables, context_lens, attended, 0, S * K)
+    matmul(attended as (S, H * D), out[layer]) -> x, added
+    rms_norm(x, norm_2[layer]) -> normed;  matmul(normed, gate_up[layer]) -> gate_up
+    silu_mul(gate_up, mixed, 0, inner);  matmul(mixed, down[layer]) -> x, added
+rms_norm(x, norm) -> normed;  matmul(normed, head) -> logits""",
+            ),
+            works="""\
+Nothing in here computes less than before. What has gone is everything between the operations: a
+Python call, the choice of a kernel by dtype and device, the allocation of a result, reference
+counts. That is a few microseconds for each operation, and a step has about a hundred. A larger
+model hides it behind arithmetic; tinypy at batch 1 spends most of its time on it.
+
+It is the same idea as the CUDA graph of chapter 08: what is done the same way in every step should
+be started once. A graph records what the host has started. Here the host's program itself is
+compiled, so it can also loop, branch and read the batch's size.
+
+The order is that of the residual stream: x is only added to, twice in a layer. K and V must lie in
+their slots before attention, because a token attends to itself. And positions are not slots: the
+first turn RoPE, the second are memory.
+
+The price is rigidity. This step knows Llama without biases, in float32. Any other architecture
+needs another program, or a way back to the general one; the engine has both. And the sampler, the
+scheduler and the detokeniser are still Python: the shorter the step, the more they weigh.""",
+        ),
+    ),
+)

@@ -1,0 +1,58 @@
+"""What the kernels of chapter 09 are given: how they are compiled, the weights, and threads."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from minikv.cpu import step
+from minikv.cpu.compiler import FASTMATH
+from minikv.model import Transformer
+
+# As the engine's own kernels, but not kept on disk: your file changes all the time, and what is
+# kept is found again by its name and its line.
+compiled: Any = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")
+
+
+class Weights(NamedTuple):
+    """A model's weights as arrays, one for all N layers of a kind. float32, but for the last.
+
+    H query heads, K KV heads, D head dim; rope is cos and sin by position.
+    """
+
+    embedding: np.ndarray  # (vocab, hidden)
+    norm_1: np.ndarray  # (N, hidden)
+    qkv: np.ndarray  # (N, (H + 2 K) * D, hidden)
+    out: np.ndarray  # (N, hidden, H * D)
+    norm_2: np.ndarray  # (N, hidden)
+    gate_up: np.ndarray  # (N, 2 * inner, hidden)
+    down: np.ndarray  # (N, hidden, inner)
+    norm: np.ndarray  # (hidden,)
+    head: np.ndarray  # (vocab, hidden)
+    rope: np.ndarray  # (positions, 2, D)
+    eps: np.float32  # of all norms
+    block_size: int
+
+
+def weights_of(transformer: Transformer, block_size: int) -> Weights:
+    """The weights of a Llama without biases, as the engine's own step keeps them."""
+    kept = step.weights_of(transformer)
+    fields: Any = {name: getattr(kept, name) for name in Weights._fields[:-1]}
+    return Weights(**fields, block_size=block_size)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(thread_name_prefix="piece")
+
+
+def in_threads(kernel: Callable, calls: Sequence[tuple]) -> None:
+    """Make all calls of a kernel at the same time, the first in this thread. A compiled kernel
+    does not hold Python's lock, so they really run side by side."""
+    others = [_pool().submit(kernel, *call) for call in calls[1:]]
+    kernel(*calls[0])
+    for other in others:
+        other.result()

@@ -1,0 +1,97 @@
+"""What this CPU can do: reading and multiplying on one thread, and what two threads cost."""
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
+from minikv.course.measure.timing import no_gc
+
+SIZES = [2**power for power in range(14, 29)]  # bytes: 16 KiB to 256 MiB
+
+
+def best(work: Callable[[], object], repeats: int = 5, calls: int = 1) -> float:
+    """Seconds of one call, the best of several tries; a first one, which may compile, is not
+    counted."""
+    work()
+    seconds = []
+    with no_gc():
+        for _ in range(repeats):
+            started = perf_counter()
+            for _ in range(calls):
+                work()
+            seconds.append((perf_counter() - started) / calls)
+    return min(seconds)
+
+
+@compiled
+def _read(values, times):
+    found = np.float32(0)
+    for _ in range(times):
+        total = np.float32(0)
+        for i in range(len(values)):
+            total += values[i]
+        values[0] = total  # or the compiler would read once
+        found += total
+    return found
+
+
+def read_rate(size: int, total: int = 2**27) -> float:
+    """Bytes per second of a kernel that reads `size` bytes, again and again."""
+    values = np.zeros(size // 4, np.float32)
+    times = max(1, total // size)
+    return size * times / best(lambda: _read(values, times), 3)
+
+
+def product_rate(size: int = 768) -> float:
+    """Operations per second of PyTorch's matrix product in float32, on one thread."""
+    a, b = torch.ones(2, size, size)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return 2 * size**3 / best(lambda: a @ b)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def caches() -> dict[str, int]:
+    """The bytes of this core's caches, by name; empty where the system does not tell."""
+    found = {}
+    for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        try:
+            kind, level, size = ((folder / name).read_text().strip()
+                                 for name in ("type", "level", "size"))  # fmt: skip
+        except OSError:
+            continue
+        if kind != "Instruction" and size.endswith("K"):
+            found[f"L{level}"] = int(size[:-1]) * 1024
+    return found
+
+
+@compiled
+def _count_up(counters, place, times):
+    for i in range(times):
+        counters[place[i & 7]] += 1
+
+
+def counting(apart: int, times: int = 2_000_000) -> float:
+    """Seconds in which two threads count to `times`, each in a number of its own, `apart` bytes
+    from the other's."""
+    counters = np.zeros(1024, np.int64)
+    first = -counters.__array_interface__["data"][0] % 64 // 8  # where a cache line begins
+    places = [np.full(8, first + number * apart // 8) for number in range(2)]
+    calls = [(counters, place, times) for place in places]
+    return best(lambda: in_threads(_count_up, calls), 5)
+
+
+@compiled
+def _nothing(number):
+    return number
+
+
+def waking() -> float:
+    """Seconds that it takes to hand nothing to another thread, and to learn that it is done."""
+    return best(lambda: in_threads(_nothing, [(0,), (1,)]), 5, calls=200)

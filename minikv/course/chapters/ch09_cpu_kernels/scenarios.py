@@ -1,0 +1,678 @@
+"""Chapter 09 as programs: kernels as plain Python on small arrays, watched; then compiled.
+
+What a watch sees is compared like the result: what is read, how often a cache would fetch it, who
+writes what. Only a kernel that was right in Python is compiled: compiled code checks no address.
+"""
+
+import linecache
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+from time import perf_counter
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from numba.core.dispatcher import Dispatcher
+
+import minikv
+from minikv.course.chapters.ch09_cpu_kernels.given import Weights, weights_of
+from minikv.course.chapters.ch09_cpu_kernels.in_engine import (
+    KernelAttention,
+    engine_by,
+    with_products,
+)
+from minikv.course.chapters.ch09_cpu_kernels.mistakes import MISTAKES
+from minikv.course.chapters.ch09_cpu_kernels.watch import (
+    Watch,
+    Watched,
+    compiled_code,
+    in_turns,
+    one_by_one,
+    plainly,
+    refusal,
+    widens,
+)
+from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy
+from minikv.course.harness.scenarios import Group, Log, difference, reference_module, scenario
+
+COMPILES = "Numba compiles it, and it is as right as in Python"
+
+wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
+
+
+def until_wrong(exercise: str, play: Callable) -> Callable:
+    """Plays a program of several cases, as plain Python, up to the first that goes wrong."""
+
+    def events_of(mine, case) -> list:
+        log = Log()
+        with plainly(mine):
+            play(mine, case, log)
+        return log.events
+
+    @cache
+    def expected(case) -> list:
+        return events_of(reference_module(exercise), case)
+
+    def in_turn(mine, cases, log: Log) -> None:
+        for case in cases:
+            right = expected(case)
+            events = right if mine is reference_module(exercise) else events_of(mine, case)
+            is_wrong = difference(events, right) is not None
+            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
+            if is_wrong:
+                wrong_in_python.add(mine)
+                return
+
+    return in_turn
+
+
+def line(name: str, look: str, *cases) -> Group:
+    return Group(name, [cases], look)
+
+
+def at_most(limit: int, found: int) -> int | str:
+    return f"at most {limit}" if found <= limit else found
+
+
+def tensor(values) -> torch.Tensor:
+    return torch.from_numpy(np.array(values))
+
+
+def number(count: int, thing: str) -> str:
+    """ "1 head", "2 heads"."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+# ── Sequences in one pool ─────────────────────────────────────────────────────────────────
+
+QUIET = 2.0  # what lies in slots without a token
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """Sequences in one pool, their blocks anywhere. What is not theirs holds other numbers."""
+
+    lens: tuple[int, ...]
+    block_size: int = 4
+    heads: int = 1
+    kv_heads: int = 1
+    dim: int = 4
+    fill: float = QUIET
+    lift: float = 0.0  # of all scores
+    items: tuple[int, int] | None = None
+    more_heads: int = 0  # of q, after the queries
+    pieces: int = 1
+    turns: bool = False
+
+    @cached_property
+    def arguments(self) -> tuple[np.ndarray, ...]:
+        """q, kv, block tables, context lengths."""
+        seed = sum(self.lens) + self.heads
+        draw = np.random.default_rng(seed)
+        widths = [-(-length // self.block_size) for length in self.lens]
+        ids = random.Random(seed).sample(range(sum(widths) + 2), sum(widths))
+        shape = (sum(widths) + 2, self.block_size, 2, self.kv_heads, self.dim)
+        kv = (self.fill * draw.standard_normal(shape)).astype(np.float32)
+        q = 2 * draw.standard_normal((len(self.lens), self.heads, self.dim)).astype(np.float32)
+        if self.lift:
+            q[:, :, 0] = self.dim**0.5
+        tables = np.full((len(self.lens), max(widths) + 1), 10**9)  # no block beyond a context
+        for row, (length, width) in enumerate(zip(self.lens, widths, strict=True)):
+            tables[row, :width], ids = ids[:width], ids[width:]
+            for p in range(length):
+                slot = kv[tables[row, p // self.block_size], p % self.block_size]
+                slot[:] = draw.standard_normal(slot.shape)
+                if self.lift:
+                    slot[0, :, 0] = self.lift * (1 if p < self.block_size else -1)
+        return q, kv, tables, np.array(self.lens)
+
+    @cached_property
+    def owned(self) -> set[int]:
+        """The slots that hold a token."""
+        tables = self.arguments[2]
+        return {
+            int(tables[row, p // self.block_size]) * self.block_size + p % self.block_size
+            for row, length in enumerate(self.lens)
+            for p in range(length)
+        }
+
+    @property
+    def what(self) -> str:
+        some = f"context lengths {list(self.lens)}" if len(self.lens) > 1 else (
+            f"context {self.lens[0]}")  # fmt: skip
+        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
+        what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
+        what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
+        what += f", scores of about {self.lift:g} and {-self.lift:g}" if self.lift else ""
+        what += f", {self.more_heads} more heads in q" if self.more_heads else ""
+        what += f", items {self.items[0]} to {self.items[1] - 1}" if self.items else ""
+        return what
+
+
+def attends(kernel: str, mine, case: Case, log: Log) -> None:
+    """One call of `attend_heads` or `attend_groups`."""
+    watch, names = Watch(), ("q", "kv", "block_tables", "context_lens")
+    before = [value.copy() for value in case.arguments]
+    if case.more_heads:
+        more = np.full((len(case.lens), case.more_heads, case.dim), np.nan, np.float32)
+        before[0] = np.concatenate([before[0], more], 1)
+    watched = [Watched(value.copy(), name, watch)
+               for value, name in zip(before, names, strict=True)]  # fmt: skip
+    out = np.full(case.arguments[0].shape, np.nan, np.float32)
+    rows = case.items or (0, len(case.lens) * case.kv_heads)
+    items = rows if kernel == "attend_groups" else ()
+    log.call(case.what, partial(getattr(mine, kernel), *watched, out, *items), see=False)
+    if log.events[-1].error is not None:
+        return
+    slot, token = 2 * case.kv_heads * case.dim, case.dim
+    kv_reads = watch.reads.get("kv", [])
+    slots = {element // slot for element in kv_reads}
+    width = before[2].shape[1]
+    beyond = {
+        element
+        for element in watch.reads.get("block_tables", [])
+        if element % width >= -(-case.lens[element // width] // case.block_size)
+    }
+    keys = sum(element % slot < slot // 2 for element in kv_reads)
+    group = case.heads // case.kv_heads
+    mine_rows = {(w // case.kv_heads, w % case.kv_heads * group + g)
+                 for w in range(*rows) for g in range(group)}  # fmt: skip
+    others = sum(
+        not np.isnan(out[s, h]).all()
+        for s in range(len(case.lens)) for h in range(case.heads) if (s, h) not in mine_rows
+    )  # fmt: skip
+    sights = {
+        "result": tensor(out),
+        "slots without a token that are read:": len(slots - case.owned),
+        "entries of a block table past its context that are read:": len(beyond),
+        "inputs that are written to:": sorted(watch.writes),
+        "rows of `out` that belong to other items and are written:": others,
+    }
+    if kernel == "attend_heads":
+        sights["keys that are read:"] = keys / token
+        sights["values that are read:"] = (len(kv_reads) - keys) / token
+    else:
+        least = sum(-(-case.lens[w // case.kv_heads] // case.block_size) for w in range(*rows))
+        block = case.block_size * slot
+        fetches = watch.fetches("kv", lambda e: (e // block, e // token % case.kv_heads))
+        sights["blocks that a cache fetches which has room for one:"] = at_most(least, fetches)
+    log("", sights)
+
+
+# ── Compiled ──────────────────────────────────────────────────────────────────────────────
+
+
+def known(exercise: str, name: str) -> tuple[str, str]:
+    mistake = next(one for one in MISTAKES[exercise] if one.name == name)
+    return mistake.cause, mistake.look
+
+
+def as_compiled(exercise: str, *names: str):
+    """Make a line of "Numba compiles it": the decorated function calls kernels `names` on arrays
+    of real size and raises `Wrong` if the result is. Then their code is looked at."""
+
+    def register(run: Callable):
+        @check(exercise, COMPILES)
+        def _(mine):
+            if mine in wrong_in_python:
+                raise Wrong(
+                    "not compiled yet: the lines above come first, because compiled code does "
+                    "not check where it reads and writes",
+                    None,
+                    "the first line that fails",
+                )
+            for name in names:
+                if not isinstance(getattr(mine, name), Dispatcher):
+                    raise Wrong(
+                        f"{name} is plain Python: `@compiled` is missing above it",
+                        "a kernel without `@compiled` runs in Python, and slowly",
+                        f"the line above `def {name}`",
+                    )
+            call(partial(run, mine), mine.__file__)
+            for name in names:
+                code = compiled_code(getattr(mine, name))
+                if widens(code):
+                    raise Wrong(
+                        f"{name}: a loop turns float32 into float64 before it adds",
+                        *known("09.1", "sums in float64"),
+                    )
+
+        return run
+
+    return register
+
+
+def call(run: Callable, file: str) -> None:
+    """Run what is compiled on its way, and word what Numba refuses."""
+    try:
+        run()
+    except Exception as error:
+        if not type(error).__module__.startswith("numba"):
+            raise
+        said, at = refusal(error, file)
+        where = "" if at is None else f"line {at}, `{linecache.getline(file, at).strip()}`: "
+        raise Wrong(
+            f"Numba refuses {where}{said}", *known("09.1", "writes Python for Numba")
+        ) from None
+
+
+def naive(q, kv, tables, lens) -> torch.Tensor:
+    """Attention by the oracle, one sequence at a time."""
+    rows = []
+    for row, length in enumerate(lens):
+        slots = kv[tables[row, : -(-length // kv.shape[1])]].reshape(-1, *kv.shape[2:])[:length]
+        k, v = torch.from_numpy(slots).unbind(1)
+        rows.append(minikv.naive_attention(torch.from_numpy(q[row : row + 1]), k, v)[0])
+    return torch.stack(rows)
+
+
+REAL = Case((130, 7, 64), 16, 4, 2, 64, fill=np.nan)
+
+
+def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
+    differs = mismatch(torch.from_numpy(found), expected, 1e-4)
+    if differs is not None:
+        raise Wrong(
+            f"{what}: {differs}",
+            "compiled it is not what it is in Python: an index that wraps around, an integer that "
+            "overflows, memory that nobody has written",
+            "what does your kernel read that it has not written?",
+        )
+
+
+# ── 09.1 The loop, compiled ───────────────────────────────────────────────────────────────
+
+scenario(
+    "09.1", until_wrong("09.1", partial(attends, "attend_heads")),
+    line("one sequence, one full block", "scores, weights, the weighted sum, the division",
+         Case((4,)), Case((1,), 1), Case((2,), 2, dim=3)),
+    line("one sequence, several blocks", "what is carried from block to block?",
+         Case((8,)), Case((3,), 1), Case((10,), 5)),
+    line("a last block that is not full", "how many slots of block i are filled?",
+         Case((7,)), Case((1,)), Case((9,), 4, fill=1000.0)),
+    line("several query heads and KV heads", "which KV head does query head h read?",
+         Case((5,), 4, 4, 2), Case((3,), 2, 3, 3), Case((3,), 4, 4, 1)),
+    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+         Case((6, 3)), Case((1, 9, 4), 4, 2, 1)),
+    line("NaN in slots without a token", "what is read past the context?",
+         Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
+    line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
+         Case((7,), lift=300.0), Case((7,), lift=-300.0)),
+)  # fmt: skip
+
+
+@as_compiled("09.1", "attend_heads")
+def _(mine):
+    out = np.empty(REAL.arguments[0].shape, np.float32)
+    mine.attend_heads(*REAL.arguments, out)
+    compare(out, naive(*REAL.arguments), REAL.what)
+
+
+# ── 09.2 K and V once for a group ─────────────────────────────────────────────────────────
+
+scenario(
+    "09.2", until_wrong("09.2", partial(attends, "attend_groups")),
+    line("one query head per KV head", "the shapes: (G, …) for what each head has",
+         Case((4,)), Case((7,)), Case((3, 6), 2, 2, 2)),
+    line("groups of 2, 3 and 4", "which query heads belong to the KV head?",
+         Case((7,), 4, 2), Case((5,), 2, 6, 2), Case((9,), 4, 4)),
+    line("more heads in q than there are queries", "what says how many query heads there are?",
+         Case((5,), 4, 2, more_heads=2), Case((3, 6), 2, 4, 2, more_heads=4)),
+    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+         Case((6, 3), 4, 4, 2), Case((1, 9, 4), 4, 2)),
+    line("some of the items", "which sequence and KV head is item w?",
+         *(Case((6, 3, 9), 4, 4, 2, items=items) for items in ((0, 1), (3, 5), (5, 6), (2, 2)))),
+    line("NaN in slots without a token", "what is read past the context?",
+         Case((6,), 4, 2, fill=np.nan), Case((3, 5), 2, 4, 2, fill=np.nan)),
+    line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
+         Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0)),
+)  # fmt: skip
+
+
+@as_compiled("09.2", "attend_groups")
+def _(mine):
+    out = np.full(REAL.arguments[0].shape, np.nan, np.float32)
+    for first, last in ((3, 6), (0, 3)):
+        mine.attend_groups(*REAL.arguments, out, first, last)
+    compare(out, naive(*REAL.arguments), f"{REAL.what}, in two calls")
+
+
+# ── 09.3 Pieces for threads ───────────────────────────────────────────────────────────────
+
+# A case is (context lengths, KV heads, pieces).
+
+
+def shares(mine, case, log: Log) -> None:
+    lens, kv_heads, num_pieces = case
+    what = f"contexts of {', '.join(map(str, lens))}, {number(kv_heads, 'KV head')}, "
+    what += number(num_pieces, "piece")
+    found = log.call(what, mine.share, list(lens), kv_heads, num_pieces, see=False)
+    if log.events[-1].error is not None:
+        return
+    try:
+        pieces = [(int(first), int(last)) for first, last in found]
+    except (TypeError, ValueError):
+        log("", {"pieces, as pairs (first, last):": False})
+        return
+    work = [length for length in lens for _ in range(kv_heads)]
+    items = [item for first, last in pieces for item in range(first, last)]
+    even = sum(work) / num_pieces + max(lens)
+    longest = max((sum(work[first:last]) for first, last in pieces), default=0)
+    log("", {
+        "items, from the first piece to the last:": items,
+        "pieces:": len(pieces),
+        "the piece with the most work, in tokens:": at_most(int(even), longest),
+    })  # fmt: skip
+
+
+scenario(
+    "09.3", until_wrong("09.3", shares),
+    line("one piece", "where does the last piece end?", ((5,), 1, 1), ((4, 9, 2), 2, 1)),
+    line("contexts of equal length", "how many items are there?",
+         ((8, 8), 1, 2), ((8, 8, 8, 8), 2, 2), ((4, 4, 4), 1, 2), ((4,) * 7, 2, 4)),
+    line("the example, and contexts of very different length", "tokens, or items?",
+         ((90, 10, 10, 10), 1, 2), ((10, 10, 10, 90), 1, 2), ((900, *(10,) * 31), 2, 2),
+         ((*(10,) * 31, 900), 2, 4), ((1, 500, 1, 1, 500, 1), 1, 3)),
+    line("fewer items than pieces", "a piece may be empty",
+         ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
+)  # fmt: skip
+
+
+@check(
+    "09.3", "in threads it gives what one piece gives",
+    "two pieces that have an item in common, or an item in none",
+    "what does decode_in_threads do with the pieces?",
+)  # fmt: skip
+def _(mine):
+    arguments = [tensor(value) for value in REAL.arguments]
+    try:
+        with plainly(mine):  # the kernel is compiled elsewhere
+            pieces = mine.share(list(REAL.lens), REAL.kv_heads, 2)
+    except Exception:
+        return  # the lines above tell it
+    work = sum(last - first for first, last in pieces)
+    if work != len(REAL.lens) * REAL.kv_heads:
+        raise Wrong(f"{number(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
+                    "sequences with 2 KV heads")  # fmt: skip
+
+
+# ── 09.4 Two bugs ─────────────────────────────────────────────────────────────────────────
+
+
+def in_pieces(mine, case: Case, log: Log) -> None:
+    """`decode_in_pieces`, its calls one after another or in turns."""
+    q, kv, tables, lens = (tensor(value) for value in case.arguments)
+    tables = tables[:, :-1].masked_fill(tables[:, :-1] == 10**9, 0)
+    races = [0]
+
+    def run(kernel, calls):
+        kernel = getattr(kernel, "py_func", kernel)
+        if case.turns:
+            races[0] = in_turns(kernel, calls)
+        else:
+            one_by_one(kernel, calls)
+
+    how = "side by side" if case.turns else "one after another"
+    what = f"{case.what}, {number(case.pieces, 'piece')}"
+    what += f" {how}" if case.pieces > 1 else ""
+    found = log.call(
+        what, partial(mine.decode_in_pieces, q, kv, tables, lens, case.pieces, run), see=False
+    )
+    if log.events[-1].error is None:
+        said = {"result": found}
+        if case.turns:
+            said["numbers that one piece writes and another reads or writes:"] = races[0]
+        log("", said)
+
+
+LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
+ROOM = "for each array that a call gets: who else has it, and who writes it?"
+scenario(
+    "09.4", until_wrong("09.4", in_pieces),
+    line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
+    line("one piece, NaN in slots without a token", LAST_SLOTS,
+         Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
+         Case((5, 7), 4, 4, 2, fill=np.nan)),
+    line("two pieces, one after another", ROOM,
+         Case((4, 4), pieces=2), Case((8, 4), 4, 4, 2, pieces=2)),
+    line("two pieces, side by side", ROOM,
+         Case((4, 4), pieces=2, turns=True), Case((4, 8), 4, 2, pieces=2, turns=True)),
+    line("more pieces, side by side", ROOM,
+         Case((4, 4, 4), pieces=3, turns=True),
+         Case((3, 5), 2, 4, 2, fill=np.nan, pieces=4, turns=True)),
+)  # fmt: skip
+
+
+@as_compiled("09.4", "attend_piece")
+def _(mine):
+    q, kv, tables, lens = (tensor(value) for value in REAL.arguments)
+    tables = tables[:, :-1].masked_fill(tables[:, :-1] == 10**9, 0)
+    found = mine.decode_in_pieces(q, kv, tables, lens, 2)
+    compare(found.numpy(), naive(*REAL.arguments), f"{REAL.what}, 2 pieces")
+
+
+# ── 09.5 Weights once for a batch ─────────────────────────────────────────────────────────
+
+# A case is (rows, inputs, outputs), and `add` and (first, last) where they are not the usual ones.
+
+
+def multiplies(mine, case, log: Log) -> None:
+    rows, inputs, outputs, *more = case
+    add, (first, last) = more or (False, (0, outputs))
+    draw = np.random.default_rng(rows + inputs)
+    x, weight = (draw.integers(-4, 5, shape).astype(np.float32) / 2
+                 for shape in ((rows, inputs), (outputs, inputs)))  # fmt: skip
+    out = draw.integers(10, 90, (rows, outputs)).astype(np.float32)
+    watch = Watch()
+    watched = [Watched(value, name, watch) for value, name in ((x, "x"), (weight, "weight"))]
+    what = f"x ({rows}, {inputs}), weight ({outputs}, {inputs}), add {add}"
+    what += f", outputs {first} to {last - 1}" if (first, last) != (0, outputs) else ""
+    log.call(what, partial(mine.matmul, *watched, out, add, first, last), see=False)
+    if log.events[-1].error is not None:
+        return
+    read = watch.reads.get("weight", [])
+    log("", {
+        "out": tensor(out),
+        "rows of the weight that a cache fetches which has room for one:": at_most(
+            last - first, watch.fetches("weight", lambda element: element // inputs)),
+        "rows of the weight that other pieces of the work need, and are read:": len(
+            {element // inputs for element in read} - set(range(first, last))),
+        "inputs that are written to:": sorted(watch.writes),
+    })  # fmt: skip
+
+
+scenario(
+    "09.5", until_wrong("09.5", multiplies),
+    line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
+    line("several rows", "in which order do the loops stand?",
+         (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
+    line("rows that are no multiple of four", "which rows are left over?",
+         (5, 3, 2), (6, 2, 2), (7, 3, 3), (9, 2, 1)),
+    line("added to what is there", "what does `add` add to?",
+         (1, 3, 2, True, (0, 2)), (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),
+    line("some of the outputs", "which columns of `out` belong to this call?",
+         (1, 3, 6, False, (2, 4)), (5, 2, 6, True, (5, 6)), (4, 2, 3, False, (1, 1))),
+)  # fmt: skip
+
+
+@as_compiled("09.5", "matmul")
+def _(mine):
+    draw = np.random.default_rng(0)
+    x, weight = (draw.standard_normal(shape, np.float32) for shape in ((9, 256), (160, 256)))
+    out = np.ones((9, 160), np.float32)
+    for first, last in ((50, 160), (0, 50)):
+        mine.matmul(x, weight, out, True, first, last)
+    expected = 1 + torch.from_numpy(x) @ torch.from_numpy(weight).T
+    compare(out, expected, "9 rows, 256 inputs, 160 outputs, in two calls")
+
+
+# ── 09.6 A decode step as one program ─────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A decode of several sequences by a small random model."""
+
+    lens: tuple[int, ...]
+    layers: int = 1
+    heads: int = 1
+    kv_heads: int = 1
+    dim: int = 4
+    hidden: int = 6
+    inner: int = 3
+    block_size: int = 2
+
+    @cached_property
+    def arguments(self) -> tuple:
+        case = Case(self.lens, self.block_size, self.heads, self.kv_heads, self.dim, fill=np.nan)
+        draw = np.random.default_rng(sum(self.lens))
+
+        def drawn(*shape: int) -> np.ndarray:
+            return draw.standard_normal(shape).astype(np.float32)
+
+        layers, hidden, inner = self.layers, self.hidden, self.inner
+        rows = (self.heads + 2 * self.kv_heads) * self.dim
+        angles = np.outer(np.arange(max(self.lens)), 0.7 ** np.arange(self.dim // 2))
+        cos, sin = np.tile(np.cos(angles), 2), np.concatenate([-np.sin(angles), np.sin(angles)], 1)
+        weights = Weights(
+            embedding=drawn(9, hidden), norm_1=1 + drawn(layers, hidden) / 4,
+            qkv=drawn(layers, rows, hidden), out=drawn(layers, hidden, self.heads * self.dim),
+            norm_2=1 + drawn(layers, hidden) / 4, gate_up=drawn(layers, 2 * inner, hidden),
+            down=drawn(layers, hidden, inner), norm=1 + drawn(hidden) / 4, head=drawn(9, hidden),
+            rope=np.stack([cos, sin], 1).astype(np.float32), eps=np.float32(1e-5),
+            block_size=self.block_size,
+        )  # fmt: skip
+        _, kv, tables, lens = case.arguments
+        kv = np.stack([kv + layer for layer in range(layers)])
+        size = self.block_size
+        newest = [(row, n - 1) for row, n in enumerate(self.lens)]
+        slots = np.array([tables[row, p // size] * size + p % size for row, p in newest])
+        kv = kv.reshape(layers, -1, 2, self.kv_heads, self.dim)
+        kv[:, slots] = np.nan  # the newest tokens' K and V are not there yet
+        token_ids = draw.integers(0, 9, len(lens))
+        return token_ids, lens - 1, tables, lens, slots, weights, kv
+
+    @property
+    def what(self) -> str:
+        lens = ", ".join(map(str, self.lens))
+        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
+        return (f"contexts of {lens} with the new token, {number(self.layers, 'layer')}, {heads}, "
+                f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
+                f"{self.block_size}")  # fmt: skip
+
+
+def steps(mine, case: Step, log: Log) -> None:
+    *inputs, weights, kv = case.arguments
+    copies, kv = [value.copy() for value in inputs], kv.copy()
+    old = [np.array(value) for value in weights]
+    logits = np.full((len(case.lens), 9), np.nan, np.float32)
+    log.call(case.what, partial(mine.decode_step, *copies, weights, kv, logits), see=False)
+    if log.events[-1].error is not None:
+        return
+    slots = inputs[4]
+    others = np.ones(kv.shape[1], bool)
+    others[slots] = False
+    now, before = [*copies, kv[:, others]], [*inputs, case.arguments[-1][:, others]]
+    same = [
+        np.array_equal(one, other, equal_nan=True) for one, other in zip(now, before, strict=True)
+    ]
+    log("", {
+        "logits": tensor(logits),
+        "K of the new tokens, by layer,": tensor(kv[:, slots, 0]),
+        "V of the new tokens, by layer,": tensor(kv[:, slots, 1]),
+        "inputs that have changed, or slots of other tokens:": same.count(False),
+        "weights that have changed:": sum(
+            not np.array_equal(one, other) for one, other in zip(old, weights, strict=True)),
+    })  # fmt: skip
+
+
+scenario(
+    "09.6", until_wrong("09.6", steps),
+    line("one token, one layer", "embedding, attention, MLP, the last norm, the head", Step((1,))),
+    line("a token after others", "what must lie in the cache before attention reads it?",
+         Step((3,)), Step((4,), heads=2)),
+    line("several layers", "which layer's weights, and which layer's slots?",
+         Step((2,), layers=2), Step((3,), 3, 2)),
+    line("several sequences and heads", "what has a row for each sequence?",
+         Step((3, 1), heads=2), Step((5, 2, 4), 2, 4, 2), Step((2, 2, 3, 1, 6), 1, 2, 2)),
+    line("any sizes", "the shapes: hidden, heads * dim and inner are three different numbers",
+         Step((3, 4), 2, 4, 2, 2, 5, 7), Step((5,), 1, 3, 1, 6, 4, 9, 4)),
+)  # fmt: skip
+
+
+@as_compiled("09.6", "decode_step")
+def _(mine):
+    lm = tinypy()
+    prompt = lm.encode("import os\n")
+    weights, c = weights_of(lm.transformer, 4), lm.config
+    kv = np.full((c.num_layers, 16, 2, c.num_kv_heads, c.head_dim), np.nan, np.float32)
+    logits = np.empty((1, c.vocab_size), np.float32)
+    table = np.array([[2, 0, 3, 1]])
+    for p, token_id in enumerate(prompt):
+        slot = table[0, p // 4] * 4 + p % 4
+        mine.decode_step(*(np.array([n]) for n in (token_id, p)), table, np.array([p + 1]),
+                         np.array([slot]), weights, kv, logits)  # fmt: skip
+    what = f"tinypy, {len(prompt)} tokens, one at a time: the last logits"
+    compare(logits[0], lm.logits(prompt)[-1], what)
+
+
+# ── The reader's parts in the engine ──────────────────────────────────────────────────────
+
+PROMPTS = ("class Stack:\n    def push(self, item):\n", "import os\n")
+NEW_TOKENS = 24
+
+
+def generate(lm: minikv.LanguageModel, engine: minikv.Engine) -> str:
+    """Two requests, twice, the second time on the clock; a sentence about it."""
+    prompts = [lm.encode(text) for text in PROMPTS]
+    params = minikv.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
+    for _ in range(2):
+        started = perf_counter()
+        outputs = engine.generate(prompts, params)
+        seconds = perf_counter() - started
+    for prompt, output in zip(prompts, outputs, strict=True):
+        expected = lm.generate_naively(prompt, NEW_TOKENS)
+        if list(output.token_ids) != expected:
+            raise Wrong(
+                f"{list(output.token_ids)}, the oracle: {expected}",
+                "something that no check covers: other lengths or tables, slots with old tokens",
+                f"your kernel on contexts of {len(prompt)} tokens or more, in blocks of 16",
+            )
+    speed = len(PROMPTS) * NEW_TOKENS / seconds
+    lengths = " and ".join(str(len(prompt)) for prompt in prompts)
+    return (
+        f"{lengths} prompt tokens, {NEW_TOKENS} new ones each, same tokens as the oracle, "
+        f"{speed:,.0f} tokens per second"
+    )
+
+
+def run_decodes(name: str, mine, lm: minikv.LanguageModel) -> str:
+    attention = KernelAttention.of(getattr(mine, name))
+    return f"{generate(lm, engine_by(lm, attention))}: decodes by `{name}`."
+
+
+runs_model("09.1")(partial(run_decodes, "decode"))
+runs_model("09.2")(partial(run_decodes, "decode_by_group"))
+runs_model("09.3")(partial(run_decodes, "decode_in_threads"))
+
+
+def in_two_pieces(mine, lm: minikv.LanguageModel) -> str:
+    return (
+        f"{generate(lm, engine_by(lm, KernelAttention.of(mine.decode_in_pieces)))}: in two pieces."
+    )
+
+
+runs_model("09.4")(in_two_pieces)
+
+
+@runs_model("09.5")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    engine = engine_by(with_products(lm, mine.matmul))
+    return f"{generate(lm, engine)}: all matrix products by `matmul`."
+
+
+@runs_model("09.6")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    return f"{generate(lm, engine_by(lm, step=mine.decode_step))}: every decode step one program."

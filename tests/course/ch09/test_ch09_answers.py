@@ -1,0 +1,306 @@
+"""Chapter 09's kernels against naive attention and the model; what its checks see and say."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from four_ways import right
+
+if importlib.util.find_spec("numba") is None:
+    pytest.skip("no Numba here", allow_module_level=True)
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minikv
+from minikv.course.chapters.ch09_cpu_kernels import answers as ch09
+from minikv.course.chapters.ch09_cpu_kernels import machine
+from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
+from minikv.course.chapters.ch09_cpu_kernels.in_engine import KernelAttention, engine_by, speeds
+from minikv.course.chapters.ch09_cpu_kernels.pictures import walk, walks_picture, walks_widget
+from minikv.course.chapters.ch09_cpu_kernels.scenarios import Case, naive
+from minikv.course.chapters.ch09_cpu_kernels.watch import (
+    Watch,
+    Watched,
+    compiled_code,
+    in_turns,
+    plainly,
+    refusal,
+    widens,
+)
+from minikv.course.harness import process
+from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.scenarios import SCENARIOS, reference_module
+from minikv.course.harness.skeletons import broken, fill, skeleton
+
+DECODES = (ch09.decode, ch09.decode_by_group, ch09.decode_in_threads, ch09.decode_in_pieces)
+
+
+def tensors(case):
+    q, kv, tables, lens = (torch.from_numpy(np.array(value)) for value in case.arguments)
+    return q, kv, tables[:, :-1].masked_fill(tables[:, :-1] == 10**9, 0), lens
+
+
+@pytest.mark.parametrize("function", DECODES, ids=lambda function: function.__name__)
+@settings(max_examples=15)
+@given(
+    lens=st.lists(st.integers(1, 90), min_size=1, max_size=4),
+    block_size=st.sampled_from([1, 3, 16]),
+    kv_heads=st.sampled_from([1, 2]),
+    group=st.sampled_from([1, 2, 3]),
+    dim=st.sampled_from([2, 16, 20]),
+)
+def test_decodes(function, lens, block_size, kv_heads, group, dim):
+    case = Case(tuple(lens), block_size, kv_heads * group, kv_heads, dim, fill=np.nan)
+    found = function(*tensors(case))
+    torch.testing.assert_close(found, naive(*case.arguments), rtol=1e-4, atol=1e-5)
+
+
+def test_queries_may_be_slices_of_one_projection():
+    q, *others = tensors(Case((18, 4), 4, 4, 2, 8))
+    apart = torch.randn(2, 7, 8)
+    apart[:, 1:5] = q
+    for function in DECODES:
+        torch.testing.assert_close(function(apart[:, 1:5], *others), function(q, *others))
+
+
+@given(
+    lens=st.lists(st.integers(1, 900), min_size=1, max_size=40),
+    kv_heads=st.integers(1, 4),
+    num_pieces=st.integers(1, 9),
+)
+def test_pieces_cover_all_items_and_none_is_much_longer(lens, kv_heads, num_pieces):
+    pieces = ch09.share(lens, kv_heads, num_pieces)
+    assert len(pieces) == num_pieces
+    items = [item for first, last in pieces for item in range(first, last)]
+    assert items == list(range(len(lens) * kv_heads))
+    work = [sum(lens[item // kv_heads] for item in range(*piece)) for piece in pieces]
+    assert max(work) <= sum(lens) * kv_heads / num_pieces + max(lens)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 32])
+@pytest.mark.parametrize("add", [False, True])
+def test_products(rows, add):
+    x, weight, out = torch.randn(rows, 24), torch.randn(10, 24), torch.randn(rows, 10)
+    expected = out.clone()
+    expected[:, 2:9] = x @ weight[2:9].T + (out[:, 2:9] if add else 0)
+    ch09.matmul(x.numpy(), weight.numpy(), out.numpy(), add, 2, 9)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", [{"step": ch09.decode_step}, *(
+    {"backend": KernelAttention.of(function)} for function in DECODES)])  # fmt: skip
+def test_the_engine_writes_the_oracles_tokens(tinypy, how):
+    prompts = [tinypy.lm.encode(text) for text in ("import os\n", "def fib(n):\n    if", "x = [")]
+    engine = engine_by(tinypy.lm, **how, num_blocks=24, max_num_seqs=2)
+    params = minikv.SamplingParams(max_tokens=20, ignore_eos=True)
+    for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
+        assert list(output.token_ids) == tinypy.lm.generate_naively(prompt, 20)
+    engine.check()
+
+
+def test_other_tokens_are_no_speed(tinypy):
+    wrong = KernelAttention.of(lambda q, *others: torch.zeros_like(q))
+    engines = {"right": engine_by(tinypy.lm), "wrong": engine_by(tinypy.lm, wrong)}
+    with pytest.raises(AssertionError, match="wrong writes other tokens"):
+        speeds(tinypy.lm, engines, batch=1)
+
+
+# ── What is seen ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_group_fetches_each_block_once_and_heads_twice():
+    case, seen = Case((8, 5), 4, 4, 2), {}
+    block, row = 4 * 2 * 2 * 4, 4
+    for name, items in (("attend_heads", ()), ("attend_groups", (0, 4))):
+        watch = Watch()
+        q, kv, *others = case.arguments
+        with plainly(ch09):
+            getattr(ch09, name)(q, Watched(kv, "kv", watch), *others, np.empty_like(q), *items)
+        seen[name] = watch.fetches("kv", lambda e: (e // block, e // row % 2))
+        assert len(set(watch.reads["kv"])) == (8 + 5) * 2 * 2 * 4  # every token's, nothing else
+    assert seen == {"attend_heads": 16, "attend_groups": 8}
+
+
+def test_plainly_gives_the_kernels_back():
+    kernel, empty = ch09.attend_heads, np.empty
+    with pytest.raises(ZeroDivisionError), plainly(ch09):
+        assert ch09.attend_heads is kernel.py_func and ch09.matmul is not kernel
+        assert np.isnan(np.empty(2, np.float32)).all()
+        raise ZeroDivisionError
+    assert ch09.attend_heads is kernel and np.empty is empty
+
+
+def test_turns_show_a_race_and_always_the_same():
+    pieces, arguments = broken("09.4"), tensors(Case((4, 8), 4, 2))
+    right_one = ch09.decode(*arguments)
+    results, races = [], []
+    for _ in range(2):
+        results.append(pieces.decode_in_pieces(
+            *arguments, run=lambda kernel, calls: races.append(in_turns(kernel.py_func, calls))
+        ))  # fmt: skip
+    assert torch.equal(*results) and races[0] == races[1] > 0
+    assert not torch.allclose(results[0], right_one, atol=1e-2)
+    one_by_one = pieces.decode_in_pieces(
+        *arguments, run=lambda kernel, calls: [kernel(*call) for call in calls]
+    )
+    torch.testing.assert_close(one_by_one, right_one)
+
+
+def test_an_error_in_a_piece_comes_out_of_the_turns():
+    def fails(values):
+        values[0] = 1
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_turns(fails, [(np.zeros(2),), (np.zeros(2),)])
+
+
+def star(x):
+    rows, *rest = x.shape
+    return rows, rest
+
+
+def missing(x):
+    return x.no_such_thing
+
+
+def unknown(x):
+    return x[0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "says"), [(star, "opcode"), (missing, "no_such_thing"), (unknown, "getitem")]
+)
+def test_what_numba_refuses_is_one_sentence_with_its_line(function, says):
+    with pytest.raises(Exception) as caught:
+        compiled(function)(np.zeros((2, 2)))
+    said, line = refusal(caught.value, __file__)
+    assert says in said and "\n" not in said and len(said) <= 160
+    assert line == function.__code__.co_firstlineno + 1
+
+
+def test_float64_sums_are_seen():
+    def total(values, sums):
+        found = 0.0
+        for i in range(len(values)):
+            found += values[i] * values[i]
+        sums[0] = found
+
+    kernel = compiled(total)
+    kernel(np.ones(9, np.float32), np.ones(1, np.float32))
+    assert widens(compiled_code(kernel)) and not widens(compiled_code(ch09.matmul))
+
+
+PROGRAMS = [
+    pytest.param(scenario, group, program, id=f"{scenario.exercise} {group.name}")
+    for exercise in chapter_of("09").exercises for scenario in SCENARIOS[exercise.id]
+    for group in scenario.groups for program in group.programs
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scenario", "group", "program"), PROGRAMS)
+def test_the_reference_is_played_without_an_error(scenario, group, program):
+    events = scenario.on(reference_module(scenario.exercise), program)
+    assert events and all(event.error is None and not event.text for event in events)
+
+
+# ── In a process of its own ───────────────────────────────────────────────────────────────
+
+
+def checked(tmp_path, monkeypatch, id_, text):
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+    (tmp_path / chapter_of(id_).file_name).write_text(text)
+    return process.run(find(id_))
+
+
+@pytest.mark.parametrize("id_", [exercise.id for exercise in chapter_of("09").exercises])
+def test_a_contained_check_compiles_and_passes(tmp_path, monkeypatch, id_):
+    report = checked(tmp_path, monkeypatch, id_, right(find(id_)))
+    assert report.passed and not report.printed, report.text()
+
+
+def test_a_wild_index_ends_in_a_sentence(tmp_path, monkeypatch):
+    text = right(find("09.1")).replace(
+        "block = block_tables[s, i]", "block = block_tables[s, i + 9]"
+    )
+    report = checked(tmp_path, monkeypatch, "09.1", text)
+    said = report.text()
+    assert not report.passed and "IndexError" in said and "not compiled yet" in said, said
+
+
+def test_a_kernel_without_its_decorator_is_told(tmp_path, monkeypatch):
+    text = right(find("09.5")).replace("@compiled\ndef matmul", "def matmul")
+    assert "`@compiled` is missing above it" in checked(tmp_path, monkeypatch, "09.5", text).text()
+
+
+def test_what_numba_refuses_is_told_with_a_line(tmp_path, monkeypatch):
+    text = right(find("09.1")).replace("    num_seqs, heads, dim = q.shape\n",
+                                       "    num_seqs, heads, *[dim] = q.shape\n")  # fmt: skip
+    said = checked(tmp_path, monkeypatch, "09.1", text).text()
+    assert "Numba refuses line" in said and "*[dim]" in said, said
+
+
+def test_a_machine_without_numba_is_told_so(tmp_path):
+    environment = os.environ | {"MINIKV_EXERCISES": str(tmp_path)}
+    chapter = chapter_of("09")
+    (tmp_path / chapter.file_name).write_text(skeleton(chapter))
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "from minikv.course import lab\n"
+        "lab.progress(), print(lab.check('09.1')), print(lab.solution('09.1', sure=True))\n"
+        "try:\n    import minikv.course.chapters.ch09_cpu_kernels.needed\n"
+        "except ValueError as error:\n    print('cell:', error)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert "cannot run" in done.stdout and "chapter 09 needs Numba" in done.stdout, done.stderr
+    assert "new_top = max(new_top, scores[t])" in done.stdout, done.stderr
+    assert "cell: chapter 09 needs Numba" in done.stdout, done.stderr
+
+
+# ── Pictures, and what this machine can do ────────────────────────────────────────────────
+
+
+def test_a_walk_is_what_the_kernel_reads():
+    arguments = Case((8, 5), 4, 4, 2).arguments
+    heads = walk("by head", ch09, [lambda *a: ch09.attend_heads(*a)], *arguments)
+    groups = walk(
+        "by group", ch09,
+        [lambda *a: ch09.attend_groups(*a, 0, 2), lambda *a: ch09.attend_groups(*a, 2, 4)],
+        *arguments,
+    )  # fmt: skip
+    assert (len(heads.threads), heads.last, groups.last) == (1, 16, 4)
+    assert heads.num_bytes == 2 * groups.num_bytes == 16 * 4 * 2 * 4 * 4
+    picture = walks_picture([heads, groups])
+    assert "16 fetches" in picture.alt and "8 fetches" in picture.alt
+    player = walks_widget([heads, groups])
+    player.slider.value = 5
+    assert "by head: 5 of 16 fetches" in player.caption.value
+    assert "by group: done" in player.caption.value
+
+
+def test_measures_something_of_this_machine():
+    assert machine.read_rate(2**16, total=2**20) > 1e6
+    assert machine.product_rate(32) > 1e6
+    assert machine.waking() > 0 and machine.counting(128, times=100) > 0
+    assert all(size >= 2**12 for size in machine.caches().values())
+
+
+def test_a_failure_in_a_thread_is_not_lost():
+    def fails(number):
+        if number:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        in_threads(fails, [(0,), (1,)])
+
+
+def test_unwritten_parts_do_not_stop_the_others():
+    text = fill(skeleton(chapter_of("09")), {})
+    assert "Exercise 09.6: decode_step" in text and "from numba" not in text
