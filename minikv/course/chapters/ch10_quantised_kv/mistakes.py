@@ -29,6 +29,7 @@ PAIRS = "channel i shares a byte with channel i + D / 2"
 SCALES = "where are the scales of K and of V multiplied?"
 RUNNING = "M = max(m, m'), and what shrinks when it grows"
 EMPTY = "which slots of the last block hold tokens?"
+STILL = "both blocks still have the same memory of scales: a slice, `detach` or another list copies none"
 BOTH = "what do both blocks hold after the copy?"
 
 SCALE = "scale = round_up(x.float().abs().amax(-1) / 127)"
@@ -36,7 +37,7 @@ CODES = "(x / step).nan_to_num(0, 0, 0).round().to(torch.int8)"
 K_SCALE = "        scores = scores * k_scale[block_id, :, None, :filled].float()\n"
 V_SCALE = "scaled = weights * v_scale[block_id, :, None, :filled].float()"
 COPIED = "self.scales[name][target] = self.scales[name][source].clone()"
-CODES_COPIED = "            self.codes[name][target] = self.codes[name][source]\n"
+CODES_COPIED = "        self.codes[name][target] = self.codes[name][source]\n"
 
 RIGHT = {
     "int8 bytes": 1320, "crossover": 500.0, "crossover at 8": 445 / 1.52,
@@ -132,7 +133,7 @@ MISTAKES = {
             ("the other way round", ("lines = x.transpose(dim, -1)",
              "dim = -3 - dim\n    lines = x.transpose(dim, -1)"),
              "by token and by channel are swapped", SWAP),
-            ("does not come back", (".transpose(dim, -1)\n", "\n"),
+            ("does not come back", ("(lines)).transpose(dim, -1)", "(lines))"),
              "the result is still transposed", SWAP),
             ("comes back reshaped", ("dequantise_int4(*quantise_int4(lines)).transpose(dim, -1)",
              "dequantise_int4(*quantise_int4(lines)).reshape(x.shape)"),
@@ -288,23 +289,23 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
         "Int8Blocks.copy",
         ("a view is no copy", (COPIED,
          "self.scales[name][target] = self.scales[name][source][:]"),
-         "a slice of a tensor is a view: it still has the same memory", BOTH),
+         STILL, BOTH),
         ("detached, and still the same", (COPIED,
          "self.scales[name][target] = self.scales[name][source].detach()"),
-         "`detach` makes no copy: the memory is the same", BOTH),
+         STILL, BOTH),
         ("K alone", (COPIED,
          "scale = self.scales[name][source]\n"
-         '            self.scales[name][target] = scale.clone() if name == "k" else scale'),
+         '        self.scales[name][target] = scale.clone() if name == "k" else scale'),
          "K has scales of its own now, V still shares them", "the loop over K and V"),
         ("V alone", (COPIED,
          "scale = self.scales[name][source]\n"
-         '            self.scales[name][target] = scale.clone() if name == "v" else scale'),
+         '        self.scales[name][target] = scale.clone() if name == "v" else scale'),
          "V has scales of its own now, K still shares them", "the loop over K and V"),
         ("new scales", (COPIED,
          "self.scales[name][target] = torch.zeros_like(self.scales[name][source])"),
          "the copy has scales of its own, but with zeros in them",
          "the copy reads like the original"),
-        ("no scales", ("            " + COPIED + "\n", ""),
+        ("no scales", ("        " + COPIED + "\n", ""),
          "the scales are not copied at all: codes are read with what was there before",
          "the copy reads like the original"),
         ("all scales are one", (COPIED,
@@ -314,28 +315,28 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
          "how many scales does a block have?"),
         ("the original gets the new tensor", (COPIED,
          "self.scales[name][target] = self.scales[name][source]\n"
-         "            self.scales[name][source] = torch.zeros_like(self.scales[name][source])"),
+         "        self.scales[name][source] = torch.zeros_like(self.scales[name][source])"),
          "the scales move to the copy, and the original loses them", BOTH),
         ("the wrong direction", (COPIED,
          "self.scales[name][source] = self.scales[name][target].clone()"),
          "scales are copied from the target to the source", "the two indices"),
-        ("shares the codes instead", (CODES_COPIED,
-         "            self.codes[name] = self.codes[name].clone()\n"
-         "            self.codes[name][source] = self.codes[name][target]\n"),
+        ("codes in the wrong direction", (CODES_COPIED,
+         "        self.codes[name] = self.codes[name].clone()\n"
+         "        self.codes[name][source] = self.codes[name][target]\n"),
          "codes are copied from the target to the source", "the two indices"),
         ("K's scales for V", (COPIED,
          'self.scales[name][target] = self.scales["k"][source].clone()'),
          "V gets a copy of K's scales", "the loop over K and V"),
         ("a copy of the list", (COPIED,
          "self.scales[name] = list(self.scales[name])\n"
-         "            self.scales[name][target] = self.scales[name][source]"),
-         "the list is copied, but its elements are still the same tensors", BOTH),
+         "        self.scales[name][target] = self.scales[name][source]"),
+         STILL, BOTH),
     ),
     "10.6": (
         crossed("int8 bytes", 1280, "no scales", "the scales are left out",
                 "how many vectors of 64 numbers does a token have, in all layers?"),
-        crossed("int8 bytes", 1282, "one scale per token",
-                "one scale per token is counted, but each vector of 64 numbers has one",
+        crossed("int8 bytes", 1290, "scales of one layer in two",
+                "some scales are missing: every layer has K and V of two heads",
                 "how many vectors of 64 numbers does a token have, in all layers?"),
         crossed("int8 bytes", 1300, "scales of K alone",
                 "half of the scales are missing: K and V have some",
@@ -365,11 +366,9 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
                 "all extra time is shared, but 50 µs of it come with each sequence",
                 "which part of the extra time is per sequence?"),
         crossed("crossover at 8", 445 / 0.19, "one sequence saves",
-                "the extra time of 8 sequences is divided by what one of them saves",
-                "who saves bytes?"),
-        crossed("crossover at 8", 8 * 445 / 1.52, "tokens of all 8",
-                "this is the number of tokens of all 8 sequences together",
-                "the context of each sequence is asked for"),
+                "the extra time of 8 sequences is divided by what one of them saves, or this is "
+                "the number of tokens of all 8 together",
+                "who saves bytes? The context of each sequence is asked for"),
         crossed("times at 4,096", 5120 / 1320, "only the bytes of K and V",
                 "weights and extra time are left out: they are part of a step",
                 "weights, extra time, K and V: all of a step"),
