@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from minikv.batch import Batch
 from minikv.blocks import blocks_for
 from minikv.config import EngineConfig, ModelConfig
-from minikv.model import Attend
+from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
 Rows = slice | np.ndarray  # some sequences of a batch
@@ -34,6 +34,11 @@ class AttentionBackend(Protocol):
         attends through the block tables."""
         ...
 
+    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
+        """The logits after the last token of each sequence, (S, vocab_size), if the backend can
+        compute this whole batch in a faster way than layer by layer; otherwise None."""
+        return None
+
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within the store, in all layers: what copy-on-write asks for.
 
@@ -49,14 +54,14 @@ MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
 def backend_of(config: EngineConfig) -> MakeBackend:
     """The backend that `config.attention` names, for K and V as `config.kv_dtype` stores them."""
     if config.kv_dtype != "auto":
-        from minikv.quant.attention import QuantisedAttention
+        from minikv.quant.choice import quantised_backend
 
-        return QuantisedAttention
+        return quantised_backend(config)
     if config.attention == "torch":
         return TorchAttention
-    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
+    from minikv.cpu.choice import BACKENDS  # here, because they may need Numba or Triton
 
-    return TritonAttention
+    return BACKENDS[config.attention]
 
 
 class TorchAttention(AttentionBackend):

@@ -12,7 +12,6 @@ import torch
 
 from minikv.errors import require_bool, require_int, require_one_of
 
-KV_DTYPES = ("auto", "float16", "bfloat16", "int8", "int4", "fp8")
 SMALLEST = {  # of each integer of EngineConfig
     "num_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_batch_tokens": 1,
     "min_prefix_tokens": 0, "swap_blocks": 0,
@@ -30,9 +29,10 @@ class EngineConfig:
     min_prefix_tokens: a shorter hit is not used.
     preemption: what happens to a victim's K and V: "recompute" them later, or "swap"
         them to `swap_blocks` blocks of host memory.
-    attention: the backend. "torch" runs on every device; "triton" on CUDA, and in Triton's
-        interpreter, which is slow and for learning. A backend of your own is an argument of
-        Engine.
+    attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
+        by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
+        runs in Triton's interpreter, which is slow and for learning. A backend of your own is
+        an argument of Engine.
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
@@ -46,7 +46,7 @@ class EngineConfig:
     min_prefix_tokens: int = 16
     preemption: str = "recompute"
     swap_blocks: int = 0
-    attention: str = "torch"
+    attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
 
@@ -55,12 +55,11 @@ class EngineConfig:
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         require_bool("prefix_cache", self.prefix_cache)
         require_one_of("preemption", self.preemption, ("recompute", "swap"))
-        require_one_of("attention", self.attention, ("torch", "triton"))
-        require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        if self.kv_memory is not None:
-            from minikv.quant.sizes import parse_bytes  # here, because only this needs it
+        require_one_of("attention", self.attention, ("auto", "cpu", "torch", "triton"))
+        if self.kv_dtype != "auto" or self.kv_memory is not None:
+            from minikv.quant.settings import check_settings  # here, because only these need it
 
-            parse_bytes("kv_memory", self.kv_memory)
+            check_settings(self.kv_dtype, self.kv_memory)
         if self.max_batch_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "

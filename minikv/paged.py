@@ -22,7 +22,7 @@ class KVStore:
         config: ModelConfig,
         num_blocks: int,
         block_size: int,
-        device: torch.device,
+        device: torch.device | str,
         dtype: torch.dtype,
     ):
         token = (2, config.num_kv_heads, config.head_dim)

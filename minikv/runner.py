@@ -44,9 +44,9 @@ class Runner:
             from minikv.quant.store import store_maker  # here, because only few need it
 
             make = store_maker(config)
-        size, host = config.block_size, torch.device("cpu")
+        size = config.block_size
         self.store = make(lm.config, config.num_blocks, size, lm.device, lm.dtype)
-        self.host_store = make(lm.config, config.swap_blocks, size, host, lm.dtype)
+        self.host_store = make(lm.config, config.swap_blocks, size, "cpu", lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(
@@ -90,7 +90,8 @@ class Runner:
 
     def compute(self, batch: Batch) -> torch.Tensor:
         """Logits after the last token of each sequence in the batch: (S, vocab_size)."""
-        return self.transformer.logits(self.hidden(batch))
+        logits = self.attention.compute(self.transformer, batch)
+        return self.transformer.logits(self.hidden(batch)) if logits is None else logits
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """What the logits are computed from: (S, hidden_size)."""

@@ -7,7 +7,7 @@ import torch
 from minikv.config import EngineConfig, ModelConfig
 from minikv.language_model import LanguageModel
 from minikv.quant.formats import format_of
-from minikv.quant.sizes import parse_bytes
+from minikv.quant.settings import parse_bytes
 from minikv.quant.store import block_bytes
 
 

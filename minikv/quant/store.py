@@ -76,7 +76,8 @@ class Write:
     # Blocks that were open before this step and are full after it, and their rows.
     closing: list[int] = field(default_factory=list)
     closing_rows: list[int] = field(default_factory=list)
-    # Of each sequence: the row that has the keys of its first query's block; -1 if there are none.
+    # Of each sequence: the row that has keys of its first query's block from earlier steps, or
+    # from this one if it is a decode. Without such keys any number.
     own_rows: list[int] = field(default_factory=list)
 
 
@@ -94,7 +95,7 @@ class QuantisedStore(KVStore):
         config: ModelConfig,
         num_blocks: int,
         block_size: int,
-        device: torch.device,
+        device: torch.device | str,
         dtype: torch.dtype,
     ):
         """`num_open`: for how many open blocks there is room at first. `dtype` is the model's."""
@@ -105,7 +106,7 @@ class QuantisedStore(KVStore):
             )
             for name, (shape, part_dtype) in part_shapes(kv_format, config, block_size).items()
         }
-        self.device = device
+        self.device = torch.device(device)
         self.bytes_per_token = block_bytes(kv_format, config, block_size) / block_size
         self.open: OpenKeys | None = None
         if kv_format.k_by_block:
@@ -180,7 +181,8 @@ class QuantisedStore(KVStore):
                     write.whole_blocks.append(block)
                 else:
                     row = self.open.take(block) if offset == 0 else self.open.row(block)
-                    own_row = row if end_token - token == 1 or offset > 0 else own_row
+                    if own_row == -1:
+                        own_row = row
                     write.waiting += range(token, token + count)
                     write.places += range(row * size + offset, row * size + offset + count)
                     if offset + count == size:

@@ -24,7 +24,7 @@ from minikv.quant.formats import (
     unpack,
     weight_bound,
 )
-from minikv.quant.sizes import parse_bytes
+from minikv.quant.settings import parse_bytes
 
 INF = math.inf
 FLOAT32 = 2.0**-23  # what computing in float32 may add, relative to the greatest number involved

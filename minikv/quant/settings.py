@@ -1,9 +1,19 @@
-"""Sizes of memory as people write them."""
+"""Which values `EngineConfig.kv_dtype` and `kv_memory` may have."""
 
 import re
 from typing import Any
 
+from minikv.errors import require_one_of
+
+KV_DTYPES = ("auto", "float16", "bfloat16", "int8", "int4", "fp8")
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")  # each 1,024 times the one before
+
+
+def check_settings(kv_dtype: Any, kv_memory: Any) -> None:
+    """Raises ValueError, naming the argument, for a value that does not exist."""
+    require_one_of("kv_dtype", kv_dtype, KV_DTYPES)
+    if kv_memory is not None:
+        parse_bytes("kv_memory", kv_memory)
 
 
 def parse_bytes(name: str, value: Any) -> int:

@@ -1,0 +1,151 @@
+"""A step of few tokens as one program: embedding to logits in one compiled call.
+
+A decode step of a small model is some hundred short operations, and PyTorch needs longer to start
+each of them than to compute it. Here nothing is started from Python: what a CUDA graph is to a
+GPU.
+"""
+
+from functools import partial
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+
+from minikv.batch import Batch
+from minikv.cpu import helpers
+from minikv.cpu.kernels import (
+    DECODES,
+    HELPERS,
+    NUM_SHARED,
+    SEQS,
+    TOKENS,
+    Buffers,
+    Weights,
+    run_step,
+)  # fmt: skip
+from minikv.fast import FastLinear, FastRMSNorm
+from minikv.model import Linear, Op, Transformer, mix, project
+from minikv.paged import KVStore
+
+CHUNKS_PER_THREAD = 4
+PATIENCE = 500_000  # turns of a loop that a helper waits for the next phase: below a millisecond
+TOO_LONG = 200_000  # turns: a helper that needs these for a chunk has lost its core meanwhile
+
+
+def weights_of(transformer: Transformer) -> Weights:
+    """The weights in the layout of the program: row by row, all layers of a kind in one array.
+
+    This is a second copy. The first, in the layout that oneDNN reads fastest, computes steps of
+    many tokens. Engines that serve one model share both.
+    """
+    if transformer not in _weights:
+        _weights[transformer] = _copy_weights(transformer)
+    return _weights[transformer]
+
+
+_weights: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
+
+
+def _copy_weights(transformer: Transformer) -> Weights:
+    layers, config = transformer.layers, transformer.config
+
+    def stack(ops: list[Op], name: str) -> np.ndarray:
+        values = [getattr(op, name) for op in ops if op is not None]
+        values = [_plain(value) for value in values if value is not None]
+        return np.stack(values) if values else np.empty((0, 1), np.float32)
+
+    def norms(name: str) -> np.ndarray:
+        ops = [getattr(layer, name) for layer in layers]
+        return (
+            np.stack([_norm_weight(op) for op in ops]) if ops[0] else np.empty((0, 1), np.float32)
+        )
+
+    products = {}
+    for name in ("qkv", "out", "gate_up", "down"):
+        ops = [getattr(layer, name) for layer in layers]
+        products[name], products[f"{name}_bias"] = stack(ops, "weight"), stack(ops, "bias")
+    embedding = _plain(transformer.embedding)
+    head = _plain(transformer.head.weight)
+    return Weights(
+        embedding=embedding,
+        head=embedding if np.array_equal(head, embedding) else head,
+        norm_1=norms("norm_1"), norm_2=norms("norm_2"),
+        q_norm=norms("q_norm"), k_norm=norms("k_norm"),
+        norm=_norm_weight(transformer.norm),
+        rope=_plain(transformer.rope_table),
+        windows=np.array([window or 0 for window in config.windows]),
+        eps=np.float32(config.rms_norm_eps),
+        **products,
+    )  # fmt: skip
+
+
+def _plain(tensor: torch.Tensor) -> np.ndarray:
+    return (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous().numpy()
+
+
+def _norm_weight(norm) -> np.ndarray:
+    return (norm.weight / len(norm.weight) ** 0.5).numpy()  # `FastRMSNorm` has the root in it
+
+
+def can_compile(transformer: Transformer) -> bool:
+    """Whether its layers are computed as `minikv.model` has it, in the forms for a CPU."""
+    ops = [(layer.norm_1, layer.qkv) for layer in transformer.layers]
+    usual = all(type(n) is FastRMSNorm and type(p) in (FastLinear, Linear) for n, p in ops)
+    return usual and (transformer.project, transformer.mix) == (project, mix)
+
+
+class Program:
+    """The step of one transformer over one store, for at most `max_tokens` tokens."""
+
+    def __init__(self, transformer: Transformer, store: KVStore, max_tokens: int, max_blocks: int):
+        self.weights, c = weights_of(transformer), transformer.config
+        heads, rows = c.num_heads + 2 * c.num_kv_heads, max_tokens
+
+        def floats(*shape: int) -> np.ndarray:
+            return np.zeros(shape, np.float32)
+
+        def whole(*shape: int) -> np.ndarray:
+            return np.zeros(shape, np.int64)
+
+        qkv, out = floats(rows, heads, c.head_dim), floats(rows, c.num_heads, c.head_dim)
+        self.buffers = b = Buffers(
+            token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
+            query_start=whole(rows + 1), context_lens=whole(rows),
+            block_tables=whole(rows, max_blocks),
+            kv=store.blocks.numpy(), kv_slots=store.slots.numpy(),
+            x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size),
+            qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
+            gate_up=floats(rows, 2 * c.intermediate_size),
+            product=floats(rows, c.intermediate_size),
+            logits=floats(rows, c.vocab_size), shared=whole(NUM_SHARED),
+        )  # fmt: skip
+        self.logits = torch.from_numpy(b.logits)
+        self.num_threads = torch.get_num_threads()
+        self.help = partial(run_step, self.weights, b, 0, PATIENCE)
+        self.alone, self.penalty = 0, 16  # steps to go without help; how many it will be next
+
+    def fits(self, num_blocks: int) -> bool:
+        """Whether block tables of this width have room."""
+        return num_blocks <= self.buffers.block_tables.shape[1]
+
+    def run(self, batch: Batch) -> torch.Tensor:
+        """Logits (S, vocab_size) after the last token of each sequence, until the next call."""
+        b, shared = self.buffers, self.buffers.shared
+        num_seqs, width = batch.block_tables.shape
+        num_tokens = len(batch.token_ids)
+        b.token_ids[:num_tokens] = batch.token_ids.numpy()
+        b.positions[:num_tokens] = batch.positions.numpy()
+        b.slots[:num_tokens] = batch.slot_mapping.numpy()
+        b.query_start[: num_seqs + 1] = batch.query_start_host
+        b.context_lens[:num_seqs] = batch.context_lens_host
+        b.block_tables[:num_seqs, :width] = batch.block_tables.numpy()
+        shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
+        if self.num_threads == 1 or self.alone > 0:
+            self.alone -= 1
+            run_step(self.weights, b, 1, 1)
+            return self.logits[:num_seqs]
+        if shared[HELPERS] < self.num_threads - 1:
+            helpers.offer(self.help, self.num_threads - 1)
+        if run_step(self.weights, b, CHUNKS_PER_THREAD * self.num_threads, 1) > TOO_LONG:
+            self.alone, self.penalty = self.penalty, min(2 * self.penalty, 1024)
+        return self.logits[:num_seqs]

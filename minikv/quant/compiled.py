@@ -1,0 +1,67 @@
+"""Attention over codes, compiled for the CPU: `EngineConfig(attention="cpu", kv_dtype="int8")`."""
+
+import numpy as np
+import torch
+
+from minikv.backend import AttentionBackend
+from minikv.batch import Batch
+from minikv.config import ModelConfig
+from minikv.model import Attend
+from minikv.paged import KVStore
+from minikv.quant import kernels
+from minikv.quant.attention import require_quantised
+from minikv.quant.store import QuantisedStore
+
+
+class CompiledAttention(AttentionBackend):
+    """Attention that reads codes where they lie, block by block."""
+
+    store: QuantisedStore
+
+    def __init__(self, config: ModelConfig, store: KVStore):
+        self.config, self.store = config, require_quantised(store)
+        kind = kernels.PARTS[self.store.format.name]
+        arrays = {name: as_arrays(part) for name, part in self.store.parts.items()}
+        self.parts = [
+            kind(**{name: layers[i] for name, layers in arrays.items()})
+            for i in range(config.num_layers)
+        ]
+        self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
+
+    def bind(self, batch: Batch) -> Attend:
+        """The `attend` of this batch. What all layers share is computed here, once per step."""
+        store = self.store
+        write = store.plan_write(batch)
+        own_rows = np.array(write.own_rows, np.int64)
+        open_keys = store.open.keys.numpy() if store.open is not None else None
+        tables, lens = batch.block_tables.numpy(), batch.context_lens_host
+        num_items = len(lens) * self.config.num_kv_heads
+
+        def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            store.write(layer, write, k, v)
+            out = torch.empty(q.shape)  # (T, H, D)
+            kernels.attend(
+                q.contiguous().numpy(),
+                k.contiguous().numpy(),
+                self.parts[layer],
+                self.no_keys if open_keys is None else open_keys[layer],
+                own_rows,
+                tables,
+                lens,
+                batch.query_start_host,
+                self.config.windows[layer] or 0,
+                out.numpy(),
+                0,
+                num_items,
+            )
+            return out
+
+        return attend
+
+
+def as_arrays(part: torch.Tensor) -> list[np.ndarray]:
+    """A part layer by layer as NumPy sees it; bfloat16, which it does not know, as uint16."""
+    return [
+        (layer.view(torch.uint16) if layer.dtype == torch.bfloat16 else layer).numpy()
+        for layer in part
+    ]

@@ -1,0 +1,159 @@
+"""Attention over codes, and writing them, as loops that Numba compiles for this machine.
+
+The walk is that of `minikv.cpu.kernels`, which has the running softmax. What differs is how the
+numbers of a block come to it: `fetch_keys` and `fetch_values` turn the codes of one block and one
+head into floats, in a scratch of block_size x D numbers that stays in the processor's first
+cache. From memory comes a quarter or an eighth of the bytes.
+
+`Parts` are the store's tensors of one layer as arrays. Which ones there are says how to read them,
+and the compiler picks the function by their type. bfloat16 is handed over as uint16: its 16 bits
+are the upper half of a float32's.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from minikv.cpu.compiler import kernel
+from minikv.cpu.kernels import TILE, _begin, _finish, _fold, _scratch, zero
+
+
+class BFloat16Parts(NamedTuple):
+    k_codes: np.ndarray  # (num_blocks, K, block_size, D) uint16
+    v_codes: np.ndarray
+
+
+class Int8Parts(NamedTuple):
+    k_codes: np.ndarray  # (num_blocks, K, block_size, D) int8
+    k_scale: np.ndarray  # (num_blocks, K, block_size) uint16
+    v_codes: np.ndarray
+    v_scale: np.ndarray
+
+
+class Int4Parts(NamedTuple):
+    k_codes: np.ndarray  # (num_blocks, K, block_size, D / 2) uint8
+    k_scale: np.ndarray  # (num_blocks, K, D) uint16: by channel of the block
+    k_low: np.ndarray
+    v_codes: np.ndarray  # (num_blocks, K, block_size, D / 2) uint8
+    v_scale: np.ndarray  # (num_blocks, K, block_size, groups) uint16
+    v_low: np.ndarray
+
+
+PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
+
+
+@kernel
+def widen(bits):
+    """The float32 whose upper 16 bits these are."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+def fetch(parts, block_id, head, lo, hi, block):
+    """Write K and V of the tokens lo to hi of a block and head to block (block_size, 2, 1, D)."""
+    raise NotImplementedError  # in compiled code one of those below stands here
+
+
+@overload(fetch, jit_options={"error_model": "numpy"})
+def _fetch(parts, block_id, head, lo, hi, block):
+    return {
+        BFloat16Parts: _fetch_bfloat16, Int8Parts: _fetch_int8, Int4Parts: _fetch_int4,
+    }[parts.instance_class]  # fmt: skip
+
+
+def _fetch_bfloat16(parts, block_id, head, lo, hi, block):
+    k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
+    for t in range(lo, hi):
+        k, v, k_code, v_code = block[t, 0, 0], block[t, 1, 0], k_codes[t], v_codes[t]
+        for d in range(k.shape[0]):
+            k[d] = widen(k_code[d])
+            v[d] = widen(v_code[d])
+
+
+def _fetch_int8(parts, block_id, head, lo, hi, block):
+    k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
+    k_scales, v_scales = parts.k_scale[block_id, head], parts.v_scale[block_id, head]
+    for t in range(lo, hi):
+        k, v, k_code, v_code = block[t, 0, 0], block[t, 1, 0], k_codes[t], v_codes[t]
+        k_scale, v_scale = widen(k_scales[t]), widen(v_scales[t])
+        for d in range(k.shape[0]):
+            k[d] = np.float32(k_code[d]) * k_scale
+            v[d] = np.float32(v_code[d]) * v_scale
+
+
+def _fetch_int4(parts, block_id, head, lo, hi, block):
+    k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
+    k_scales, k_lows = parts.k_scale[block_id, head], parts.k_low[block_id, head]
+    v_scales, v_lows = parts.v_scale[block_id, head], parts.v_low[block_id, head]
+    half = k_codes.shape[1]
+    group = 2 * half // v_scales.shape[1]
+    low_bits, shift = np.uint8(15), np.uint8(4)
+    for t in range(lo, hi):
+        k, v, k_code, v_code = block[t, 0, 0], block[t, 1, 0], k_codes[t], v_codes[t]
+        for d in range(half):
+            k[d] = np.float32(k_code[d] & low_bits)
+            k[d + half] = np.float32(k_code[d] >> shift)
+            v[d] = np.float32(v_code[d] & low_bits)
+            v[d + half] = np.float32(v_code[d] >> shift)
+        for d in range(2 * half):
+            k[d] = k[d] * widen(k_scales[d]) + widen(k_lows[d])
+        for g in range(v_scales.shape[1]):
+            scale, low = widen(v_scales[t, g]), widen(v_lows[t, g])
+            for d in range(g * group, (g + 1) * group):
+                v[d] = v[d] * scale + low
+
+
+@kernel
+def attend(
+    q, new_k, parts, open_keys, own_rows, tables, lens, query_start, window, out, first, last
+):
+    """The queries of sequence s, tokens query_start[s] to query_start[s + 1], attend to its context
+    through its block table; they stand at the last positions of it. A decode has one query.
+
+    q (T, H, D), new_k (T, K, D) -> out (T, H, D); tables (S, B), lens (S,), window 0 for none.
+    Where K is stored by block, open_keys (rows, K, block_size, D) has the keys of open blocks, and
+    own_rows (S,) the row of each sequence's first query's block; else open_keys has no rows.
+    Item i is KV head i % K of sequence i // K: items first to last are computed, of S * K.
+    """
+    kv_heads, head_dim = new_k.shape[1], new_k.shape[2]
+    block_size = parts.v_codes.shape[2]
+    group = q.shape[1] // kv_heads
+    scaled, acc, top, total, scores = _scratch(TILE * group, head_dim, block_size)
+    block = np.empty((block_size, 2, 1, head_dim), np.float32)
+    exact = np.empty((block_size, 2, 1, head_dim), np.float32)
+    has_exact = len(open_keys) > 0
+    for item in range(first, last):
+        row, head = item // kv_heads, item % kv_heads
+        first_token, end_token = query_start[row], query_start[row + 1]
+        first_position = lens[row] - (end_token - first_token)
+        for tile in range(first_token, end_token, TILE):
+            num_queries = min(TILE, end_token - tile)
+            rows = num_queries * group
+            position = first_position + tile - first_token  # of the tile's first query
+            for r in range(rows):
+                _begin(q[tile + r // group, head * group + r % group], scaled[r], acc[r])
+                top[r], total[r] = -np.inf, zero
+            seen_from = max(position + 1 - window, 0) if window > 0 else 0
+            seen_to = position + num_queries
+            for index in range(seen_from // block_size, (seen_to + block_size - 1) // block_size):
+                begin = index * block_size
+                to = min(seen_to - begin, block_size)
+                is_own = has_exact and begin + block_size > position
+                fetch(parts, tables[row, index], head, 0, to, block)
+                if is_own:  # some of these queries read the keys in full precision
+                    for t in range(to):
+                        token = begin + t - first_position
+                        if token < 0:
+                            exact[t, 0, 0] = open_keys[own_rows[row], head, t]
+                        else:
+                            exact[t, 0, 0] = new_k[first_token + token, head]
+                        exact[t, 1, 0] = block[t, 1, 0]
+                for r in range(rows):
+                    at = position + r // group
+                    lo = max(at + 1 - window - begin, 0) if window > 0 else 0
+                    hi = min(at + 1 - begin, block_size)
+                    if lo < hi:
+                        source = exact if is_own and at < begin + block_size else block
+                        _fold(scaled[r], source, 0, lo, hi, r, scores, top, total, acc[r])
+            for r in range(rows):
+                _finish(acc[r], total[r], out[tile + r // group, head * group + r % group])

@@ -1,0 +1,522 @@
+"""The engine with quantised K and V: the same tokens as the plain formula over quantised K and V,
+whatever happens to the blocks on the way; and scales that go where their blocks go."""
+
+import contextlib
+import dataclasses
+import functools
+import random
+
+import pytest
+import torch
+from helpers import (
+    InterruptedAttention,
+    RecordingSampler,
+    assert_empty,
+    run_ahead,
+    small,
+    with_weights,
+)
+
+import minikv
+from minikv import Engine, EngineConfig, KVStore, SamplingParams
+from minikv.quant.attention import QuantisedAttention
+from minikv.quant.formats import format_of
+from minikv.quant.oracle import QuantisedOracle
+from minikv.quant.store import QuantisedStore
+
+DTYPES = ("float16", "bfloat16", "int8", "fp8", "int4")
+FEW_BITS = ("int8", "int4")  # one that stores K by token, one by block
+
+
+@functools.lru_cache(maxsize=10_000)
+def oracle_tokens(lm, prompt: tuple[int, ...], num_tokens: int, kv_dtype: str, block_size: int):
+    """Greedy tokens of the plain formula: nothing cached, nothing paged."""
+    oracle = QuantisedOracle(lm.config, format_of(kv_dtype, block_size), block_size)
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(lm.logits(tokens, oracle)[-1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def check(engine: Engine) -> None:
+    """Every invariant, and: the open blocks are those that running sequences have begun."""
+    engine.check()
+    open_keys = engine.store.open
+    if open_keys is None:
+        return
+    size = engine.config.block_size
+    begun = {
+        sequence.table.block_ids[sequence.num_computed // size]
+        for sequence in engine.scheduler.running
+        if sequence.num_computed % size
+    }
+    assert open_keys.block_ids == begun
+    num_rows = open_keys.keys.shape[1]
+    assert len(open_keys._free) + len(open_keys._rows) == num_rows
+    assert len({*open_keys._free, *open_keys._rows.values()}) == num_rows
+
+
+def drain(engine: Engine, outputs: dict | None = None) -> dict:
+    outputs = {} if outputs is None else outputs
+    while engine.has_unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+        check(engine)
+    return outputs
+
+
+def greedy(num_tokens: int, **more) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **more)
+
+
+def generate(engine: Engine, prompts, params) -> list:
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    outputs = drain(engine)
+    return [outputs[request_id] for request_id in ids]
+
+
+def assert_oracle(lm, outputs, config: EngineConfig) -> None:
+    for output in outputs:
+        for sample in output.samples:
+            expected = oracle_tokens(
+                lm, tuple(output.prompt_ids), len(sample.token_ids), config.kv_dtype,
+                config.block_size,
+            )  # fmt: skip
+            assert sample.token_ids == expected
+
+
+# ── The same tokens as the plain formula ──────────────────────────────────────
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_tokens_of_every_architecture(pair, kv_dtype):
+    config = small(kv_dtype=kv_dtype, max_batch_tokens=16)
+    outputs = generate(Engine(pair.lm, config), pair.prompts(5, 1, 23, 8), greedy(14))
+    assert_oracle(pair.lm, outputs, config)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+@pytest.mark.parametrize("block_size", [2, 3, 16])
+@pytest.mark.parametrize("max_batch_tokens", [4, 7, 64])
+def test_tokens_do_not_depend_on_how_a_prompt_is_cut(llama, kv_dtype, block_size, max_batch_tokens):
+    config = small(kv_dtype=kv_dtype, block_size=block_size, max_batch_tokens=max_batch_tokens)
+    outputs = generate(Engine(llama.lm, config), llama.prompts(33, 16, 7), greedy(9))
+    assert_oracle(llama.lm, outputs, config)
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_logits_equal_the_plain_formula(llama, kv_dtype):
+    """Closer than one code of K apart: a wrong scale would not hide in an unchanged token."""
+    sampler = RecordingSampler()
+    config = small(kv_dtype=kv_dtype, max_batch_tokens=8)
+    engine = Engine(llama.lm, config, sampler=sampler)
+    [prompt] = llama.prompts(21)
+    [output] = generate(engine, [prompt], greedy(12))
+    oracle = QuantisedOracle(llama.lm.config, format_of(kv_dtype, 4), 4)
+    exact = llama.lm.logits(prompt + output.token_ids, oracle)[20:-1]
+    torch.testing.assert_close(torch.cat(sampler.calls), exact, rtol=1e-3, atol=1e-3)
+    plain = llama.lm.logits(prompt + output.token_ids)[20:-1]
+    if kv_dtype in FEW_BITS:
+        assert (exact - plain).abs().max() > 0.01  # it really was quantised
+
+
+# ── What happens to blocks ────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+def test_scales_through_fork_and_copy_on_write(llama, kv_dtype):
+    """Samples share the prompt's last block, which is partly filled, until they write."""
+    config = small(kv_dtype=kv_dtype, prefix_cache=False)
+    engine = Engine(llama.lm, config)
+    outputs = generate(engine, llama.prompts(6, 10, 7), greedy(9, n=3))
+    assert_oracle(llama.lm, outputs, config)
+    drawn = greedy(9, n=3, temperature=1.0, seed=5)
+    several = generate(engine, llama.prompts(6, 10), drawn)
+    for prompt, output in zip(llama.prompts(6, 10), several, strict=True):
+        assert len({tuple(sample.token_ids) for sample in output.samples}) > 1
+        # Each sample's logits are those of its own tokens: replayed alone, it says the same.
+        for sample in output.samples:
+            [alone] = generate(Engine(llama.lm, config), [prompt + sample.token_ids], greedy(1))
+            [again] = generate(engine, [prompt + sample.token_ids], greedy(1))
+            assert alone.token_ids == again.token_ids
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_scales_through_preemption(llama, kv_dtype, preemption):
+    config = small(kv_dtype=kv_dtype, num_blocks=14, preemption=preemption, max_batch_tokens=16)
+    engine = Engine(llama.lm, config)
+    outputs = generate(engine, llama.prompts(9, 10, 11, 5), greedy(18))
+    assert_oracle(llama.lm, outputs, config)
+    stats = engine.stats()
+    assert stats.preemptions > 0 and (stats.swaps_in > 0) == (preemption == "swap")
+    assert_empty(engine)
+
+
+def test_an_open_block_is_swapped_with_its_keys(llama):
+    """Every sequence that is swapped out here has a last block that is partly filled."""
+    config = small(kv_dtype="int4", num_blocks=10, preemption="swap", prefix_cache=False)
+    engine = Engine(llama.lm, config)
+    for prompt in llama.prompts(10, 9):
+        engine.add_request(prompt, greedy(20))
+    swapped = []
+    while engine.has_unfinished:
+        engine.step()
+        check(engine)
+        for sequence in engine.scheduler.waiting:
+            if sequence.host_block_ids and sequence.num_computed % 4:
+                host = engine.runner.host_store.open
+                last = sequence.host_block_ids[-1]
+                keys = host.keys[:, host.row(last), :, : sequence.num_computed % 4]
+                assert keys.abs().sum() > 0
+                swapped.append(last)
+    assert swapped
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+def test_scales_through_prefix_cache_hits(llama, kv_dtype):
+    config = small(kv_dtype=kv_dtype)
+    sampler = RecordingSampler()
+    engine = Engine(llama.lm, config, sampler=sampler)
+    [prefix, *ends] = llama.prompts(22, 1, 5, 9)
+    prompts = [prefix, *(prefix + end for end in ends), prefix[:20], prefix[:16]]
+    for prompt in prompts:  # one after the other, so that each finds the ones before
+        outputs = generate(engine, [prompt], greedy(7))
+        assert_oracle(llama.lm, outputs, config)
+    assert engine.stats().hit_tokens >= 5 * 12
+    # And logits on a hit are those on a miss.
+    sampler.calls.clear()
+    [hit] = generate(engine, [prompts[2]], greedy(7))
+    on_hit, fresh = torch.cat(sampler.calls), RecordingSampler()
+    [miss] = generate(Engine(llama.lm, config, sampler=fresh), [prompts[2]], greedy(7))
+    assert hit.token_ids == miss.token_ids
+    torch.testing.assert_close(on_hit, torch.cat(fresh.calls), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+def test_scales_through_eviction(llama, kv_dtype):
+    """Blocks are evicted and used again: old scales must not meet new codes."""
+    config = small(kv_dtype=kv_dtype, num_blocks=16)
+    engine = Engine(llama.lm, config)
+    for seed in range(4):
+        outputs = generate(engine, llama.prompts(25, 18, seed=seed), greedy(6))
+        assert_oracle(llama.lm, outputs, config)
+    [again] = generate(engine, llama.prompts(25, seed=0), greedy(6))
+    assert_oracle(llama.lm, [again], config)
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+def test_scales_through_weight_updates(llama, kv_dtype):
+    """Half way through, with full, open and cached blocks: all K and V are computed again."""
+    state = {name: tensor.clone() for name, tensor in llama.hf.state_dict().items()}
+    torch.manual_seed(1)
+    for name, tensor in state.items():
+        if "k_proj" in name or "v_proj" in name:
+            tensor += 0.1 * torch.randn_like(tensor)
+    config = small(kv_dtype=kv_dtype)
+    engine = Engine(llama.lm, config)
+    prompts = llama.prompts(13, 6)
+    ids = [engine.add_request(prompt, greedy(12)) for prompt in prompts]
+    moved = {}
+    for _ in range(4):
+        moved |= {output.request_id: output for output in engine.step()}
+        check(engine)
+    before = [moved[request_id].token_ids for request_id in ids]
+    assert all(0 < len(tokens) < 12 for tokens in before)
+    engine.update_weights(state)
+    outputs = drain(engine)
+    new = with_weights(llama.lm, state)
+    for prompt, request_id, old in zip(prompts, ids, before, strict=True):
+        rest = oracle_tokens(new, tuple(prompt + old), 12 - len(old), kv_dtype, 4)
+        assert outputs[request_id].token_ids == old + rest
+    outputs = generate(engine, prompts, greedy(5))  # nothing that is cached is old
+    assert_oracle(new, outputs, config)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
+    config = small(kv_dtype=kv_dtype, prefix_cache=False)
+    engine = Engine(llama.lm, config)
+    [prompt] = llama.prompts(9)
+    beams = engine.beam_search(prompt, beam_width=3, max_tokens=10)
+    check(engine)
+    assert_empty(engine)
+    oracle = QuantisedOracle(llama.lm.config, format_of(kv_dtype, 4), 4)
+    for beam in beams:
+        log_probs = llama.lm.logits(prompt + beam.token_ids, oracle)[8:-1].log_softmax(-1)
+        chosen = log_probs.gather(1, torch.tensor(beam.token_ids)[:, None])
+        assert beam.score == pytest.approx(chosen.sum().item() / len(beam.token_ids), rel=1e-3)
+    best = engine.beam_search(prompt, beam_width=1, max_tokens=10)[0]
+    assert best.token_ids == oracle_tokens(llama.lm, tuple(prompt), 10, kv_dtype, 4)
+
+
+@pytest.mark.parametrize("kv_dtype", FEW_BITS)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_traces(llama, kv_dtype, seed):
+    """Requests, aborts and interrupts in a pool that is too small, with shared prefixes."""
+    rng = random.Random(seed)
+    config = small(
+        kv_dtype=kv_dtype, num_blocks=rng.choice([12, 20]), max_num_seqs=5,
+        max_batch_tokens=rng.choice([5, 12, 64]), prefix_cache=rng.random() < 0.7,
+        preemption=rng.choice(["recompute", "swap"]),
+    )  # fmt: skip
+
+    class Interrupted(QuantisedAttention):
+        error = None
+        bind_batch = QuantisedAttention.bind
+
+        def bind(self, batch):
+            attend = self.bind_batch(batch)
+
+            def attend_or_raise(layer, *rest):
+                if self.error is not None and layer == 1:
+                    self.error = None
+                    raise KeyboardInterrupt
+                return attend(layer, *rest)
+
+            return attend_or_raise
+
+    engine = Engine(llama.lm, config, attention=Interrupted)
+    if seed % 2:
+        run_ahead(engine)
+    prefix = llama.prompts(17)[0]
+    alive, outputs, aborted = {}, {}, set()
+    for _ in range(60):
+        event = rng.random()
+        if event < 0.35 and len(alive) < 12:
+            start = prefix[: rng.choice([0, 4, 9, 16])]
+            prompt = start + llama.prompts(rng.randint(1, 12), seed=rng.randint(0, 3))[0]
+            params = greedy(rng.randint(1, 14), n=rng.choice([1, 1, 3]))
+            alive[engine.add_request(prompt, params)] = prompt
+        elif event < 0.42 and alive:
+            gone = rng.choice(list(alive))
+            if gone in engine._requests:
+                engine.abort(gone)
+                aborted.add(gone)
+        elif event < 0.47:
+            engine.attention.error = True
+            with contextlib.suppress(KeyboardInterrupt):
+                outputs |= {output.request_id: output for output in engine.step()}
+            engine.attention.error = None
+        else:
+            outputs |= {output.request_id: output for output in engine.step()}
+        engine.check()
+        if not seed % 2:
+            check(engine)
+    while engine.has_unfinished:
+        outputs |= {output.request_id: output for output in engine.step()}
+        engine.check()
+    finished = [outputs[i] for i in alive if i in outputs and i not in aborted]
+    assert finished
+    assert_oracle(llama.lm, finished, config)
+    assert_empty(engine)
+    if engine.store.open is not None:
+        assert not engine.store.open.block_ids
+
+
+def test_open_rows_are_added_when_beams_need_them(llama):
+    config = small(kv_dtype="int4", max_num_seqs=3, prefix_cache=False)
+    engine = Engine(llama.lm, config)
+    for prompt in llama.prompts(5, 6, 7):
+        engine.add_request(prompt, greedy(12))
+    engine.step()
+    assert len(engine.store.open.block_ids) == 3
+    [prompt] = llama.prompts(9)
+    beams = engine.beam_search(prompt, beam_width=3, max_tokens=6)
+    assert engine.store.open.keys.shape[1] > 3
+    alone = Engine(llama.lm, config).beam_search(prompt, beam_width=3, max_tokens=6)
+    assert [beam.token_ids for beam in beams] == [beam.token_ids for beam in alone]
+    assert_oracle(llama.lm, drain(engine).values(), config)
+
+
+# ── The store ─────────────────────────────────────────────────────────────────
+
+
+def make_store(lm, kv_dtype: str, num_blocks: int = 6, block_size: int = 4) -> QuantisedStore:
+    return QuantisedStore(
+        format_of(kv_dtype, block_size), 3, lm.config, num_blocks, block_size,
+        torch.device("cpu"), torch.float32,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kv_dtype", DTYPES)
+def test_a_copy_reads_the_same_in_every_layer(llama, kv_dtype):
+    """All parts of a block go along, into the same store and into another one."""
+    store, other = make_store(llama.lm, kv_dtype), make_store(llama.lm, kv_dtype)
+    for part in store.parts.values():
+        torch.manual_seed(part.ndim)
+        part.copy_(torch.randint(0, 9, part.shape))
+    before = [store.read(layer, torch.arange(6)) for layer in range(2)]
+    store.copy_to(store, [(0, 3), (2, 0)])  # 0 is read before it is written
+    store.copy_to(other, [(3, 1)])
+    for layer in range(2):
+        for was, now, there in zip(
+            before[layer],
+            store.read(layer, torch.arange(6)),
+            other.read(layer, torch.arange(6)),
+            strict=True,
+        ):
+            assert torch.equal(now[3], was[0]) and torch.equal(now[0], was[2])
+            assert torch.equal(now[[1, 2, 4, 5]], was[[1, 2, 4, 5]])
+            assert torch.equal(there[1], was[0]) and not there[0].any()
+
+
+def test_a_copy_into_another_format_is_refused(llama):
+    int8, int4 = make_store(llama.lm, "int8"), make_store(llama.lm, "int4")
+    with pytest.raises(ValueError, match="other: must be a store of int8"):
+        int8.copy_to(int4, [(0, 1)])
+    plain = KVStore(llama.lm.config, 6, 4, torch.device("cpu"), torch.float32)
+    with pytest.raises(ValueError, match="other: must be a store of int4"):
+        int4.copy_to(plain, [(0, 1)])
+
+
+def test_a_token_inside_a_closed_block_is_not_rewritten(llama):
+    """A truncation, of rejected drafts say, would need it: int8 can, int4 says that it cannot."""
+
+    def rewrite(kv_dtype):
+        engine = Engine(llama.lm, small(kv_dtype=kv_dtype, prefix_cache=False))
+        engine.add_request(llama.prompts(7)[0], greedy(8))
+        engine.step()
+        engine.step()  # 8 tokens: block 1 is closed
+        [sequence] = engine.scheduler.running
+        sequence.num_computed, sequence.next_slot = 6, None
+        del sequence.token_ids[7:]
+        return drain(engine)
+
+    assert len(rewrite("int8")[0].token_ids) == 8
+    with pytest.raises(RuntimeError, match=r"block 1 is closed.*int8"):
+        rewrite("int4")
+
+
+def test_a_quantised_store_has_no_floats(llama):
+    store = make_store(llama.lm, "int8")
+    with pytest.raises(AttributeError, match=r"int8 has no floats.*parts"):
+        _ = store.blocks
+    with pytest.raises(AttributeError, match="no floats"):
+        _ = store.slots
+
+
+# ── Settings ──────────────────────────────────────────────────────────────────
+
+
+def test_auto_is_what_it_was(llama):
+    engine = Engine(llama.lm, small())
+    assert type(engine.store) is KVStore and type(engine.attention) is minikv.TorchAttention
+    assert type(engine.pool) is minikv.BlockPool
+    assert engine.stats().bytes_per_token == llama.lm.config.kv_bytes_per_token(torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "bytes_per_token"),
+    [
+        ("auto", 5120), ("float16", 2560), ("bfloat16", 2560),
+        ("int8", 1280 + 5 * 2 * 2 * 2),  # codes; layers x (K, V) x heads x a scale of 2 bytes
+        ("fp8", 1280 + 5 * 2 * 2 * 2),
+        # V: two groups of a head with scale and zero point; K: as many for 64 channels of a block
+        ("int4", 640 + 5 * 2 * 2 * 4 + 5 * 2 * 64 * 4 / 16),
+    ],
+)  # fmt: skip
+def test_stats_say_bytes_per_token(tinypy, kv_dtype, bytes_per_token):
+    engine = Engine(tinypy.lm, EngineConfig(num_blocks=8, kv_dtype=kv_dtype))
+    assert engine.stats().bytes_per_token == bytes_per_token
+    if kv_dtype != "auto":
+        held = sum(part.nbytes for part in engine.store.parts.values())
+        assert held == bytes_per_token * 16 * 8
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", *DTYPES])
+@pytest.mark.parametrize("memory", ["1 MiB", "3 MiB", 10**7])
+def test_a_pool_of_so_many_bytes(tinypy, kv_dtype, memory):
+    config = EngineConfig(
+        kv_dtype=kv_dtype, kv_memory=memory, max_num_seqs=8, max_batch_tokens=8, num_blocks=3
+    )
+    engine = Engine(tinypy.lm, config)
+    limit = {"1 MiB": 2**20, "3 MiB": 3 * 2**20}.get(memory, memory)
+    block = 16 * engine.stats().bytes_per_token
+
+    def held(num_blocks):
+        open_keys = min(8, num_blocks) * 16 * 2560 if kv_dtype == "int4" else 0
+        return num_blocks * block + open_keys
+
+    num_blocks = engine.stats().blocks_total
+    assert held(num_blocks) <= limit < held(num_blocks + 1)
+    tensors = [engine.store.blocks] if kv_dtype == "auto" else [*engine.store.parts.values()]
+    tensors += [engine.store.open.keys] if kv_dtype == "int4" else []
+    assert sum(tensor.nbytes for tensor in tensors) == held(num_blocks)
+    assert engine.config.num_blocks == num_blocks
+
+
+def test_the_same_memory_holds_more_tokens(tinypy):
+    def blocks(**changes):
+        config = EngineConfig(kv_memory="64 MiB", **changes)
+        return Engine(tinypy.lm, config).stats().blocks_total * config.block_size
+
+    assert blocks(kv_dtype="int8") / blocks() > 3.5
+    assert blocks(kv_dtype="int4", block_size=32, max_num_seqs=16) / blocks(block_size=32) > 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_dtype": "int3"}, "kv_dtype: must be one of 'auto', .*'int4', 'fp8', was 'int3'"),
+        ({"kv_dtype": None}, "kv_dtype: must be one of .* was None"),
+        ({"kv_memory": "much"}, "kv_memory: must be a number of bytes.*was 'much'"),
+    ],
+)
+def test_bad_settings_are_refused_where_they_are_made(changes, said):
+    with pytest.raises(ValueError, match=said):
+        EngineConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kv_dtype": "int8", "attention": "triton"}, "kv_dtype: .*'int8'; use attention='torch'"),
+        ({"kv_dtype": "int4", "block_size": 1}, "block_size: .*int4.* at least 2 tokens, was 1"),
+        ({"kv_memory": "1 KiB"}, "kv_memory: one block of 16 tokens takes [0-9,]+ bytes, was '1 K"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(llama, changes, said):
+    with pytest.raises(ValueError, match=said):
+        Engine(llama.lm, EngineConfig(**changes))
+
+
+def test_a_model_that_computes_in_that_dtype_needs_nothing(llama):
+    lm = minikv.load(llama.folder, dtype=torch.bfloat16)
+    engine = Engine(lm, small(kv_dtype="bfloat16"))
+    assert type(engine.store) is KVStore
+    assert type(Engine(lm, small(kv_dtype="int8")).store) is QuantisedStore
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "int4"])
+def test_a_model_in_bfloat16(llama, kv_dtype):
+    lm = minikv.load(llama.folder, dtype=torch.bfloat16)
+    config = small(kv_dtype=kv_dtype)
+    for output in generate(Engine(lm, config), llama.prompts(9, 14), greedy(8)):
+        oracle = QuantisedOracle(lm.config, format_of(kv_dtype, 4), 4)
+        logits = lm.logits(output.prompt_ids + output.token_ids, oracle)
+        logits = logits[len(output.prompt_ids) - 1 : -1]
+        chosen = logits[torch.arange(8), torch.tensor(output.token_ids)]
+        assert (logits.max(-1).values - chosen).max() <= 0.5  # to the rounding of bfloat16
+
+
+def test_a_backend_for_floats_cannot_read_codes(llama):
+    with pytest.raises(AttributeError, match="int8 has no floats"):
+        Engine(llama.lm, small(kv_dtype="int8"), attention=InterruptedAttention)
+    with pytest.raises(ValueError, match=r"store: must be quantised.*kv_dtype"):
+        Engine(llama.lm, small(), attention=QuantisedAttention)
+
+
+def test_prefix_caches_of_two_precisions_never_meet(llama):
+    """An engine has one precision and one cache. Nothing of it is shared with another engine."""
+    [prompt] = llama.prompts(20)
+    engines = [Engine(llama.lm, small(kv_dtype=kv_dtype)) for kv_dtype in FEW_BITS]
+    for engine in engines:
+        generate(engine, [prompt], greedy(3))
+    for engine in engines:
+        outputs = generate(engine, [prompt], greedy(6))
+        assert_oracle(llama.lm, outputs, engine.config)
+        assert engine.stats().hit_tokens > 0
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        engines[0].config.kv_dtype = "int4"
