@@ -25,7 +25,7 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
     title = f"The largest distance to a mark: {parts}"
     figure, axes = style.new_axes(title, "", "", height=2.9)
     places = range(len(rulers), -1, -1)
-    for y, (name, marks) in zip(list(places)[1:], rulers.items(), strict=True):
+    for y, marks in zip(list(places)[1:], rulers.values(), strict=True):
         axes.plot([float(marks.min()), float(marks.max())], [y, y], color=style.FAINT, linewidth=1)
         axes.plot(marks, [y] * len(marks), "|", color=style.INK, markersize=13)
         near = marks[(x[:, None] - marks).abs().argmin(1)]
@@ -165,7 +165,9 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
         f"{name}: {size:,.0f} bytes, KL {value:.2g} ({low:.2g} to {high:.2g})"
         for name, (size, (value, low, high)) in costs.items()
     )
-    caption = "Bars: 95 % intervals of a bootstrap over the windows. The scale of KL is logarithmic."
+    caption = (
+        "Bars: 95 % intervals of a bootstrap over the windows. The scale of KL is logarithmic."
+    )
     return style.Picture(figure, f"{title}. {words}.", caption)
 
 

@@ -121,9 +121,7 @@ class Cost:
             "kl": (self.kl.sum(1), torch.full((len(self.kl),), float(self.kl.shape[1])), 1.0),
             "same": (self.same.sum(1), torch.full((len(self.kl),), float(self.kl.shape[1])), 100.0),
         }[name]
-        draw = torch.randint(
-            len(top), (2000, len(top)), generator=torch.Generator().manual_seed(0)
-        )
+        draw = torch.randint(len(top), (2000, len(top)), generator=torch.Generator().manual_seed(0))
         again = (times * top[draw].sum(1) / below[draw].sum(1)).sort().values
         return float(times * top.sum() / below.sum()), float(again[49]), float(again[1949])
 

@@ -240,7 +240,7 @@ scenario(
 
 
 def attention(mine, program, log: Log) -> None:
-    heads, kv_heads, dim, size, block_ids, context_len, spread = program
+    heads, kv_heads, dim, size, block_ids, context_len, _ = program
     words = (
         f"{context_len} tokens in blocks {block_ids} of {size}, {heads} query heads on "
         f"{kv_heads}, head dim {dim}"
@@ -341,8 +341,8 @@ def blocks_of_int8(mine, program, log: Log) -> None:
             source, target = map(int, word[1:].split(">"))
             log.call(f"copy({source}, {target})", blocks.copy, source, target, see=False)
             text = ""
-        log(text, {"blocks 0, 1, … read (K)": torch.stack([blocks.read(i)[0] for i in range(4)]),
-                   "blocks 0, 1, … read (V)": torch.stack([blocks.read(i)[1] for i in range(4)])})  # fmt: skip
+        k, v = (torch.stack(x) for x in zip(*map(blocks.read, range(4)), strict=True))
+        log(text, {"blocks 0, 1, … read (K)": k, "blocks 0, 1, … read (V)": v})
 
 
 scenario(
