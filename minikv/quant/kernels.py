@@ -83,24 +83,35 @@ def _fetch_int8(parts, block_id, head, lo, hi, block):
 
 def _fetch_int4(parts, block_id, head, lo, hi, block):
     k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
-    k_scales, k_lows = parts.k_scale[block_id, head], parts.k_low[block_id, head]
     v_scales, v_lows = parts.v_scale[block_id, head], parts.v_low[block_id, head]
     half = k_codes.shape[1]
     group = 2 * half // v_scales.shape[1]
-    low_bits, shift = np.uint8(15), np.uint8(4)
+    ends = np.empty((2, 2 * half), np.float32)
+    scales, lows = ends[0], ends[1]
+    for d in range(2 * half):
+        scales[d] = widen(parts.k_scale[block_id, head, d])
+        lows[d] = widen(parts.k_low[block_id, head, d])
     for t in range(lo, hi):
-        k, v, k_code, v_code = block[t, 0, 0], block[t, 1, 0], k_codes[t], v_codes[t]
-        for d in range(half):
-            k[d] = np.float32(k_code[d] & low_bits)
-            k[d + half] = np.float32(k_code[d] >> shift)
-            v[d] = np.float32(v_code[d] & low_bits)
-            v[d + half] = np.float32(v_code[d] >> shift)
+        unpack(k_codes[t], block[t, 0, 0])
+        unpack(v_codes[t], block[t, 1, 0])
+        k, v = block[t, 0, 0], block[t, 1, 0]
         for d in range(2 * half):
-            k[d] = k[d] * widen(k_scales[d]) + widen(k_lows[d])
+            k[d] = k[d] * scales[d] + lows[d]
         for g in range(v_scales.shape[1]):
             scale, low = widen(v_scales[t, g]), widen(v_lows[t, g])
-            for d in range(g * group, (g + 1) * group):
-                v[d] = v[d] * scale + low
+            part = v[g * group : (g + 1) * group]
+            for d in range(group):
+                part[d] = part[d] * scale + low
+
+
+@kernel
+def unpack(packed, codes):
+    """`formats.unpack` into floats: packed (D / 2,) -> codes (D,)."""
+    half = packed.shape[0]
+    low, high = codes[:half], codes[half:]
+    for d in range(half):
+        low[d] = np.float32(np.uint8(packed[d] & 15))
+        high[d] = np.float32(np.uint8(packed[d] >> 4))
 
 
 @kernel

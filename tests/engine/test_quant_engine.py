@@ -20,6 +20,7 @@ from helpers import (
 import minikv
 from minikv import Engine, EngineConfig, KVStore, SamplingParams
 from minikv.quant.attention import QuantisedAttention
+from minikv.quant.choice import COMPILED
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
 from minikv.quant.store import QuantisedStore
@@ -84,12 +85,22 @@ def assert_oracle(lm, outputs, config: EngineConfig) -> None:
             assert sample.token_ids == expected
 
 
+@pytest.fixture(params=["torch", "cpu"])
+def attention(request, kv_dtype):
+    """Each way to read what is stored. Tests without it use the fastest."""
+    if request.param == "cpu":
+        pytest.importorskip("numba")
+        if kv_dtype not in COMPILED:
+            pytest.skip("read by PyTorch alone")
+    return request.param
+
+
 # ── The same tokens as the plain formula ──────────────────────────────────────
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_tokens_of_every_architecture(pair, kv_dtype):
-    config = small(kv_dtype=kv_dtype, max_batch_tokens=16)
+def test_tokens_of_every_architecture(pair, kv_dtype, attention):
+    config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=16)
     outputs = generate(Engine(pair.lm, config), pair.prompts(5, 1, 23, 8), greedy(14))
     assert_oracle(pair.lm, outputs, config)
 
@@ -97,17 +108,22 @@ def test_tokens_of_every_architecture(pair, kv_dtype):
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
 @pytest.mark.parametrize("block_size", [2, 3, 16])
 @pytest.mark.parametrize("max_batch_tokens", [4, 7, 64])
-def test_tokens_do_not_depend_on_how_a_prompt_is_cut(llama, kv_dtype, block_size, max_batch_tokens):
-    config = small(kv_dtype=kv_dtype, block_size=block_size, max_batch_tokens=max_batch_tokens)
+def test_tokens_do_not_depend_on_how_a_prompt_is_cut(
+    llama, kv_dtype, attention, block_size, max_batch_tokens
+):
+    config = small(
+        kv_dtype=kv_dtype, attention=attention, block_size=block_size,
+        max_batch_tokens=max_batch_tokens,
+    )  # fmt: skip
     outputs = generate(Engine(llama.lm, config), llama.prompts(33, 16, 7), greedy(9))
     assert_oracle(llama.lm, outputs, config)
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-def test_logits_equal_the_plain_formula(llama, kv_dtype):
+def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
     """Closer than one code of K apart: a wrong scale would not hide in an unchanged token."""
     sampler = RecordingSampler()
-    config = small(kv_dtype=kv_dtype, max_batch_tokens=8)
+    config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=8)
     engine = Engine(llama.lm, config, sampler=sampler)
     [prompt] = llama.prompts(21)
     [output] = generate(engine, [prompt], greedy(12))
@@ -401,7 +417,7 @@ def test_a_quantised_store_has_no_floats(llama):
 
 
 def test_auto_is_what_it_was(llama):
-    engine = Engine(llama.lm, small())
+    engine = Engine(llama.lm, small(attention="torch"))
     assert type(engine.store) is KVStore and type(engine.attention) is minikv.TorchAttention
     assert type(engine.pool) is minikv.BlockPool
     assert engine.stats().bytes_per_token == llama.lm.config.kv_bytes_per_token(torch.float32)
@@ -474,6 +490,7 @@ def test_bad_settings_are_refused_where_they_are_made(changes, said):
     [
         ({"kv_dtype": "int8", "attention": "triton"}, "kv_dtype: .*'int8'; use attention='torch'"),
         ({"kv_dtype": "int4", "block_size": 1}, "block_size: .*int4.* at least 2 tokens, was 1"),
+        ({"kv_dtype": "fp8", "attention": "cpu"}, "kv_dtype: .*'fp8'; use attention='torch'"),
         ({"kv_memory": "1 KiB"}, "kv_memory: one block of 16 tokens takes [0-9,]+ bytes, was '1 K"),
     ],
 )

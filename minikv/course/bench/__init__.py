@@ -15,6 +15,8 @@ from minikv.course.bench import (
     decode,
     gpu,
     gpu_kernels,
+    kv,
+    kv_quality,
     ladder,
     paging,
     radix,
@@ -32,6 +34,8 @@ BENCHMARKS = {
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
+    "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
+    "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
 }
 
 ON_A_GPU = {
