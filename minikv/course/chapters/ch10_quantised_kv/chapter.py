@@ -103,7 +103,7 @@ better_axis:
             works="""\
 A scale has to cover the range of the numbers that share it. If one channel is large in all tokens,
 each token's ruler is stretched by that channel, and the other channels get coarse marks. Along the
-channel the large numbers share a ruler with each other, and nobody else pays.
+channel the large numbers share a ruler with each other, and the other channels keep fine marks.
 
 In K such channels exist: RoPE turns pairs of channels, some of them so slowly that they keep a
 large mean. KIVI (Liu et al., 2024) and KVQuant (Hooper et al., 2024) found this at about the same
@@ -216,17 +216,16 @@ Assigning to an index of a tensor copies numbers. Assigning to an index of a lis
 reference. The two lines read alike and do different things, so the two blocks shared a tensor of
 scales, and the last write to either of them won.
 
-The symptom is quiet. The scale of a later token is about as large as the overwritten one,
-so a key comes back too long or too short by some per cent, its direction unchanged. Scores shift a
-little, some samples draw other tokens, most do not. A NaN would have been kinder. Greedy
-samples hide it completely: all of them write the same scale.
+The symptom is quiet. A key comes back too long or too short, its direction unchanged, so its score
+is off by a factor. Some samples then draw other tokens, others do not. Greedy samples hide it
+completely: all of them write the same scale.
 
 In the engine all that is needed to read a block has the block's id as its index: codes, scales,
 zero points. One loop over these tensors copies them, for copy-on-write, swap and back, and a new
 piece cannot be forgotten. `QuantisedStore.copy_to` in minikv/quant/store.py is that loop.
 
-Real engines have met the same: whatever is kept beside the blocks, and not in them, has to be
-moved by each feature that moves blocks, and one of them forgets it.""",
+Whatever is kept beside the blocks, and not in them, has to be moved by each feature that moves
+blocks. Sooner or later one of them forgets it.""",
         ),
         Exercise(
             id="10.6",
@@ -256,8 +255,8 @@ it: while the weights take most of a step, K and V can shrink as they like.
 In a batch each sequence saves its own bytes, and the fixed part is shared. So the crossover
 comes earlier, and a server with many long contexts gains most.
 
-The quotient never reaches 4, because of the scales, and reaches 3.88 only where a step reads
-nothing but K and V. If a kernel needs longer to convert a code than memory needs to deliver four
+The quotient stays below 4 because of the scales, and comes near 3.88 only where a step reads
+hardly anything but K and V. If a kernel needs longer to convert a code than memory needs to deliver four
 bytes, the two lines never cross. That is why int8 in plain PyTorch, where every conversion writes
 a float tensor, saves memory and no time.
 

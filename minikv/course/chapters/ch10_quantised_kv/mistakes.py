@@ -29,7 +29,7 @@ PAIRS = "channel i shares a byte with channel i + D / 2"
 SCALES = "where are the scales of K and of V multiplied?"
 RUNNING = "M = max(m, m'), and what shrinks when it grows"
 EMPTY = "which slots of the last block hold tokens?"
-STILL = "both blocks still have the same memory of scales: a slice, `detach` or another list copies none"
+STILL = "both blocks still have one tensor of scales: a slice, `detach` or a new list copies none"
 BOTH = "what do both blocks hold after the copy?"
 
 SCALE = "scale = round_up(x.float().abs().amax(-1) / 127)"

@@ -19,28 +19,27 @@ Interval = tuple[float, float, float]  # value, low, high
 
 
 def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style.Picture:
-    """Numbers above, and for each ruler its marks; a line leads from each number to its mark."""
+    """Numbers between two rulers, each with its marks. A line leads from each number to the mark
+    that stands for it."""
     lost = {name: float((x[:, None] - marks).abs().amin(1).max()) for name, marks in rulers.items()}
     parts = ", ".join(f"{name.partition(':')[0]} {error:.2f}" for name, error in lost.items())
     title = f"The largest distance to a mark: {parts}"
     figure, axes = style.new_axes(title, "", "", height=2.9)
-    places = range(len(rulers), -1, -1)
-    for y, marks in zip(list(places)[1:], rulers.values(), strict=True):
+    for y, marks in zip((2, 0), rulers.values(), strict=True):
         axes.plot([float(marks.min()), float(marks.max())], [y, y], color=style.FAINT, linewidth=1)
         axes.plot(marks, [y] * len(marks), "|", color=style.INK, markersize=13)
         near = marks[(x[:, None] - marks).abs().argmin(1)]
-        axes.plot(near, [y] * len(x), "o", color=style.PALETTE[3], markersize=5)
-    axes.plot(x, [len(rulers)] * len(x), "o", color=style.PALETTE[0], markersize=7)
-    first = next(iter(rulers.values()))
-    for number, mark in zip(x, first[(x[:, None] - first).abs().argmin(1)], strict=True):
-        axes.plot([float(number), float(mark)], [len(rulers), len(rulers) - 1],
-                  color=style.FAINT, linewidth=0.6)  # fmt: skip
-    axes.set_yticks(list(places), labels=["the numbers", *rulers])
-    axes.set_ylim(-0.1 + min(places) + 0.6, len(rulers) + 0.4)
+        for number, mark in zip(x.tolist(), near.tolist(), strict=True):
+            axes.plot([number, mark], [1, y], color=style.FAINT, linewidth=0.8)
+        axes.plot(near, [y] * len(x), "s", color=style.PALETTE[3], markersize=5)
+    axes.plot(x, [1] * len(x), "o", color=style.PALETTE[0], markersize=7)
+    first, second = rulers
+    axes.set_yticks([2, 1, 0], labels=[first, "the numbers", second])
+    axes.set_ylim(-0.5, 2.5)
     axes.spines["left"].set_visible(False)
     axes.tick_params(axis="y", length=0)
     words = "; ".join(
-        f"{name}, {len(marks)} marks from {float(marks.min()):.2f} to {float(marks.max()):.2f}"
+        f"{name}, from {float(marks.min()):.2f} to {float(marks.max()):.2f}"
         for name, marks in rulers.items()
     )
     numbers = ", ".join(f"{float(number):g}" for number in x)
