@@ -12,11 +12,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
 
 import minikv
+from minikv.cpu.choice import numba_problem
 
 OLDEST_PYTHON = (3, 11)
 
@@ -86,6 +88,17 @@ def check_torch() -> Result:
     if not error < 1e-3:
         return Result("FAIL", f"a float32 matrix product is off by {error:.1e}", REINSTALL)
     return Result("ok", f"float32 matrix product within {error:.1e} of float64")
+
+
+def check_compiler() -> Result:
+    """Compile the engine's step, so that no notebook has to."""
+    problem = numba_problem()
+    if problem:
+        return Result("skip", f"Numba does not work ({problem}): all runs, several times slower")
+    started = perf_counter()
+    engine = minikv.Engine(minikv.load("tinypy"), minikv.EngineConfig(attention="cpu"))
+    engine.generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
+    return Result("ok", f"the step of the engine, in {perf_counter() - started:.1f} s")
 
 
 def check_model() -> Result:
@@ -177,6 +190,7 @@ CHECKS = (
     ("python", check_python, REINSTALL),
     ("packages", check_packages, REINSTALL),
     ("torch", check_torch, REINSTALL),
+    ("compiler", check_compiler, REINSTALL),
     ("model", check_model, RESTORE),
     ("triton", check_triton, REINSTALL),
     ("gpu", check_gpu, FIX_GPU),

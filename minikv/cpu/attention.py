@@ -6,13 +6,15 @@ from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
-from minikv.cpu.step import Program, can_compile
+from minikv.cpu.step import Program, can_compile, compute_many
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
-# Steps of at most this many tokens run as one program. With more, a product reads each weight for
-# so many rows that arithmetic is what costs, and there oneDNN is nearly twice as fast as our loop.
-FEW = 16
+# Steps of at most this many tokens run as one program. Measured on tinypy, processor time of a step
+# on one thread, as a program and with oneDNN's products: 4.0 and 6.3 ms at 8 tokens, 9.7 and 10.8
+# at 24, 11.8 and 13.2 at 32. With more, starting operations from Python costs ever less beside the
+# arithmetic, in which oneDNN is nearly twice as fast as our loop.
+FEW = 32
 
 
 class CpuAttention(AttentionBackend):
@@ -23,21 +25,21 @@ class CpuAttention(AttentionBackend):
         self.blocks = [layer.numpy() for layer in store.blocks]
         self.slots = [layer.numpy() for layer in store.slots]
         self.program: Program | None = None
-        self.transformer: Transformer | None = None  # of the program
 
     def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a batch of few tokens, by the program. They are valid until the next
-        call. None: the batch has many tokens, or the transformer is not the usual one."""
-        if len(batch.token_ids) > FEW or not can_compile(transformer):
-            return None
+        """The logits of a batch, valid until the next call; None if the transformer is not the
+        usual one."""
         width = batch.block_tables.shape[1]
-        if self.transformer is not transformer or not self.program.fits(width):
+        if self.program is None or not self.program.fits(transformer, width):
+            if not can_compile(transformer):
+                return None
             self.program = Program(transformer, self.store, FEW, 2 * width)
-            self.transformer = transformer
-        return self.program.run(batch)
+        if len(batch.token_ids) <= FEW:
+            return self.program.run(batch)
+        return compute_many(transformer, self.store, batch, self.program.num_threads)
 
     def bind(self, batch: Batch) -> Attend:
-        """The `attend` of this batch, for all that does not run as one program."""
+        """The `attend` of this batch, for a transformer that is not the usual one."""
         decodes, num_seqs = batch.num_decodes, len(batch.context_lens_host)
         slots, tables = batch.slot_mapping.numpy(), batch.block_tables.numpy()
         lens, starts = batch.context_lens_host, batch.query_start_host
@@ -49,14 +51,8 @@ class CpuAttention(AttentionBackend):
             queries, found = q.contiguous().numpy(), out.numpy()
             write = k.contiguous().numpy(), v.contiguous().numpy()
             kernels.write_cache(*write, slots, self.slots[layer])
-            if decodes > 0:
-                some = queries[:decodes], kv, tables, lens, window, found[:decodes]
-                kernels.attend_decode(*some, 0, decodes * kv_heads)
-            if decodes < num_seqs:
-                rest = tables[decodes:], lens[decodes:], starts[decodes:]
-                kernels.attend_prefill(
-                    queries, kv, *rest, window, found, 0, (num_seqs - decodes) * kv_heads
-                )
+            items, border = num_seqs * kv_heads, decodes * kv_heads
+            kernels.attend(queries, kv, tables, lens, starts, window, found, 0, items, border)
             return out
 
         return attend

@@ -23,6 +23,14 @@ class Cache(FunctionCache):
             super().save_overload(sig, data)
 
 
+_kernels: list[Any] = []
+
+
+def num_compiled() -> int:
+    """How many versions of kernels this process has compiled, not found on disk."""
+    return sum(len(one.signatures) - sum(one.stats.cache_hits.values()) for one in _kernels)
+
+
 def kernel(function: Callable) -> Any:
     """Compile a function for this machine when it is first called with arrays of these types.
 
@@ -36,6 +44,7 @@ def kernel(function: Callable) -> Any:
 
 def keep(compiled: Any) -> Any:
     """Let what was compiled be found by the next process. Returns it."""
+    _kernels.append(compiled)
     with suppress(OSError, RuntimeError):  # Numba found no folder
         compiled._cache = Cache(compiled.py_func)
     return compiled

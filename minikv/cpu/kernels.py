@@ -121,7 +121,10 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
 
 @kernel
 def write_cache(k, v, slots, kv):
-    """Write keys and values, k and v (T, K, D), into their slots (T,) of kv (num_slots, 2, K, D)."""
+    """Write keys and values, k and v (T, K, D), into their slots (T,).
+
+    kv (num_slots, 2, K, D) of one layer.
+    """
     num_tokens, kv_heads, head_dim = k.shape
     for t in range(num_tokens):
         for head in range(kv_heads):
@@ -139,26 +142,30 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     last `window` keys, all of them if that is 0. Item i is KV head i % K of sequence i // K:
     items first to last are computed, of S * K.
 
-    A block's K and V come from memory once, for all query heads of the group.
+    A block's K and V come from memory once, for all query heads that read them.
     """
     block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
     group = out.shape[1] // kv_heads
-    scaled, acc, top, total, scores = _scratch(group, head_dim, block_size)
-    for item in range(first, last):
-        row, kv_head = item // kv_heads, item % kv_heads
+    scaled, acc, top, total, scores = _scratch(out.shape[1], head_dim, block_size)
+    item = first
+    while item < last:  # all heads of a sequence that are ours, together: a token's K and V of all
+        row, kv_head = item // kv_heads, item % kv_heads  # heads lie side by side
+        num_kv_heads = min(kv_heads - kv_head, last - item)
+        item += num_kv_heads
+        head, num_heads = kv_head * group, num_kv_heads * group
         end = context_lens[row]
         start = max(end - window, 0) if window > 0 else 0
-        for g in range(group):
-            _begin(q[row, kv_head * group + g], scaled[g], acc[g])
+        for g in range(num_heads):
+            _begin(q[row, head + g], scaled[g], acc[g])
             top[g], total[g] = -np.inf, zero
         for index in range(start // block_size, (end + block_size - 1) // block_size):
             begin = index * block_size
             lo, hi = max(start - begin, 0), min(end - begin, block_size)
             block = kv[block_tables[row, index]]
-            for g in range(group):
-                _fold(scaled[g], block, kv_head, lo, hi, g, scores, top, total, acc[g])
-        for g in range(group):
-            _finish(acc[g], total[g], out[row, kv_head * group + g])
+            for g in range(num_heads):
+                _fold(scaled[g], block, kv_head + g // group, lo, hi, g, scores, top, total, acc[g])
+        for g in range(num_heads):
+            _finish(acc[g], total[g], out[row, head + g])
 
 
 @kernel
@@ -169,37 +176,110 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
     q (T, H or more, D), out (T, H, D), query_start (S + 1,), counted from the batch's start; the
     rest as in `attend_decode`. Items first to last are computed, of S * K.
 
-    Block by block, and for each block all queries that see it: a block's K and V are in the
-    processor's cache for all but the first of them.
+    For many queries this is two matrix products, so a few blocks at a time are laid out for them,
+    the values turned over. They are read once for a tile of queries of all heads of the group.
     """
-    block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    kv_heads, head_dim = kv.shape[3], kv.shape[4]
     group = out.shape[1] // kv_heads
-    scaled, acc, top, total, scores = _scratch(TILE * group, head_dim, block_size)
+    scaled, acc, top, total, _ = _scratch(TILE * group, head_dim, 1)
+    keys, values = np.zeros((KEYS, head_dim), np.float32), np.zeros((head_dim, KEYS), np.float32)
+    scores = np.empty((TILE * group, KEYS), np.float32)
     for item in range(first, last):
         row, kv_head = item // kv_heads, item % kv_heads
         end_of_chunk = query_start[row + 1]
         for tile in range(query_start[row], end_of_chunk, TILE):
             num_queries = min(TILE, end_of_chunk - tile)
-            end = context_lens[row] - end_of_chunk + tile + 1  # of what the first query sees
-            for r in range(num_queries * group):
+            num_rows = num_queries * group
+            seen = context_lens[row] - end_of_chunk + tile + 1  # positions for the first query
+            for r in range(num_rows):
                 _begin(q[tile + r // group, kv_head * group + r % group], scaled[r], acc[r])
                 top[r], total[r] = -np.inf, zero
-            start = max(end - window, 0) if window > 0 else 0
-            last_end = end + num_queries - 1
-            for index in range(start // block_size, (last_end + block_size - 1) // block_size):
-                begin = index * block_size
-                block = kv[block_tables[row, index]]
-                for r in range(num_queries * group):
-                    seen = end + r // group  # how many positions this query could see
-                    lo = max(seen - window - begin, 0) if window > 0 else 0
-                    hi = min(seen - begin, block_size)
-                    if lo < hi:
-                        _fold(scaled[r], block, kv_head, lo, hi, r, scores, top, total, acc[r])
-            for r in range(num_queries * group):
+            start, end = max(seen - window, 0) if window > 0 else 0, seen + num_queries - 1
+            for begin in range(start, end, KEYS):
+                count = min(KEYS, end - begin)
+                _lay_out(kv, block_tables[row], kv_head, begin, count, keys, values)
+                matmul(scaled[:num_rows], keys, scores, False, 0, count)
+                for r in range(num_rows):
+                    hi = min(seen + r // group - begin, count)
+                    lo = max(seen + r // group - window - begin, 0) if window > 0 else 0
+                    _soften(scores[r], lo, hi, r, top, total, acc[r])
+                matmul(scores[:num_rows], values, acc, True, 0, head_dim)
+            for r in range(num_rows):
                 _finish(acc[r], total[r], out[tile + r // group, kv_head * group + r % group])
 
 
-TILE = 16  # queries that walk over the blocks together
+TILE, KEYS = 32, 64  # queries, and keys, that meet in one product
+
+
+@kernel
+def _lay_out(kv, table, kv_head, begin, count, keys, values):
+    """Copy the K and V of `count` positions from `begin` on: keys (KEYS, D), values (D, KEYS)."""
+    block_size, head_dim = kv.shape[1], kv.shape[4]
+    for t in range(count):
+        position = begin + t
+        block, slot = table[position // block_size], position % block_size
+        k, v, key = kv[block, slot, 0, kv_head], kv[block, slot, 1, kv_head], keys[t]
+        for d in range(head_dim):
+            key[d] = k[d]
+            values[d, t] = v[d]
+
+
+@kernel
+def _soften(scores, lo, hi, row, top, total, acc):
+    """The scores of one query become weights, exp(score - top), and 0 outside lo to hi; what was
+    summed up before shrinks to the new largest score (Milakov and Gimelshein, 2018)."""
+    highest = top[row]
+    for t in range(lo, hi):
+        highest = max(highest, scores[t])
+    for t in range(min(lo, len(scores))):
+        scores[t] = zero
+    for t in range(max(hi, 0), len(scores)):
+        scores[t] = zero
+    if lo >= hi:
+        return
+    shrink = exp(top[row] - highest)
+    for d in range(len(acc)):
+        acc[d] *= shrink
+    weights = scores[lo:hi]
+    sum_of_weights = zero
+    for t in range(hi - lo):
+        weights[t] = exp(weights[t] - highest)
+        sum_of_weights += weights[t]
+    total[row] = total[row] * shrink + sum_of_weights
+    top[row] = highest
+
+
+@kernel
+def attend(q, kv, tables, lens, query_start, window, out, first, last, border):
+    """Items before `border` are decodes, the rest chunks."""
+    if first < border:
+        attend_decode(q, kv, tables, lens, window, out, first, min(last, border))
+    if last > border:
+        start = max(first, border)
+        attend_prefill(q, kv, tables, lens, query_start, window, out, start, last)
+
+
+@kernel
+def share_attention(shared, q, kv, tables, lens, query_start, window, out, border, count):
+    """`attend`, of all items, in `count` chunks. Threads that call this together take chunks
+    until none is left. Returns when all are done. `shared` is zeros at the start."""
+    num_items = len(lens) * kv.shape[3]
+    while True:
+        chunk = atomic_add(shared, OPEN, 1)
+        if chunk >= count:
+            break
+        first, last = _bounds(num_items, chunk, count, 1)
+        attend(q, kv, tables, lens, query_start, window, out, first, last, border)
+        atomic_add(shared, DONE, 1)
+    while atomic_load(shared, DONE) < count:
+        pass
+
+
+@kernel
+def norm_heads(heads, first, last, weight, eps):
+    """`rms_norm` of each of the heads first to last, in place: heads (T, any, D), weight (D,)."""
+    for t in range(len(heads)):
+        rms_norm(heads[t, first:last], weight, eps, heads[t, first:last])
 
 
 @kernel
@@ -456,10 +536,8 @@ def _prepare(w, b, part):
     elif phase == ATTEND:
         if len(w.q_norm) > 0:
             num_heads, num_keys = b.heads_out.shape[1], b.heads.shape[1] - b.kv.shape[4]
-            for t in range(num_tokens):
-                q, k = b.heads[t, :num_heads], b.heads[t, num_heads:num_keys]
-                rms_norm(q, w.q_norm[layer], w.eps, q)
-                rms_norm(k, w.k_norm[layer], w.eps, k)
+            norm_heads(b.heads[:num_tokens], 0, num_heads, w.q_norm[layer], w.eps)
+            norm_heads(b.heads[:num_tokens], num_heads, num_keys, w.k_norm[layer], w.eps)
         rotate_and_write(b.heads, w.rope, b.positions, b.slots, b.kv_slots[layer], 0, num_tokens)
     elif phase == OUT:
         _add(w.out_bias[layer : layer + 1], x)
@@ -478,11 +556,8 @@ def _compute(w, b, part, chunk, num_chunks):
     if phase == ATTEND:
         first, last = _bounds(num_seqs * b.kv.shape[4], chunk, num_chunks, 1)
         q, kv, tables, lens, out = b.heads, b.kv[layer], b.block_tables, b.context_lens, b.heads_out
-        if b.shared[DECODES] == num_seqs:
-            attend_decode(q, kv, tables, lens, w.windows[layer], out, first, last)
-        else:
-            starts = b.query_start
-            attend_prefill(q, kv, tables, lens, starts, w.windows[layer], out, first, last)
+        border, window = b.shared[DECODES] * b.kv.shape[4], w.windows[layer]
+        attend(q, kv, tables, lens, b.query_start, window, out, first, last, border)
         return
     num_rows, size, add, times = num_tokens, b.x.shape[1], True, 1
     if layer == len(w.norm_1):

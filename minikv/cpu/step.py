@@ -5,7 +5,9 @@ each of them than to compute it. Here nothing is started from Python: what a CUD
 GPU.
 """
 
+import logging
 from functools import partial
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch
 
 from minikv.batch import Batch
 from minikv.cpu import helpers
+from minikv.cpu.compiler import num_compiled
 from minikv.cpu.kernels import (
     DECODES,
     HELPERS,
@@ -21,11 +24,19 @@ from minikv.cpu.kernels import (
     TOKENS,
     Buffers,
     Weights,
+    norm_heads,
+    rms_norm,
+    rotate_and_write,
     run_step,
+    share_attention,
+    silu_mul,
+    write_cache,
 )  # fmt: skip
 from minikv.fast import FastLinear, FastRMSNorm
 from minikv.model import Linear, Op, Transformer, mix, project
 from minikv.paged import KVStore
+
+log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
 PATIENCE = 500_000  # turns of a loop that a helper waits for the next phase: below a millisecond
@@ -87,6 +98,21 @@ def _norm_weight(norm) -> np.ndarray:
     return (norm.weight / len(norm.weight) ** 0.5).numpy()  # `FastRMSNorm` has the root in it
 
 
+def compile_for(weights: Weights, buffers: Buffers) -> None:
+    """Compile what an engine calls, or read it from disk. Every model has arrays of these types,
+    so all but the first engine of a process find it done."""
+    started, b, no = perf_counter(), buffers, 0
+    before = num_compiled()
+    run_step(weights, b, 1, 1)  # of no tokens
+    write_cache(b.heads[:0], b.heads[:0], b.slots, b.kv_slots[0])
+    table, lens = b.block_tables, b.context_lens
+    share_attention(b.shared, b.heads, b.kv[0], table, lens, b.query_start, no, b.heads_out, no, no)
+    norm_heads(b.heads, no, no, weights.norm, weights.eps)
+    if num_compiled() > before:
+        seconds = perf_counter() - started
+        log.warning("compiled the engine's step for this machine in %.1f s", seconds)
+
+
 def can_compile(transformer: Transformer) -> bool:
     """Whether its layers are computed as `minikv.model` has it, in the forms for a CPU."""
     ops = [(layer.norm_1, layer.qkv) for layer in transformer.layers]
@@ -94,11 +120,51 @@ def can_compile(transformer: Transformer) -> bool:
     return usual and (transformer.project, transformer.mix) == (project, mix)
 
 
+def compute_many(
+    transformer: Transformer, store: KVStore, batch: Batch, num_threads: int
+) -> torch.Tensor:
+    """Logits (S, vocab_size) of a step of many tokens: the matrix products are oneDNN's, all that
+    lies between them is compiled."""
+    w, c = weights_of(transformer), transformer.config
+    positions, slots = batch.positions.numpy(), batch.slot_mapping.numpy()
+    tables, num_tokens = batch.block_tables.numpy(), len(batch.token_ids)
+    walk = tables, batch.context_lens_host, batch.query_start_host
+    border, keys = batch.num_decodes * c.num_kv_heads, c.num_heads + c.num_kv_heads
+    count = min(8 * num_threads, 0xFFFF) if num_threads > 1 else 1
+    x = transformer.embedding.index_select(0, batch.token_ids)  # (T, hidden)
+    normed = torch.empty_like(x)
+    attended = torch.empty(num_tokens, c.num_heads, c.head_dim)
+    product = torch.empty(num_tokens, c.intermediate_size)
+    for i, layer in enumerate(transformer.layers):
+        rms_norm(x.numpy(), w.norm_1[i], w.eps, normed.numpy())
+        heads = layer.qkv(normed).numpy().reshape(num_tokens, -1, c.head_dim)  # (T, H + 2 K, D)
+        if len(w.q_norm) > 0:
+            norm_heads(heads, 0, c.num_heads, w.q_norm[i], w.eps)
+            norm_heads(heads, c.num_heads, keys, w.k_norm[i], w.eps)
+        rotate_and_write(heads, w.rope, positions, slots, store.slots[i].numpy(), 0, num_tokens)
+        shared = np.zeros(NUM_SHARED, np.int64)
+        job = partial(
+            share_attention, shared, heads, store.blocks[i].numpy(), *walk, w.windows[i],
+            attended.numpy(), border, count,
+        )  # fmt: skip
+        if num_threads > 1:
+            helpers.offer(job, num_threads - 1)
+        job()
+        x += layer.out(attended.flatten(1))
+        rms_norm(x.numpy(), w.norm_2[i], w.eps, normed.numpy())
+        silu_mul(layer.gate_up(normed).numpy(), product.numpy(), 0, c.intermediate_size)
+        x += layer.down(product)
+    last = x[batch.query_start[1:] - 1]  # (S, hidden)
+    rms_norm(last.numpy(), w.norm, w.eps, last.numpy())
+    return transformer.logits(last)
+
+
 class Program:
     """The step of one transformer over one store, for at most `max_tokens` tokens."""
 
     def __init__(self, transformer: Transformer, store: KVStore, max_tokens: int, max_blocks: int):
-        self.weights, c = weights_of(transformer), transformer.config
+        self.transformer, self.weights = transformer, weights_of(transformer)
+        c = transformer.config
         heads, rows = c.num_heads + 2 * c.num_kv_heads, max_tokens
 
         def floats(*shape: int) -> np.ndarray:
@@ -119,14 +185,15 @@ class Program:
             product=floats(rows, c.intermediate_size),
             logits=floats(rows, c.vocab_size), shared=whole(NUM_SHARED),
         )  # fmt: skip
+        compile_for(self.weights, b)
         self.logits = torch.from_numpy(b.logits)
         self.num_threads = torch.get_num_threads()
         self.help = partial(run_step, self.weights, b, 0, PATIENCE)
         self.alone, self.penalty = 0, 16  # steps to go without help; how many it will be next
 
-    def fits(self, num_blocks: int) -> bool:
-        """Whether block tables of this width have room."""
-        return num_blocks <= self.buffers.block_tables.shape[1]
+    def fits(self, transformer: Transformer, num_blocks: int) -> bool:
+        """Whether it is of this transformer, with room for block tables of this width."""
+        return self.transformer is transformer and num_blocks <= self.buffers.block_tables.shape[1]
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits (S, vocab_size) after the last token of each sequence, until the next call."""

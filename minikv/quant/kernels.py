@@ -49,28 +49,28 @@ def widen(bits):
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
-def fetch(parts, block_id, head, lo, hi, block):
-    """Write K and V of the tokens lo to hi of a block and head to block (block_size, 2, 1, D)."""
+def fetch(parts, block_id, head, lo, hi, block, raw):
+    """Write K and V of the tokens lo to hi of a block and head to block (block_size, 2, 1, D).
+    raw (block_size * D,) is a scratch."""
     raise NotImplementedError  # in compiled code one of those below stands here
 
 
 @overload(fetch, jit_options={"error_model": "numpy"})
-def _fetch(parts, block_id, head, lo, hi, block):
+def _fetch(parts, block_id, head, lo, hi, block, raw):
     return {
         BFloat16Parts: _fetch_bfloat16, Int8Parts: _fetch_int8, Int4Parts: _fetch_int4,
     }[parts.instance_class]  # fmt: skip
 
 
-def _fetch_bfloat16(parts, block_id, head, lo, hi, block):
-    k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
-    for t in range(lo, hi):
-        k, v, k_code, v_code = block[t, 0, 0], block[t, 1, 0], k_codes[t], v_codes[t]
-        for d in range(k.shape[0]):
-            k[d] = widen(k_code[d])
-            v[d] = widen(v_code[d])
+def _fetch_bfloat16(parts, block_id, head, lo, hi, block, raw):
+    for i, codes in enumerate((parts.k_codes[block_id, head], parts.v_codes[block_id, head])):
+        for t in range(lo, hi):
+            code, out = codes[t], block[t, i, 0]
+            for d in range(out.shape[0]):
+                out[d] = widen(code[d])
 
 
-def _fetch_int8(parts, block_id, head, lo, hi, block):
+def _fetch_int8(parts, block_id, head, lo, hi, block, raw):
     k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
     k_scales, v_scales = parts.k_scale[block_id, head], parts.v_scale[block_id, head]
     for t in range(lo, hi):
@@ -81,37 +81,50 @@ def _fetch_int8(parts, block_id, head, lo, hi, block):
             v[d] = np.float32(v_code[d]) * v_scale
 
 
-def _fetch_int4(parts, block_id, head, lo, hi, block):
-    k_codes, v_codes = parts.k_codes[block_id, head], parts.v_codes[block_id, head]
+def _fetch_int4(parts, block_id, head, lo, hi, block, raw):
     v_scales, v_lows = parts.v_scale[block_id, head], parts.v_low[block_id, head]
-    half = k_codes.shape[1]
-    group = 2 * half // v_scales.shape[1]
-    ends = np.empty((2, 2 * half), np.float32)
-    scales, lows = ends[0], ends[1]
-    for d in range(2 * half):
-        scales[d] = widen(parts.k_scale[block_id, head, d])
-        lows[d] = widen(parts.k_low[block_id, head, d])
+    dim = block.shape[3]
+    group = dim // v_scales.shape[1]
+    scale, low = np.empty(dim, np.float32), np.empty(dim, np.float32)
+    for d in range(dim):
+        scale[d] = widen(parts.k_scale[block_id, head, d])
+        low[d] = widen(parts.k_low[block_id, head, d])
+    unpack(parts.k_codes[block_id, head].reshape(-1), raw)
     for t in range(lo, hi):
-        unpack(k_codes[t], block[t, 0, 0])
-        unpack(v_codes[t], block[t, 1, 0])
-        k, v = block[t, 0, 0], block[t, 1, 0]
-        for d in range(2 * half):
-            k[d] = k[d] * scales[d] + lows[d]
+        scale_halves(raw, t, scale, low, block[t, 0, 0])
+    unpack(parts.v_codes[block_id, head].reshape(-1), raw)
+    for t in range(lo, hi):
         for g in range(v_scales.shape[1]):
-            scale, low = widen(v_scales[t, g]), widen(v_lows[t, g])
-            part = v[g * group : (g + 1) * group]
-            for d in range(group):
-                part[d] = part[d] * scale + low
+            scale[g * group : (g + 1) * group] = widen(v_scales[t, g])
+            low[g * group : (g + 1) * group] = widen(v_lows[t, g])
+        scale_halves(raw, t, scale, low, block[t, 1, 0])
+
+
+# int4 takes two passes: codes to floats, in one long loop over a block, then scales, token by
+# token. The compiler takes dozens of bytes at a time, which a loop over the channels of one token is too
+# short for; and it gives up on loops with many arrays that might overlap.
 
 
 @kernel
-def unpack(packed, codes):
-    """`formats.unpack` into floats: packed (D / 2,) -> codes (D,)."""
-    half = packed.shape[0]
-    low, high = codes[:half], codes[half:]
-    for d in range(half):
-        low[d] = np.float32(np.uint8(packed[d] & 15))
-        high[d] = np.float32(np.uint8(packed[d] >> 4))
+def unpack(packed, raw):
+    """Low halves of the bytes to the first half of `raw`, high halves to the second."""
+    size = packed.shape[0]
+    low, high = raw[:size], raw[size:]
+    for i in range(size):
+        low[i] = np.float32(np.uint8(packed[i] & 15))
+        high[i] = np.float32(np.uint8(packed[i] >> 4))
+
+
+@kernel
+def scale_halves(raw, t, scale, low, out):
+    """The channels of token t, whose halves lie apart after `unpack`: low + scale code."""
+    half = out.shape[0] // 2
+    for begin in (0, half):
+        first = begin * (raw.shape[0] // out.shape[0]) + t * half
+        codes, a, b = raw[first : first + half], scale[begin:], low[begin:]
+        x = out[begin:]
+        for d in range(half):
+            x[d] = codes[d] * a[d] + b[d]
 
 
 @kernel
@@ -132,6 +145,7 @@ def attend(
     scaled, acc, top, total, scores = _scratch(TILE * group, head_dim, block_size)
     block = np.empty((block_size, 2, 1, head_dim), np.float32)
     exact = np.empty((block_size, 2, 1, head_dim), np.float32)
+    raw = np.empty(block_size * head_dim, np.float32)
     has_exact = len(open_keys) > 0
     for item in range(first, last):
         row, head = item // kv_heads, item % kv_heads
@@ -150,7 +164,7 @@ def attend(
                 begin = index * block_size
                 to = min(seen_to - begin, block_size)
                 is_own = has_exact and begin + block_size > position
-                fetch(parts, tables[row, index], head, 0, to, block)
+                fetch(parts, tables[row, index], head, 0, to, block, raw)
                 if is_own:  # some of these queries read the keys in full precision
                     for t in range(to):
                         token = begin + t - first_position

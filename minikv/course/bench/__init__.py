@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from minikv.course.bench import (
+    cpu,
     decode,
     gpu,
     gpu_kernels,
@@ -30,6 +31,7 @@ BENCHMARKS = {
     "ladder": (ladder, "every rung of the course, on one request"),
     "decode": (decode, "tokens per second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
+    "cpu": (cpu, "the engine beside the memory's rate, at prefill, and on a busy machine"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),

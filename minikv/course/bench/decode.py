@@ -6,10 +6,18 @@ equal but for rounding, the two sides may go different ways, and a row then diff
 """
 
 import argparse
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, Race, bar, positive, race
+from minikv.course.bench.llama_cpp import LlamaCpp
+
+GOALS = {1: 6, 8: 4, 32: 2.5}  # times the tokens per second of `generate`, by batch
+LLAMA_CPP_GOALS = {1: 1.2, 8: 1.4, 32: 1.6}  # and of llama.cpp
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=(1, 8, 32))
     parser.add_argument("--prompt", type=positive, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=positive, default=64, help="new tokens of each")
+    parser.add_argument("--peer", choices=["llama.cpp"], help="run this, too, if it is installed")
 
 
 def run(args: argparse.Namespace) -> BenchTable:
@@ -24,7 +33,9 @@ def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable(title, args.repeats)
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     turns = args.repeats + 1
-    with bar(2 * turns * len(args.batch) * len(args.models), "decode") as progress:
+    with bar(
+        (2 + bool(args.peer)) * turns * len(args.batch) * len(args.models), "decode"
+    ) as progress:
         for name in args.models:
             lm, peer = peers.load_pair(name)
             for batch in args.batch:
@@ -44,14 +55,32 @@ def run(args: argparse.Namespace) -> BenchTable:
 
                 lengths = [args.prompt] * batch
                 inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(turns)]
-                result = race({"minikv": ours, "generate": theirs}, inputs, progress)
+                contenders: dict[str, Callable] = {"minikv": ours, "generate": theirs}
+                if args.peer:
+                    with tempfile.TemporaryDirectory() as folder:
+                        file, total = Path(folder, "model.gguf"), args.prompt + args.tokens
+                        other = LlamaCpp(lm, peer.state_dict(), file, batch, total)
+                    contenders[args.peer] = partial(other.generate, max_tokens=args.tokens)
+                result = race(contenders, inputs, progress)
                 row = {
                     "model": name,
                     "batch": batch,
                     "minikv tokens/s": result.rate("minikv", batch * args.tokens),
                     "generate tokens/s": result.rate("generate", batch * args.tokens),
                     "ratio": result.ratio("generate", "minikv"),
-                    "rows that differ": peers.count_differing(*result.results.values()),
+                    "rows that differ": differing(result, "generate"),
                 }
-                table.add(row, Aim("ratio", ">=", 2))
+                table.add(row, Aim("ratio", ">=", GOALS[batch]) if batch in GOALS else None)
+                if args.peer:
+                    row = {"model": name, "batch": batch}
+                    row["minikv tokens/s"] = result.rate("minikv", batch * args.tokens)
+                    row[f"{args.peer} tokens/s"] = result.rate(args.peer, batch * args.tokens)
+                    row["ratio"] = result.ratio(args.peer, "minikv")
+                    row["rows that differ"] = differing(result, args.peer)
+                    goal = LLAMA_CPP_GOALS.get(batch)
+                    table.add(row, Aim("ratio", ">=", goal) if goal else None)
     return table
+
+
+def differing(result: Race, peer: str) -> str:
+    return peers.count_differing(result.results["minikv"], result.results[peer])

@@ -279,7 +279,9 @@ def _stop(starter: subprocess.Popen, pid: int | None) -> None:
 def _serve() -> None:
     """Do jobs, a line of JSON each, until nobody asks any more."""
     torch.set_num_threads(1)
-    tinypy()
+    # A step of many tokens, and one of few: children find both compiled. They may not keep on disk
+    # what they compile.
+    minikv.Engine(tinypy()).generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
     containment.adopt_orphans()
     jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -1,0 +1,319 @@
+"""The compiled backend: kernels against the oracle, then the engine on them, then what happens
+where they cannot be used."""
+
+import logging
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from helpers import ScriptedSampler, assert_empty, generate, small, step, with_weights
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minikv
+from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_attention
+from minikv.cpu import choice
+
+pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
+from minikv.cpu import attention, helpers, kernels
+from minikv.cpu.attention import CpuAttention
+from minikv.cpu.compiler import kernel
+from minikv.cpu.step import weights_of
+
+
+@kernel
+def exp_of(x, out):
+    for i in range(len(x)):
+        out[i] = kernels.exp(x[i])
+
+
+# ── Kernels ───────────────────────────────────────────────────────────────────
+
+
+def paged(context_lens, block_size, kv_heads, head_dim, seed=0):
+    """Random K and V of sequences, by sequence and in a pool whose other slots are NaN."""
+    torch.manual_seed(seed)
+    width = max(-(-n // block_size) for n in context_lens)
+    tables = torch.randperm(len(context_lens) * width + 2)[: len(context_lens) * width]
+    tables = tables.view(len(context_lens), width)
+    kv = torch.full((tables.numel() + 2, block_size, 2, kv_heads, head_dim), torch.nan)
+    values = [torch.randn(n, 2, kv_heads, head_dim) for n in context_lens]
+    for row, one in enumerate(values):
+        for position, token in enumerate(one):
+            kv[tables[row, position // block_size], position % block_size] = token
+        tables[row, -(-len(one) // block_size) :] = -1  # never read
+    return values, kv, tables
+
+
+@given(
+    lens=st.lists(st.integers(1, 70), min_size=1, max_size=4), block_size=st.integers(1, 64),
+    kv_heads=st.integers(1, 3), group=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 24, 64]),
+    window=st.sampled_from([0, 1, 7, 33]), chunk=st.integers(1, 70),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim, window, chunk):
+    values, kv, tables = paged(lens, block_size, kv_heads, head_dim)
+    chunks = [min(chunk, n) for n in lens]
+    heads = kv_heads * group
+    q = torch.randn(sum(chunks), heads, head_dim)
+    starts = np.cumsum([0, *chunks])
+    arrays = kv.numpy(), tables.numpy(), np.array(lens)
+    found = torch.full_like(q, torch.nan)
+    items = len(lens) * kv_heads
+    for first, last in ((0, items // 2), (items // 2, items)):
+        kernels.attend_prefill(q.numpy(), *arrays, starts, window, found.numpy(), first, last)
+    for row, one in enumerate(values):
+        queries = q[starts[row] : starts[row + 1]]
+        expected = naive_attention(queries, one[:, 0], one[:, 1], window or None)
+        torch.testing.assert_close(found[starts[row] : starts[row + 1]], expected)
+    last_ones = starts[1:] - 1
+    decoded = torch.full((len(lens), heads, head_dim), torch.nan)
+    kernels.attend_decode(q[last_ones].numpy(), *arrays, window, decoded.numpy(), 0, items)
+    torch.testing.assert_close(decoded, found[last_ones])
+
+
+@given(
+    rows=st.integers(0, 9), size=st.integers(1, 40), outputs=st.integers(1, 13), add=st.booleans()
+)
+def test_matmul(rows, size, outputs, add):
+    torch.manual_seed(0)
+    x, weight, out = (
+        torch.randn(rows, size),
+        torch.randn(outputs, size),
+        torch.randn(rows, outputs),
+    )
+    expected, first = out.clone(), outputs // 3
+    expected[:, first:] = x @ weight[first:].T + (out[:, first:] if add else 0)
+    kernels.matmul(x.numpy(), weight.numpy(), out.numpy(), add, first, outputs)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_exp():
+    x = np.linspace(-86, 87, 10_001).astype(np.float32)
+    found = np.empty_like(x)
+    exp_of(x, found)
+    assert np.abs(found / np.exp(x.astype(np.float64)) - 1).max() < 4e-7
+    exp_of(np.array([-np.inf, -1e9, 0], np.float32), found)
+    assert found[0] < 1e-37 and found[1] < 1e-37 and found[2] == 1
+
+
+def test_the_rest():
+    torch.manual_seed(0)
+    gate_up, out = torch.randn(3, 20), torch.zeros(3, 10)
+    kernels.silu_mul(gate_up.numpy(), out.numpy(), 2, 10)
+    expected = torch.nn.functional.silu(gate_up[:, :10]) * gate_up[:, 10:]
+    torch.testing.assert_close(out[:, 2:], expected[:, 2:])
+    assert not out[:, :2].any()
+    logits = torch.tensor([[1.0, 3, 3], [2, 1, -5], [-3, -2, -1]])
+    token_ids = np.empty(3, np.int64)
+    kernels.arg_max(logits.numpy(), token_ids)
+    assert token_ids.tolist() == [1, 0, 2]
+
+
+# ── The engine ────────────────────────────────────────────────────────────────
+
+
+def poison(engine):
+    """NaN in every slot that no token owns."""
+    owned = torch.zeros(engine.store.slots.shape[1], dtype=torch.bool)
+    size = engine.config.block_size
+    blocks = Counter(engine.cache.block_ids()) if engine.cache is not None else {}
+    for block_id in blocks:
+        owned[block_id * size : (block_id + 1) * size] = True
+    for sequence in engine.scheduler.running:
+        for position in range(sequence.num_computed):
+            slot = sequence.table.block_ids[position // size] * size + position % size
+            owned[slot] = True
+    engine.store.slots[:, ~owned] = torch.nan
+
+
+def run_poisoned(engine, prompts, params):
+    ids = [engine.add_request(prompt, params) for prompt in prompts]
+    outputs = {}
+    while engine.has_unfinished:
+        poison(engine)
+        step(engine, outputs)
+    assert_empty(engine)
+    return [outputs[i] for i in ids]
+
+
+def cpu(lm, **changes):
+    return Engine(lm, small(attention="cpu", **changes))
+
+
+@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+def test_greedy_tokens(pair, block_size, prefix_cache):
+    """Prompts longer and shorter than what one program takes, on every architecture."""
+    prompts = pair.prompts(33, 17, 1, 33, 7, seed=5)
+    prompts.append(prompts[0][:16] + prompts[1][:3])
+    config = dict(block_size=block_size, num_blocks=640 // block_size, prefix_cache=prefix_cache)
+    engine = cpu(pair.lm, **config)
+    outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=12))
+    assert [o.token_ids for o in outputs] == [pair.greedy(prompt, 12) for prompt in prompts]
+    assert isinstance(engine.attention, CpuAttention) and engine.attention.program is not None
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+@pytest.mark.parametrize("budget", [3, 16, 17, 64])
+def test_preemption_and_chunks(checkpoint, preemption, budget):
+    for name in ("llama-bias", "mistral", "qwen3"):
+        pair = checkpoint(name)
+        prompts = pair.prompts(3, 9, 14, 6, 11, 4, seed=9)
+        engine = cpu(pair.lm, num_blocks=12, preemption=preemption, max_batch_tokens=budget)
+        outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=24))
+        assert [o.token_ids for o in outputs] == [pair.greedy(prompt, 24) for prompt in prompts]
+        assert engine.stats().preemptions > 0
+        assert (engine.stats().swaps_in > 0) == (preemption == "swap")
+
+
+def test_samples_and_beams_equal_those_of_pytorch(checkpoint):
+    pair = checkpoint("qwen3")
+    (prompt,) = pair.prompts(21, seed=2)
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
+    engines = [Engine(pair.lm, small(attention=name)) for name in ("cpu", "torch")]
+    one, other = [generate(engine, [prompt], params)[0] for engine in engines]
+    assert [s.token_ids for s in one.samples] == [s.token_ids for s in other.samples]
+    one, other = [engine.beam_search(prompt, 3, 10) for engine in engines]
+    assert [beam.token_ids for beam in one] == [beam.token_ids for beam in other]
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15)
+def test_random_traces(llama, seed):
+    """Arrivals, forks, aborts and preemptions at random: tokens of PyTorch's backend."""
+    rng = np.random.default_rng(seed)
+    config = dict(num_blocks=int(rng.integers(12, 30)), max_batch_tokens=int(rng.integers(8, 40)))
+    found = []
+    for name in ("cpu", "torch"):
+        rng = np.random.default_rng(seed)
+        engine, outputs = Engine(llama.lm, small(attention=name, **config)), {}
+        for _ in range(6):
+            prompt = rng.integers(1, 6, rng.integers(1, 20)).tolist()
+            params = SamplingParams(
+                max_tokens=int(rng.integers(1, 20)), n=int(rng.integers(1, 3)),
+                temperature=float(rng.integers(0, 2)), seed=1,
+            )  # fmt: skip
+            last = engine.add_request(prompt, params)
+            for _ in range(rng.integers(0, 4)):
+                step(engine, outputs)
+            if rng.random() < 0.1 and last in engine._requests:
+                engine.abort(last)
+        while engine.has_unfinished:
+            step(engine, outputs)
+        assert_empty(engine)
+        found.append({i: [s.token_ids for s in o.samples] for i, o in outputs.items()})
+    assert found[0] == found[1]
+
+
+def test_new_weights(checkpoint):
+    """A program is of one transformer: other weights, another program."""
+    pair, other = checkpoint("llama"), checkpoint("llama-bias")
+    prompt = [1, 2, 3]
+    state = {k: v * 1.1 for k, v in pair.hf.state_dict().items()}
+    expected = Engine(with_weights(pair.lm, state), small(attention="torch"))
+    params = SamplingParams(max_tokens=9)
+    engine = cpu(pair.lm)
+    before = engine.generate([prompt], params)[0].token_ids
+    engine.update_weights(state)
+    after = engine.generate([prompt], params)[0].token_ids
+    assert before == pair.greedy(prompt, 9)
+    assert after == expected.generate([prompt], params)[0].token_ids != before
+    assert weights_of(pair.lm.transformer) is weights_of(pair.lm.transformer)
+    assert len(weights_of(other.lm.transformer).out_bias) == 2
+
+
+def test_threads_that_help(checkpoint):
+    """Two engines in two threads of Python, each helped by others."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        pairs = [checkpoint("llama"), checkpoint("qwen3")]
+        prompts = [pair.prompts(5, 9, 20, 1, seed=1) for pair in pairs]
+        found = [None, None]
+
+        def work(i):
+            engine = Engine(pairs[i].lm, EngineConfig(attention="cpu", num_blocks=64))
+            for _ in range(5):
+                outputs = engine.generate(prompts[i], SamplingParams(max_tokens=30))
+                found[i] = [o.token_ids for o in outputs]
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(120)
+        for pair, several, tokens in zip(pairs, prompts, found, strict=True):
+            assert tokens == [pair.greedy(prompt, 30) for prompt in several]
+        assert len(helpers._pool) >= 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_parts_from_outside(llama):
+    class OwnTable(minikv.BlockTable):
+        pass
+
+    engine = Engine(
+        llama.lm, small(attention="cpu"), block_table=OwnTable, sampler=ScriptedSampler([7, 8, 9])
+    )
+    assert engine.generate([[1, 2]], SamplingParams(max_tokens=3))[0].token_ids == [7, 8, 9]
+
+
+# ── Where it cannot be used ───────────────────────────────────────────────────
+
+
+def test_auto_is_the_default(llama):
+    found = Engine(llama.lm).attention
+    assert type(found) is CpuAttention
+
+
+def test_half_precision_falls_back(llama):
+    lm = minikv.load(llama.folder, dtype=torch.bfloat16)
+    engine = Engine(lm)
+    assert type(engine.attention) is TorchAttention
+    assert len(engine.generate([[1, 2, 3]])[0].token_ids) == 64
+    with pytest.raises(ValueError, match=r"'cpu' .*bfloat16.* leave attention at 'auto'"):
+        Engine(lm, EngineConfig(attention="cpu"))
+
+
+def test_without_numba(llama, monkeypatch, caplog):
+    monkeypatch.setattr(choice, "numba_problem", lambda: "ImportError: no module")
+    choice.say_once.cache_clear()
+    with caplog.at_level(logging.WARNING, "minikv"):
+        engines = [Engine(llama.lm) for _ in range(2)]
+    assert [type(engine.attention) for engine in engines] == [TorchAttention] * 2
+    [record] = caplog.records
+    assert "no module" in record.getMessage()
+    choice.say_once.cache_clear()
+    with pytest.raises(ValueError, match=r"attention: 'cpu' needs Numba, .*no module.*'auto'"):
+        Engine(llama.lm, EngineConfig(attention="cpu"))
+
+
+BROKEN = """
+import sys
+sys.modules["numba"] = None
+import minikv
+from minikv.cpu.choice import numba_problem
+assert "numba" in numba_problem(), numba_problem()
+engine = minikv.Engine(minikv.load("tinypy"))
+print(type(engine.attention).__name__, len(engine.generate(["def"])[0].token_ids))
+"""
+
+
+def test_a_process_without_numba():
+    done = subprocess.run([sys.executable, "-c", BROKEN], capture_output=True, text=True)
+    assert done.stdout.split()[0] == "TorchAttention", done.stderr
+    assert "minikv" not in done.stderr or "Traceback" not in done.stderr
+
+
+def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeypatch):
+    monkeypatch.setattr(attention, "can_compile", lambda transformer: False)
+    engine, prompts = cpu(llama.lm), llama.prompts(5, 20, seed=4)
+    outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=8))
+    assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 8) for prompt in prompts]
+    assert engine.attention.program is None

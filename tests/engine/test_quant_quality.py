@@ -1,0 +1,134 @@
+"""The gauges of quality: right on cases that can be computed by hand, and on tinypy in the order
+that theory says."""
+
+import math
+
+import pytest
+import torch
+
+from minikv.quant import quality
+from minikv.quant.formats import format_of
+from minikv.quant.oracle import QuantisedOracle
+
+TEXT = "def fib(n):\n    if n < 2:\n        return n\n    return fib(n - 1) + fib(n - 2)\n" * 6
+
+
+def window(nats, kl, same, num_bytes):
+    return quality.Window(num_bytes, torch.tensor(nats), torch.tensor(kl), torch.tensor(same))
+
+
+def test_the_gauges_by_hand():
+    one = window([math.log(2)] * 4, [0.5, 0.5, 0.0, 0.0], [True, True, False, True], 2)
+    two = window([math.log(2)] * 2, [0.0, 0.2], [True, True], 4)
+    assert quality.bits_per_byte([one, two]).value == pytest.approx(1)  # 6 bits, 6 bytes
+    assert quality.kl_per_token([one, two]).value == pytest.approx(1.2 / 6)
+    assert quality.same_arg_max([one, two]).value == pytest.approx(100 * 5 / 6)
+    worse = window([2 * math.log(2)] * 4, [1.0] * 4, [False] * 4, 2)
+    assert quality.change_of_bits([worse], [one]).value == pytest.approx(100)
+    assert quality.changed_by_position([one, two], width=2) == [(0, 0.0), (2, 50.0)]
+
+
+def test_an_interval_holds_its_value_and_shrinks_with_more_windows():
+    torch.manual_seed(0)
+
+    def windows(count):
+        return [window(torch.rand(50).tolist(), [0.0] * 50, [True] * 50, 100) for _ in range(count)]
+
+    few, many = (quality.bits_per_byte(windows(count)) for count in (5, 200))
+    for one in (few, many):
+        assert one.low < one.value < one.high
+    assert many.high - many.low < few.high - few.low
+    exact = windows(8)
+    assert quality.change_of_bits(exact, exact) == (0, 0, 0)  # paired: nothing differs
+
+
+def test_float32_changes_nothing_and_fewer_bits_change_more(tinypy):
+    found = quality.measure(tinypy.lm, quality.cut(tinypy.lm, [TEXT], 200))
+    kl = {name: quality.kl_per_token(windows).value for name, windows in found.items()}
+    assert kl["float32"] < 1e-9
+    assert quality.same_arg_max(found["float32"]).value == 100
+    order = [
+        "float32",
+        "float16",
+        "bfloat16",
+        "int8",
+        "fp8",
+        "int4, K by channel",
+        "int4, by token",
+    ]
+    assert [kl[name] for name in order] == sorted(kl[name] for name in order)
+    assert kl["int4, one scale"] == max(kl.values())
+    assert {scheme.name for scheme in quality.SCHEMES} == found.keys()
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "bfloat16", "int8", "fp8", "int4"])
+def test_a_scheme_is_what_the_engine_does(tinypy, kv_dtype):
+    ids = tinypy.lm.encode(TEXT)[:100]
+    scheme = quality.engine_scheme(kv_dtype)
+    ours = tinypy.lm.logits(ids, quality.SchemeOracle(tinypy.lm.config, scheme, 16))
+    kv_format = format_of(kv_dtype, 16)
+    assert torch.equal(
+        ours, tinypy.lm.logits(ids, QuantisedOracle(tinypy.lm.config, kv_format, 16))
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 64])
+def test_hadamard_keeps_dot_products_and_spreads_an_outlier(size):
+    turn = quality.hadamard(size)
+    torch.testing.assert_close(turn @ turn.T, torch.eye(size))
+    q, k = torch.randn(3, size), torch.randn(5, size)
+    torch.testing.assert_close((q @ turn) @ (k @ turn).T, q @ k.T, rtol=1e-4, atol=1e-5)
+    outlier = torch.zeros(size)
+    outlier[0] = 1
+    assert (outlier @ turn).abs().allclose(torch.full((size,), size**-0.5))
+
+
+def test_hadamard_of_another_size_is_refused():
+    with pytest.raises(ValueError, match="size: must be a power of 2, was 48"):
+        quality.hadamard(48)
+
+
+def test_a_rotation_alone_changes_nothing(tinypy):
+    ids = tinypy.lm.encode(TEXT)[:60]
+    turned = quality.Scheme("turned", quality.SCHEMES[0].read, lambda *_: 0, rotated=True)
+    logits = tinypy.lm.logits(ids, quality.SchemeOracle(tinypy.lm.config, turned, 16))
+    torch.testing.assert_close(logits, tinypy.lm.logits(ids), rtol=1e-3, atol=1e-3)
+
+
+def test_channel_sizes_are_those_of_the_cache(tinypy):
+    from helpers import naive_kv
+
+    ids = tinypy.lm.encode(TEXT)[:50]
+    k, v = quality.channel_sizes(tinypy.lm, ids)
+    kv = naive_kv(tinypy.lm, ids).abs().mean(1)  # (layers, 2, K, D)
+    torch.testing.assert_close(k, kv[:, 0])
+    torch.testing.assert_close(v, kv[:, 1])
+
+
+def test_short_texts_are_left_out(tinypy):
+    windows = quality.cut(tinypy.lm, ["x = 1\n", TEXT], 100)
+    assert [len(one) for one in windows] == [100] and windows[0][0] == 0
+
+
+# ── Beside `transformers` ─────────────────────────────────────────────────────
+
+
+def test_beside_the_quantised_cache_of_transformers(tinypy):
+    """Its int4 cache, on the same text: no nearer to float32 than ours by more than a factor. It
+    keeps the newest 128 tokens in full precision, so both are compared after many more."""
+    pytest.importorskip("optimum.quanto", reason="the backend of its quantised cache")
+    from transformers import QuantizedCache
+
+    ids = tinypy.lm.encode(TEXT * 3)[:500]
+    exact = tinypy.lm.logits(ids).log_softmax(-1)
+    cache = QuantizedCache("quanto", tinypy.hf.config, nbits=4, q_group_size=32, residual_length=16)
+    rows = []
+    with torch.inference_mode():
+        for start in range(0, len(ids), 20):
+            out = tinypy.hf(torch.tensor([ids[start : start + 20]]), past_key_values=cache)
+            rows.append(out.logits[0])
+    theirs = torch.cat(rows).float().log_softmax(-1)
+    oracle = QuantisedOracle(tinypy.lm.config, format_of("int4", 16), 16)
+    ours = tinypy.lm.logits(ids, oracle).log_softmax(-1)
+    kl = [(exact.exp() * (exact - one)).sum(-1)[100:].mean().item() for one in (ours, theirs)]
+    assert 0 < kl[0] < 3 * kl[1]
