@@ -216,8 +216,8 @@ Assigning to an index of a tensor copies numbers. Assigning to an index of a lis
 reference. The two lines read alike and do different things, so the two blocks shared a tensor of
 scales, and the last write to either of them won.
 
-The symptom is quiet. A key comes back too long or too short, its direction unchanged, so its score
-is off by a factor. Some samples then draw other tokens, others do not. Greedy samples hide it
+The symptom is quiet. A key comes back too long or too short, its direction unchanged, so its
+score is off by a factor. Some samples then draw other tokens, others do not. Greedy samples hide it
 completely: all of them write the same scale.
 
 In the engine all that is needed to read a block has the block's id as its index: codes, scales,
