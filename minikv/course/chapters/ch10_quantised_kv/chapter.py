@@ -256,9 +256,9 @@ In a batch each sequence saves its own bytes, and the fixed part is shared. So t
 comes earlier, and a server with many long contexts gains most.
 
 The quotient stays below 4 because of the scales, and comes near 3.88 only where a step reads
-hardly anything but K and V. If a kernel needs longer to convert a code than memory needs to deliver four
-bytes, the two lines never cross. That is why int8 in plain PyTorch, where every conversion writes
-a float tensor, saves memory and no time.
+hardly anything but K and V. If a kernel needs longer to convert a code than memory needs to
+deliver four bytes, the two lines never cross. That is why int8 in plain PyTorch, where every
+conversion writes a float tensor, saves memory and no time.
 
 Each of the figures here is invented. The notebook measures them where it can.""",
         ),

@@ -27,12 +27,12 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
     figure, axes = style.new_axes(title, "", "", height=2.9)
     for y, marks in zip((2, 0), rulers.values(), strict=True):
         axes.plot([float(marks.min()), float(marks.max())], [y, y], color=style.FAINT, linewidth=1)
-        axes.plot(marks, [y] * len(marks), "|", color=style.INK, markersize=13)
+        axes.plot(marks.tolist(), [y] * len(marks), "|", color=style.INK, markersize=13)
         near = marks[(x[:, None] - marks).abs().argmin(1)]
         for number, mark in zip(x.tolist(), near.tolist(), strict=True):
             axes.plot([number, mark], [1, y], color=style.FAINT, linewidth=0.8)
-        axes.plot(near, [y] * len(x), "s", color=style.PALETTE[3], markersize=5)
-    axes.plot(x, [1] * len(x), "o", color=style.PALETTE[0], markersize=7)
+        axes.plot(near.tolist(), [y] * len(x), "s", color=style.PALETTE[3], markersize=5)
+    axes.plot(x.tolist(), [1] * len(x), "o", color=style.PALETTE[0], markersize=7)
     first, second = rulers
     axes.set_yticks([2, 1, 0], labels=[first, "the numbers", second])
     axes.set_ylim(-0.5, 2.5)
@@ -103,7 +103,7 @@ class OutlierFilm:
             parts = (x.abs(), by_token, by_channel)
             for axes, part, limit in zip(grid[row], parts, (most, worst / 2, worst / 2),
                                          strict=True):  # fmt: skip
-                axes.imshow(part, cmap="Greys", vmin=0, vmax=limit, aspect="auto")
+                axes.imshow(part.numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
                 axes.set(xticks=[self.channel], yticks=[])
                 axes.tick_params(labelsize=7)
             grid[row][0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
@@ -133,8 +133,14 @@ def channels_picture(parts: Mapping[str, torch.Tensor]) -> style.Picture:
                     facecolor=style.PAPER)  # fmt: skip
     for axes, (name, x) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(),
                                strict=True):  # fmt: skip
-        axes.vlines(range(x.shape[1]), x.amin(0), x.amax(0), color=style.PALETTE[0], linewidth=3)
-        axes.plot(x.mean(0), ".", color=style.INK, markersize=4)
+        axes.vlines(
+            range(x.shape[1]),
+            x.amin(0).tolist(),
+            x.amax(0).tolist(),
+            color=style.PALETTE[0],
+            linewidth=3,
+        )
+        axes.plot(x.mean(0).tolist(), ".", color=style.INK, markersize=4)
         axes.axhline(0, color=style.FAINT, linewidth=0.6)
         axes.set_ylabel(name, color=style.INK)
         axes.spines[["top", "right"]].set_visible(False)
