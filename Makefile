@@ -15,7 +15,7 @@ NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 PYTEST := $(BIN)/python -m pytest --durations=5
 PARALLEL := --numprocesses=auto --no-loadscope-reorder
-NBVAL := $(PYTEST) --numprocesses=auto --dist=loadfile --nbval --nbval-current-env
+NBVAL := --nbval --nbval-current-env
 
 # A .venv points at the folder it was made in. One that came along with a copied
 # checkout would run the code of the other place, so it is made again.
@@ -112,19 +112,17 @@ endif
 
 ifdef CHAPTER
 test: setup
-	@$(PYTEST) $(PARALLEL) --chapter=$(CHAPTER) tests/course
-	@$(NBVAL) notebooks/$(CHAPTER)_*.ipynb
+	@$(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
+		notebooks/$(CHAPTER)_*.ipynb
 else
 test: lint
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
 	@$(PYTEST) $(PARALLEL) --ignore=tests/browser tests
-	@echo "== Notebooks: every stored output is what the code prints"
-	@$(NBVAL) notebooks
-	@echo "== JupyterLab in a browser"
-	@$(BIN)/python -m pytest -rs -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true \
-		tests/browser
+	@echo "== JupyterLab in a browser; notebooks: every stored output is what the code prints"
+	@$(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
+		-o faulthandler_exit_on_timeout=true tests/browser notebooks
 	@echo "== All passed"
 endif
 

@@ -1,10 +1,8 @@
 """The engine's own errors, and the checks that numbers from outside go through."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral, Real
 from typing import Any
-
-LARGEST = 1e308  # what a float can be
 
 
 class CheckpointError(ValueError):
@@ -25,16 +23,24 @@ def require_int(name: str, value: Any, low: int | None = None, high: int | None 
     is_int = type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
     if is_int and (low is None or value >= low) and (high is None or value <= high):
         return int(value)
-    allowed = f" from {low} to {high}" if high is not None else ""
-    if high is None and low is not None:
-        allowed = f" of at least {low}"
-    raise ValueError(f"{name}: must be an int{allowed}, was {value!r}")
+    fits = (
+        "" if low is None else f" of at least {low}" if high is None else f" from {low} to {high}"
+    )
+    raise ValueError(f"{name}: must be an int{fits}, was {value!r}")
 
 
-def require_one_of(name: str, value: Any, choices: Iterable) -> Any:
+def require_ids(name: str, value: Any, vocab_size: int) -> list[int]:
+    """`value` as a list of token ids. Raises ValueError, naming the argument, unless it is a
+    sequence of integers below `vocab_size`. A flat tensor or array of integers is one."""
+    ids = value.tolist() if hasattr(value, "tolist") else value
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
+        raise ValueError(f"{name}: must be a list of token ids, was {value!r}")
+    return [require_int(f"{name}: a token id", token_id, 0, vocab_size - 1) for token_id in ids]
+
+
+def require_one_of(name: str, value: Any, choices: Collection) -> Any:
     """`value` itself. Raises ValueError, naming the argument, unless it is one of the choices."""
-    choices = list(choices)
-    if value not in choices:
+    if value not in list(choices):
         raise ValueError(f"{name}: must be one of {', '.join(map(repr, choices))}, was {value!r}")
     return value
 
@@ -52,6 +58,6 @@ def require_number(
     """`value` as a float. Raises ValueError, naming the argument, unless it is a finite number
     that `fits`; `allowed` says in words which ones do."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not -LARGEST <= value <= LARGEST or not fits(value):
+    if not is_number or not abs(value) <= 1e308 or not fits(value):
         raise ValueError(f"{name}: must be a finite number{allowed}, was {value!r}")
     return float(value)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from tokenizers import Tokenizer
 
-from minikv.errors import CheckpointError
+from minikv.errors import CheckpointError, require_ids
 from minikv.model import Transformer
 from minikv.oracle import generate_naively
 
@@ -38,7 +38,7 @@ class LanguageModel:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text; special tokens are left out."""
-        return self._tokenizer_or_raise().decode(list(token_ids))
+        return self._tokenizer_or_raise().decode(self._ids(token_ids))
 
     def _tokenizer_or_raise(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -55,11 +55,14 @@ class LanguageModel:
         """
         start = 0 if cache is None else cache.num_tokens
         attend = self.transformer.attend_naively if cache is None else cache.attend
-        ids = torch.tensor(list(token_ids), device=self.device)
+        ids = torch.tensor(self._ids(token_ids), device=self.device)
         positions = torch.arange(start, start + len(ids), device=self.device)
         hidden = self.transformer.forward(ids, positions, attend)
         return self.transformer.logits(hidden).float()
 
     def generate_naively(self, token_ids: Sequence[int], max_tokens: int) -> list[int]:
         """Exactly `max_tokens` greedy tokens by the oracle, `minikv.oracle`; only the new ones."""
-        return generate_naively(self.logits, token_ids, max_tokens)
+        return generate_naively(self.logits, self._ids(token_ids), max_tokens)
+
+    def _ids(self, token_ids: Sequence[int]) -> list[int]:
+        return require_ids("token_ids", token_ids, self.config.vocab_size)

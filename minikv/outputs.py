@@ -39,9 +39,7 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
     if finished:
         return text
     text = text.rstrip(REPLACEMENT)
-    starts = [
-        item[:length] for item in stop if isinstance(item, str) for length in range(len(item))
-    ]
+    starts = [item[:n] for item in stop if isinstance(item, str) for n in range(len(item))]
     return text[: len(text) - max((len(one) for one in starts if text.endswith(one)), default=0)]
 
 

@@ -44,9 +44,8 @@ class Runner:
             from minikv.quant.store import store_maker  # here, because only few need it
 
             make = store_maker(config)
-        size = config.block_size
-        self.store = make(lm.config, config.num_blocks, size, lm.device, lm.dtype)
-        self.host_store = make(lm.config, config.swap_blocks, size, "cpu", lm.dtype)
+        self.store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
+        self.host_store = make(lm.config, config.swap_blocks, config.block_size, "cpu", lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(

@@ -10,7 +10,7 @@ from typing import Any
 
 from minikv.blocks import blocks_for
 from minikv.config import EngineConfig
-from minikv.errors import require_int
+from minikv.errors import require_ids
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
@@ -56,13 +56,10 @@ def _check_prompt(
     prompt: Any, max_tokens: int, lm: LanguageModel, config: EngineConfig
 ) -> list[int]:
     """Its token ids, which fit the context and the pool together with `max_tokens` more."""
-    if not isinstance(prompt, Iterable):
-        raise ValueError(f"prompt: must be text or token ids, was {prompt!r}")
-    ids = lm.encode(prompt) if isinstance(prompt, str) else list(prompt)
+    text = isinstance(prompt, str)
+    ids = require_ids("prompt", lm.encode(prompt) if text else prompt, lm.config.vocab_size)
     if not ids:
         raise ValueError("prompt: is empty; give at least one token")
-    last = lm.config.vocab_size - 1
-    ids = [require_int("prompt: a token id", token_id, 0, last) for token_id in ids]
     total = len(ids) + max_tokens
     request = f"a prompt of {len(ids)} tokens and max_tokens={max_tokens} make {total} tokens"
     if total > lm.config.max_context:

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
 
-LONGEST = ("test_journey", "test_compile", "test_properties")
+LONGEST = ("test_journey", "test_compile", "test_properties", "test_jupyterlab")
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
 torch.set_num_threads(1)
@@ -44,14 +44,23 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFileOrExercise(config, log)
 
 
+def pytest_ignore_collect(collection_path, config):
+    """With --chapter, what the folders of other chapters import is not waited for."""
+    number, name = config.getoption("chapter"), collection_path.name
+    if number and re.fullmatch(r"ch\d\d", name) and name != f"ch{number}":
+        return True
+
+
 def pytest_collection_modifyitems(config, items):
     """The longest files first, so that no worker ends with one alone. With --chapter, keep what
-    lies in its folder or is asked of one of its exercises."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST)
+    lies in its folder or is asked of one of its exercises, and its notebook."""
+    items.sort(key=lambda item: item.path.stem not in LONGEST and item.path.suffix != ".ipynb")
     number = config.getoption("chapter")
     if number:
         # A reader's way through all chapters cannot begin in the middle.
-        own = re.compile(rf"^(?!.*test_journey).*(/ch{number}/|\[{number}[._:\]-])")
+        own = re.compile(
+            rf"^(?!.*test_journey).*(/ch{number}/|\[{number}[._:\]-]|notebooks/{number}_)"
+        )
         chosen = [item for item in items if own.search(item.nodeid)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen

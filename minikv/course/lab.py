@@ -43,6 +43,13 @@ class Page:
         return head + markup.paragraphs(self.text) + self.button
 
 
+class Refusal(Page):
+    """Why what was asked for is not shown, and what to do instead."""
+
+    def __init__(self, text: str):
+        super().__init__("", text)
+
+
 def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Report:
     """Try your solution of an exercise. In JupyterLab the report has buttons for all that follows.
 
@@ -78,7 +85,8 @@ def _show_with_buttons(report: Report) -> None:
         Action("Reset", "Start this exercise again", partial(reset, id_), putting_back, True),
     ]
     file = reader_files.path_of(chapter_of(id_))
-    buttons = markup.check_button() + markup.open_button(file, reader_files.line_of(exercise))
+    line = reader_files.line_of(exercise, report.at)
+    buttons = markup.check_button() + markup.open_button(file, line)
     Panel(id_, actions).display(report.html(buttons), repr(report))
 
 
@@ -100,7 +108,7 @@ def why(exercise_id: str) -> Page:
     """Why it works, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
-        return Page("", f'`why` opens once check("{exercise.id}") passes.')
+        return Refusal(f'`why` opens once check("{exercise.id}") passes.')
     title = f"{exercise.id} {exercise.title}: why it works"
     return Page(title, inspect.cleandoc(exercise.works))
 
@@ -109,13 +117,12 @@ def diff(exercise_id: str) -> SideBySide | Page:
     """Your solution beside the reference, once the exercise is passed."""
     exercise = find(exercise_id)
     if not _may_see(exercise):
-        return Page("", f'`diff` opens once check("{exercise.id}") passes.')
+        return Refusal(f'`diff` opens once check("{exercise.id}") passes.')
     text = reader_files.read(chapter_of(exercise.id))
     if not reader_files.progress_of(exercise, text).started:
-        return Page(
-            "",
-            f"There is nothing of yours to compare. "
-            f'solution("{exercise.id}") shows the reference alone.',
+        return Refusal(
+            "There is nothing of yours to compare. "
+            f'solution("{exercise.id}") shows the reference alone.'
         )
     return SideBySide(exercise)
 
@@ -127,10 +134,9 @@ def solution(exercise_id: str, sure: bool | None = None) -> Page:
         if sure is None:
             sure = _ask(f"Show the solution of {exercise.id} {exercise.title}? [y/N] ")
         if not sure:
-            return Page(
-                "",
+            return Refusal(
                 f'Not shown. hint("{exercise.id}") gives a hint; '
-                f'solution("{exercise.id}", sure=True) shows the solution.',
+                f'solution("{exercise.id}", sure=True) shows the solution.'
             )
         entry = progress_file.entry(exercise.id)
         entry.seen_solution = True

@@ -1,7 +1,7 @@
 """The exercises from a terminal: `python -m minikv check 04.2`, and so on.
 
-Exit status: 0 if the exercise is passed or what you asked for is shown, 1 if not, 2 for
-a wrong argument.
+Exit status: 0 if the exercise is passed or what you asked for is shown; 1 if not, or if the
+exercise file cannot be used; 2 for a wrong argument.
 """
 
 import argparse
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from minikv.course import lab
 from minikv.course.harness import markup
 from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.reader_files import WorkbookError
 from minikv.course.harness.report import Report, in_terminal
 
 CODES = {"bold": "1", "red": "31", "green": "32", "blue": "34"}
@@ -35,7 +36,7 @@ class Command:
             return self.act(args)
         except (ValueError, FileNotFoundError) as error:
             print(in_terminal(str(error)), file=sys.stderr)
-            return 2
+            return 1 if isinstance(error, WorkbookError) else 2
 
 
 def paint(text: str, color: str) -> str:
@@ -64,7 +65,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _print(shown: object) -> int:
     print(in_terminal(repr(shown)))
-    return 0
+    return 1 if isinstance(shown, lab.Refusal) else 0
 
 
 def _progress(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
-from minikv.cpu.step import Program, can_compile, compute_many
+from minikv.cpu.step import Program, can_compile
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
@@ -34,9 +34,8 @@ class CpuAttention(AttentionBackend):
             if not can_compile(transformer):
                 return None
             self.program = Program(transformer, self.store, FEW, 2 * width)
-        if len(batch.token_ids) <= FEW:
-            return self.program.run(batch)
-        return compute_many(transformer, self.store, batch, self.program.num_threads)
+        few = len(batch.token_ids) <= FEW
+        return self.program.run(batch) if few else self.program.run_many(batch)
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for a transformer that is not the usual one."""

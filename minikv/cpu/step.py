@@ -6,8 +6,9 @@ GPU.
 """
 
 import logging
+import os
 from functools import partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -159,10 +160,17 @@ def compute_many(
     return transformer.logits(last)
 
 
+def is_crowded() -> bool:
+    """Whether more wants to run than this machine has cores for, by its load of the last minute.
+    Two pools of threads that wait for each other can make a step a hundred times slower then."""
+    return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 1
+
+
 class Program:
     """The step of one transformer over one store, for at most `max_tokens` tokens."""
 
     def __init__(self, transformer: Transformer, store: KVStore, max_tokens: int, max_blocks: int):
+        self.store = store
         self.transformer, self.weights = transformer, weights_of(transformer)
         c = transformer.config
         heads, rows = c.num_heads + 2 * c.num_kv_heads, max_tokens
@@ -189,7 +197,9 @@ class Program:
         self.logits = torch.from_numpy(b.logits)
         self.num_threads = torch.get_num_threads()
         self.help = partial(run_step, self.weights, b, 0, PATIENCE)
-        self.alone, self.penalty = 0, 16  # steps to go without help; how many it will be next
+        self.alone, self.penalty = 0, 16  # steps to go on one thread; how many it will be next
+        if self.num_threads > 1 and is_crowded():
+            self.go_alone()
 
     def fits(self, transformer: Transformer, num_blocks: int) -> bool:
         """Whether it is of this transformer, with room for block tables of this width."""
@@ -207,12 +217,39 @@ class Program:
         b.context_lens[:num_seqs] = batch.context_lens_host
         b.block_tables[:num_seqs, :width] = batch.block_tables.numpy()
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
-        if self.num_threads == 1 or self.alone > 0:
-            self.alone -= 1
+        if self.threads_for_step() == 1:
             run_step(self.weights, b, 1, 1)
             return self.logits[:num_seqs]
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         if run_step(self.weights, b, CHUNKS_PER_THREAD * self.num_threads, 1) > TOO_LONG:
-            self.alone, self.penalty = self.penalty, min(2 * self.penalty, 1024)
+            self.go_alone()
         return self.logits[:num_seqs]
+
+    def run_many(self, batch: Batch) -> torch.Tensor:
+        """The same for a batch of many tokens, by `compute_many`."""
+        threads = self.threads_for_step()
+        torch.set_num_threads(threads)
+        try:
+            started, computed = perf_counter(), thread_time()
+            logits = compute_many(self.transformer, self.store, batch, threads)
+            computed, seconds = thread_time() - computed, perf_counter() - started
+        finally:
+            torch.set_num_threads(self.num_threads)
+        if threads > 1 and seconds > 2 * computed:
+            self.go_alone()
+        return logits
+
+    def threads_for_step(self) -> int:
+        """One for a while after the machine was found busy, otherwise all."""
+        if self.alone == 0:
+            return self.num_threads
+        self.alone -= 1
+        if self.alone == 0 and is_crowded():
+            self.go_alone()
+        return 1
+
+    def go_alone(self) -> None:
+        """The machine is busy with something else: threads that wait for each other would now
+        wait for that. Compute on one, for twice as many steps as the last time."""
+        self.alone, self.penalty = self.penalty, min(2 * self.penalty, 1024)

@@ -26,6 +26,8 @@ class CompiledAttention(AttentionBackend):
             kind(**{name: layers[i] for name, layers in arrays.items()})
             for i in range(config.num_layers)
         ]
+        scales = self.store.parts.get("v_scale")
+        self.folds = scales is not None and scales.ndim == 5 and scales.shape[-1] % 2 == 0
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
 
     def bind(self, batch: Batch) -> Attend:
@@ -37,23 +39,22 @@ class CompiledAttention(AttentionBackend):
         tables, lens = batch.block_tables.numpy(), batch.context_lens_host
         num_items = len(lens) * self.config.num_kv_heads
 
+        starts = batch.query_start_host
+        # Groups of V that cross the middle of the channels are for the general kernel.
+        folds = open_keys is not None and batch.num_decodes == len(lens) and self.folds
+
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             store.write(layer, write, k, v)
             out = torch.empty(q.shape)  # (T, H, D)
-            kernels.attend(
-                q.contiguous().numpy(),
-                k.contiguous().numpy(),
-                self.parts[layer],
-                self.no_keys if open_keys is None else open_keys[layer],
-                own_rows,
-                tables,
-                lens,
-                batch.query_start_host,
-                self.config.windows[layer] or 0,
-                out.numpy(),
-                0,
-                num_items,
-            )
+            queries, parts, found = q.contiguous().numpy(), self.parts[layer], out.numpy()
+            keys = self.no_keys if open_keys is None else open_keys[layer]
+            window = self.config.windows[layer] or 0
+            rest = keys, own_rows, tables, lens
+            if folds:
+                kernels.attend_decode_int4(queries, parts, *rest, window, found, 0, num_items)
+            else:
+                new = k.contiguous().numpy()
+                kernels.attend(queries, new, parts, *rest, starts, window, found, 0, num_items)
             return out
 
         return attend

@@ -16,7 +16,7 @@ import numpy as np
 from numba.extending import overload
 
 from minikv.cpu.compiler import kernel
-from minikv.cpu.kernels import TILE, _begin, _finish, _fold, _scratch, zero
+from minikv.cpu.kernels import TILE, _begin, _finish, _fold, _scratch, exp, zero
 
 
 class BFloat16Parts(NamedTuple):
@@ -86,9 +86,8 @@ def _fetch_int4(parts, block_id, head, lo, hi, block, raw):
     dim = block.shape[3]
     group = dim // v_scales.shape[1]
     scale, low = np.empty(dim, np.float32), np.empty(dim, np.float32)
-    for d in range(dim):
-        scale[d] = widen(parts.k_scale[block_id, head, d])
-        low[d] = widen(parts.k_low[block_id, head, d])
+    _widen_all(parts.k_scale[block_id, head], scale)
+    _widen_all(parts.k_low[block_id, head], low)
     unpack(parts.k_codes[block_id, head].reshape(-1), raw)
     for t in range(lo, hi):
         scale_halves(raw, t, scale, low, block[t, 0, 0])
@@ -101,8 +100,8 @@ def _fetch_int4(parts, block_id, head, lo, hi, block, raw):
 
 
 # int4 takes two passes: codes to floats, in one long loop over a block, then scales, token by
-# token. The compiler takes dozens of bytes at a time, which a loop over the channels of one token is too
-# short for; and it gives up on loops with many arrays that might overlap.
+# token. The compiler takes dozens of bytes at a time, for which the channels of one token are too
+# few; and it gives up on loops with many arrays that might overlap.
 
 
 @kernel
@@ -182,3 +181,119 @@ def attend(
                         _fold(scaled[r], source, 0, lo, hi, r, scores, top, total, acc[r])
             for r in range(rows):
                 _finish(acc[r], total[r], out[tile + r // group, head * group + r % group])
+
+
+@kernel
+def attend_decode_int4(q, parts, open_keys, own_rows, tables, lens, window, out, first, last):
+    """`attend` for int4 where every sequence has one query, without scaling a key or a value.
+
+    With k = low + scale code by channel, q . k = q . low + (q scale) . code: the query is scaled
+    once per block in place of its keys. Likewise sum p v = sum p low + sum (p scale) code, where
+    the weights p are scaled. What is left to do per key and value is to unpack its codes.
+
+    Every group of V must lie in one half of the channels: an even number of groups.
+    """
+    kv_heads, head_dim = open_keys.shape[1], q.shape[2]
+    block_size, groups = parts.v_codes.shape[2], parts.v_scale.shape[3]
+    half, heads = head_dim // 2, q.shape[1] // kv_heads
+    group = head_dim // groups
+    scaled, acc, top, total, _ = _scratch(heads, head_dim, block_size)
+    block = np.empty((block_size, 2, 1, head_dim), np.float32)
+    raw = np.empty((2, block_size, half), np.float32)
+    flat = raw.reshape(-1)
+    turned, p = np.empty((heads, head_dim), np.float32), np.empty(block_size, np.float32)
+    weights = np.empty((heads, block_size), np.float32)
+    scale, low = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
+    v_scale, v_low = np.empty((2, groups, block_size), np.float32)
+    for item in range(first, last):
+        row, head = item // kv_heads, item % kv_heads
+        for g in range(heads):
+            _begin(q[row, head * heads + g], scaled[g], acc[g])
+            top[g], total[g] = -np.inf, zero
+        end = lens[row]
+        start = max(end - window, 0) if window > 0 else 0
+        own = (end - 1) // block_size
+        for index in range(start // block_size, own):
+            lo, block_id = max(start - index * block_size, 0), tables[row, index]
+            _widen_all(parts.k_scale[block_id, head], scale)
+            _widen_all(parts.k_low[block_id, head], low)
+            unpack(parts.k_codes[block_id, head].reshape(-1), flat)
+            for g in range(heads):
+                x, y, base = scaled[g], turned[g], zero
+                for d in range(head_dim):
+                    y[d] = x[d] * scale[d]
+                for d in range(head_dim):
+                    base += x[d] * low[d]
+                _softmax_block(raw, y, base, lo, weights[g], g, top, total, acc[g])
+            unpack(parts.v_codes[block_id, head].reshape(-1), flat)
+            for n in range(groups):
+                for t in range(block_size):
+                    v_scale[n, t] = widen(parts.v_scale[block_id, head, t, n])
+                    v_low[n, t] = widen(parts.v_low[block_id, head, t, n])
+            for g in range(heads):
+                for n in range(groups):
+                    base, weight, s, z = zero, weights[g], v_scale[n], v_low[n]
+                    for t in range(lo, block_size):
+                        base += weight[t] * z[t]
+                    for t in range(lo, block_size):
+                        p[t] = weight[t] * s[t]
+                    offset = n * group % half
+                    codes = raw[n * group // half]
+                    part = acc[g, n * group : (n + 1) * group]
+                    _add_values(codes, offset, p, lo, base, part)
+        lo, hi = max(start - own * block_size, 0), end - own * block_size
+        fetch(parts, tables[row, own], head, 0, hi, block, flat)
+        for t in range(hi):  # the query's own block: keys in full precision
+            block[t, 0, 0] = open_keys[own_rows[row], head, t]
+        for g in range(heads):
+            _fold(scaled[g], block, 0, lo, hi, g, p, top, total, acc[g])
+            _finish(acc[g], total[g], out[row, head * heads + g])
+
+
+@kernel
+def _widen_all(bits, out):
+    for i in range(out.shape[0]):
+        out[i] = widen(bits[i])
+
+
+@kernel
+def _softmax_block(raw, q, base, lo, weights, row, top, total, acc):
+    """Scores base + q . code of a block, folded into a running softmax as far as the weights."""
+    block_size, half = raw.shape[1], raw.shape[2]
+    a, b = q[:half], q[half:]
+    highest = top[row]
+    for t in range(lo, block_size):
+        x, y, score = raw[0, t], raw[1, t], base
+        for d in range(half):
+            score += a[d] * x[d] + b[d] * y[d]
+        weights[t] = score
+        highest = max(highest, score)
+    if highest > top[row]:
+        shrink = exp(top[row] - highest)
+        total[row] *= shrink
+        for d in range(2 * half):
+            acc[d] *= shrink
+        top[row] = highest
+    for t in range(lo, block_size):
+        weights[t] = exp(weights[t] - highest)
+        total[row] += weights[t]
+
+
+@kernel
+def _add_values(codes, offset, p, lo, base, out):
+    """out += base + sum p[t] codes[t, offset + d], for the channels d of one group."""
+    size, t = out.shape[0], lo
+    for d in range(size):
+        out[d] += base
+    while t + 4 <= codes.shape[0]:
+        p0, p1, p2, p3 = p[t], p[t + 1], p[t + 2], p[t + 3]
+        a, b = codes[t][offset : offset + size], codes[t + 1][offset : offset + size]
+        c, e = codes[t + 2][offset : offset + size], codes[t + 3][offset : offset + size]
+        for d in range(size):
+            out[d] += p0 * a[d] + p1 * b[d] + p2 * c[d] + p3 * e[d]
+        t += 4
+    while t < codes.shape[0]:
+        p0, a = p[t], codes[t][offset : offset + size]
+        for d in range(size):
+            out[d] += p0 * a[d]
+        t += 1

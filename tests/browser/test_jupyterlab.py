@@ -7,6 +7,7 @@ otherwise they go where pytest keeps its temporary files. Every wait has a limit
 was started is ended.
 """
 
+import json
 import os
 import secrets
 import shutil
@@ -41,15 +42,16 @@ pytestmark = pytest.mark.skipif(
     reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
 )
 
-# The notebook's code cells are done when each has been run, or one has failed. The
-# answer is read from the page's own model, so that no cell need be in view.
-DONE = """() => {
-    const cells = jupyterapp.shell.currentWidget.content.widgets.filter(
+SELECT = "index => void (jupyterapp.shell.currentWidget.content.activeCellIndex = index)"
+# The notebook's code cells before this index are done when each has been run, or one has failed.
+# The answer is read from the page's own model, so that no cell need be in view.
+DONE = """end => {
+    const cells = jupyterapp.shell.currentWidget.content.widgets.slice(0, end).filter(
         cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());
     const errors = cells.flatMap(cell => cell.model.outputs.toJSON())
         .filter(output => output.output_type === 'error');
     if (errors.length) return errors.map(error => `${error.ename}: ${error.evalue}`).join('; ');
-    return cells.every(cell => cell.model.executionCount) && 'all cells have run';
+    return cells.every(cell => cell.model.executionCount) && 'all have run';
 }"""
 IDLE = "() => jupyterapp.shell.currentWidget?.sessionContext?.kernelDisplayStatus === 'idle'"
 # How much a text differs from what it stands on, from 1 to 21 (WCAG 2); 4.5 can be read.
@@ -66,6 +68,7 @@ CONTRAST = """text => {
         .map(lightness).sort((a, b) => b - a);
     return (both[0] + 0.05) / (both[1] + 0.05);
 }"""
+CONTRASTS = f"texts => texts.map(text => [text.innerText, ({CONTRAST})(text)])"
 # The upper left pixel of an image.
 CORNER = """image => {
     const canvas = new OffscreenCanvas(1, 1).getContext('2d');
@@ -85,10 +88,17 @@ MOVED = """([image, before, caption, words]) =>
 
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A copy of what a reader opens, so that nothing is written into the checkout."""
+    """A copy of what a reader opens, so that nothing is written into the checkout. What the
+    notebooks store is left out: whatever these tests see was made in this JupyterLab."""
     folder = tmp_path_factory.mktemp("course")
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*", "__pyc*"))
+    for file in (folder / "notebooks").glob("*.ipynb"):
+        notebook = json.loads(file.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "code":
+                cell |= {"outputs": [], "execution_count": None}
+        file.write_text(json.dumps(notebook), encoding="utf-8")
     return folder
 
 
@@ -151,8 +161,8 @@ def browser():
     arguments = ["--no-sandbox"] if root else []
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=arguments, timeout=WAIT)
-        try:
-            yield browser
+        try:  # one context: its pages share what the browser keeps of JupyterLab
+            yield browser.new_context(viewport={"width": 1500, "height": 1000})
         finally:
             browser.close()
 
@@ -163,19 +173,35 @@ def chapter(request):
 
 
 @pytest.fixture(scope="module")
-def page(browser, address, chapter, screenshots):
-    """A chapter's notebook, run from top to bottom."""
-    page = browser.new_page(viewport={"width": 1500, "height": 1000})
+def cells(chapter):
+    """The cells of the chapter's notebook, as they are stored."""
+    file = ROOT / "notebooks" / f"{chapter.number}_{chapter.name}.ipynb"
+    return json.loads(file.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.fixture(scope="module")
+def end(cells):
+    """Behind the cell of the player: what comes after it, nbval runs."""
+    return next(i for i, cell in enumerate(cells, 1) if "widget(" in "".join(cell["source"]))
+
+
+@pytest.fixture(scope="module")
+def page(browser, address, chapter, cells, end, screenshots):
+    """A chapter's notebook, run from the top to the player, and its last cell."""
+    page = browser.new_page()
     page.set_default_timeout(WAIT)
     notebook = f"{chapter.number}_{chapter.name}.ipynb"
     try:
         page.goto(address.format(chapter.name, notebook), timeout=3 * WAIT)
         page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
         page.wait_for_function(IDLE, timeout=3 * WAIT)
-        choose(page, "Edit", "Clear Outputs of All Cells")
-        choose(page, "Run", "Run All Cells")
-        done = page.wait_for_function(DONE, timeout=RUN).json_value()
-        assert done == "all cells have run"
+        page.evaluate(SELECT, end)
+        choose(page, "Run", "Run All Above Selected Cell")
+        page.evaluate(SELECT, len(cells) - 1)
+        choose(page, "Run", "Run Selected Cell and Do not Advance")
+        done = page.wait_for_function(DONE, arg=end, timeout=RUN).json_value()
+        assert done == "all have run"
+        page.wait_for_function(IDLE, timeout=RUN)
     except Exception:
         page.screenshot(path=screenshots / f"{chapter.number}_not_run.png")
         raise
@@ -253,13 +279,14 @@ def test_the_report_and_the_ladder_can_be_read(page, chapter, screenshots, theme
     choose(page, "Settings", "Theme", f"JupyterLab {theme}")
     page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
     report = check_cell(page, chapter).locator(".jp-OutputArea-output").first
-    for text in report.locator("b, a, button").all():
-        assert text.evaluate(CONTRAST) > 4.5, text.inner_text()
+    for words, contrast in report.locator("b, a, button").evaluate_all(CONTRASTS):
+        assert contrast > 4.5, words
     page.screenshot(path=screenshots / f"{chapter.number}_report_{theme.lower()}.png")
     ladder = page.locator(".jp-CodeCell").filter(has_text="ladder(here=").first
     ladder.scroll_into_view_if_needed()
-    for text in ladder.locator(".jp-OutputArea-output a, .jp-OutputArea-output b").all():
-        assert text.evaluate(CONTRAST) > 4.5, text.inner_text()
+    words_of_it = ladder.locator(".jp-OutputArea-output a, .jp-OutputArea-output b")
+    for words, contrast in words_of_it.evaluate_all(CONTRASTS):
+        assert contrast > 4.5, words
     page.screenshot(path=screenshots / f"{chapter.number}_ladder_{theme.lower()}.png")
 
 
@@ -295,7 +322,7 @@ def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapt
     editor.press_sequentially("# written, and not saved")
     assert "not saved" not in file.read_text()
     editor.press("Control+s")
-    page.wait_for_timeout(500)
+    page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     page.screenshot(path=screenshots / f"{chapter.number}_beside.png")
     cell = check_cell(page, chapter)
     cell.evaluate("cell => cell.querySelector('.jp-OutputArea-output').id = 'before'")
@@ -309,28 +336,18 @@ def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapt
     )  # fmt: skip
 
 
-def test_a_folded_output_unfolds_when_its_cell_runs(browser, address, screenshots):
-    page = browser.new_page(viewport={"width": 1500, "height": 1000})
-    page.set_default_timeout(WAIT)
-    page.goto(address.format("folded", "04_paged_blocks.ipynb"), timeout=3 * WAIT)
-    page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
-    page.wait_for_function(IDLE, timeout=3 * WAIT)
-    index = page.evaluate("""() => {
-        const notebook = jupyterapp.shell.currentWidget.content;
-        const index = notebook.widgets.findIndex(
-            cell => cell.model.getMetadata('jupyter')?.outputs_hidden);
-        notebook.activeCellIndex = index;
-        void notebook.scrollToItem(index, 'center');
-        return index;
-    }""")
-    is_folded = f"jupyterapp.shell.currentWidget.content.widgets[{index}].outputHidden"
-    page.wait_for_function(f"() => {is_folded}")
-    page.screenshot(path=screenshots / "folded.png")
-    page.evaluate("() => void jupyterapp.commands.execute('notebook:run-cell')")
-    page.wait_for_function(f"() => !{is_folded}")
-    page.screenshot(path=screenshots / "unfolded.png")
-    page.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
-    page.close()
+def test_a_folded_output_unfolds_when_its_cell_runs(page, chapter, cells, end):
+    check_cell(page, chapter)
+    hidden = page.evaluate(
+        "() => jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.outputHidden)"
+    )
+    folded = [
+        i
+        for i, cell in enumerate(cells)
+        if cell["metadata"].get("jupyter", {}).get("outputs_hidden")
+    ]
+    assert [i for i in folded if hidden[i]] == [i for i in folded if i >= end]
+    assert folded[0] < end <= folded[-1]
 
 
 def test_the_link_opens_the_exercises_in_the_editor(page, chapter, screenshots):

@@ -198,7 +198,7 @@ def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):
         + "\nimport time\n\n"
         + "def _slow(self, *args):\n    time.sleep(60)\nBlockTable.__init__ = _slow\n"
     )
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "15")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "6")
     report = lab.check(ONE.id)
     assert report.status == "failed" and report.total == len(report.lines), report.text()
     assert report.lines[-1].name == examine.MODEL_RUN
@@ -212,3 +212,14 @@ def test_what_was_passed_once_stays_open(exercises):
     write(exercises, "return 0")
     assert not lab.check(ONE.id).passed and ONE.id not in progress_file.passed()
     assert "why it works" in repr(lab.why(ONE.id))
+
+
+@pytest.mark.parametrize("text", [b"", b"\xff", None])
+def test_a_file_that_changed_while_its_code_hung_is_no_error(exercises, text):
+    stack = f'  File "{exercises / FILE}", line 40 in allocate\n'
+    if text is None:
+        (exercises / FILE).unlink()
+    else:
+        (exercises / FILE).write_bytes(text)
+    ended = process._ending(None, stack, 10.0)
+    assert ended.at == 40 and ended.what.endswith(f"{FILE}, line 40, in allocate")

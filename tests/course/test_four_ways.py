@@ -2,12 +2,20 @@
 that is written otherwise passes, and each plausible mistake is caught and named."""
 
 import pytest
-from four_ways import EXERCISES, all_mistakes, different, right
+from four_ways import (
+    EXERCISES,
+    all_mistakes,
+    different,
+    reference_sources,
+    right,
+    text_with,
+)
 
 from minikv.course.harness.examine import examine
-from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.harness.scenarios import Played, Scenario
+from minikv.course.harness.skeletons import skeleton, targets
 
 
 def case(exercise, *more):
@@ -46,14 +54,68 @@ def test_a_solution_written_otherwise_passes(exercise):
     assert report.passed, report.text()
 
 
+SEEN = {}  # (mistake, group): its symptoms, by the place of the program that shows them
+
+
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
-def test_a_mistake_is_caught_and_named(exercise, mistake):
+def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
+    """To name a reader's mistake, the known ones are played. Here the reader's is one of them: it
+    is played once as both, and to be sure that both are alike, a second time where it fails."""
+    run, play = Played.run, Scenario.symptoms_of
+    first = []
+
+    def run_and_keep(played, mine):
+        outcome = run(played, mine)
+        SEEN[mistake, played.group] = {p: one.symptoms for p, one in outcome.differs.items()}
+        first.extend((played, place, one) for place, one in outcome.differs.items())
+        return outcome
+
+    def remembered(scenario, known, group, place):
+        if (known, group) in SEEN:
+            return SEEN[known, group].get(place, frozenset())
+        return play(scenario, known, group, place)
+
+    monkeypatch.setattr(Played, "run", run_and_keep)
+    monkeypatch.setattr(Scenario, "symptoms_of", remembered)
     report = examine(exercise, text_of_mistake(exercise, mistake))
+    for played, place, found in first[:1]:
+        assert play(played.scenario, mistake, played.group, place) == found.symptoms
     assert not report.passed
     causes = [line.cause for line in report.lines if line.cause]
     assert mistake.cause in causes, report.text()
     for line in report.lines:  # a failure always says what differs and where to look
         assert line.ok or (line.what and line.look), line
+
+
+def half_fixed():
+    """Exercises that break two functions in one way each, with one left as it was found."""
+    for exercise in EXERCISES:
+        for path, target in targets(chapter_of(exercise.id)).items():
+            if target.exercise == exercise.id and exercise.id in ("07.5", "08.6"):
+                name = f"{exercise.id}: {path}"
+                yield pytest.param(exercise, path, target.skeleton, id=name)
+
+
+@pytest.mark.parametrize(("exercise", "path", "broken"), list(half_fixed()))
+def test_what_is_left_of_a_broken_pair_is_named_on_every_line(exercise, path, broken):
+    report = examine(exercise, text_with(exercise, reference_sources(exercise) | {path: broken}))
+    failures = [line for line in report.lines if not line.ok]
+    assert len({line.cause for line in failures}) == 1 and failures[0].cause, report.text()
+
+
+def test_a_line_that_tells_another_mistake_is_not_called_the_same():
+    exercise = find("05.4")
+    forgets, never = (
+        next(mistake for mistake in mistakes_of(exercise) if mistake.name == name)
+        for name in ("forgets the token", "never releases")
+    )
+    [(path, source)] = reference_sources(exercise).items()
+    for old, new in (*forgets.edits[path], *never.edits[path]):
+        source = source.replace(old, new)
+    report = examine(exercise, text_with(exercise, {path: source}))
+    causes = {line.name: line.cause for line in report.lines}
+    assert causes["one parent, four children"] == forgets.cause
+    assert causes["nothing is chosen: everything is given back"] != forgets.cause
 
 
 @pytest.mark.parametrize("exercise", EACH)

@@ -13,16 +13,16 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from four_ways import EXERCISES, different, right
+from four_ways import EXERCISES, different, reference_sources, right
 from IPython.core.interactiveshell import InteractiveShell
 
-from minikv.course import lab, terminal
+from minikv.course import commands, lab, terminal
 from minikv.course.harness import panel, predictions, progress_file
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.markup import GREEN, VERMILION
 from minikv.course.harness.report import Line, Report
-from minikv.course.harness.skeletons import skeleton, targets
+from minikv.course.harness.skeletons import fill, skeleton, targets
 
 ONE = find("04.1")
 FILE = chapter_of(ONE.id).file_name
@@ -160,6 +160,26 @@ def test_trying_counts(exercises):
     assert "your 3rd try, 10 min" in lab.check("04.1").headline()
 
 
+def test_the_same_code_again_is_no_second_try(exercises):
+    def tries(text):
+        (exercises / FILE).write_text(text)
+        return lab.check("04.1").tries
+
+    assert [tries(BROKEN), tries(BROKEN)] == [1, 1]
+    assert tries(BROKEN.replace("block_id = -1", "block_id  =  -1  # why?")) == 1
+    assert tries(BROKEN.replace("block_id = -1", "block_id = -2")) == 2
+    assert tries("def broken(") == 3
+    assert lab.check("04.1").tries == 3
+    assert tries(BROKEN) == 4
+
+
+def test_code_that_does_not_come_to_its_end_is_tried_once(exercises, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")
+    endless = BROKEN.replace("block_id = -1", "while True: pass")
+    (exercises / FILE).write_text(endless)
+    assert [lab.check("04.1").tries for _ in range(2)] == [1, 1]
+
+
 # ── What a report looks like ──────────────────────────────────────────────────
 
 
@@ -295,16 +315,52 @@ def test_without_jupyterlab_there_are_no_buttons(exercises):
         report._ipython_display_()
 
 
+def commands_in(html):
+    """What JupyterLab would do at a click, and of this what opens a file."""
+    found = [json.loads(unescape(text)) for text in re.findall(r'linker-args="([^"]+)"', html)]
+    return found, [c["args"] for c in found if c["commands"][0] == "docmanager:open"]
+
+
+def line_that_opens(html, exercises):
+    """The text of the line that the button "Open the file beside" goes to."""
+    line = int(commands_in(html)[1][-1]["id"].removeprefix("#line="))
+    return (exercises / FILE).read_text().splitlines()[line]
+
+
+@pytest.mark.parametrize(
+    "release",
+    [
+        "raise NotImplementedError('Exercise 04.1: BlockPool.release')",
+        "return 1 / 0",
+        "return",  # a known mistake
+        "while True: pass",
+    ],
+)
+def test_the_panel_opens_the_function_that_failed(buttons, exercises, monkeypatch, release):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "3")
+    sources = reference_sources(ONE)
+    sources["BlockPool.release"] = f"def release(self, block_id):\n    {release}"
+    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    html, _ = buttons("04.1")
+    assert "def release" in line_that_opens(html, exercises)
+
+
+def test_the_first_failure_is_what_opens(buttons, exercises):
+    sources = reference_sources(ONE)
+    sources["BlockPool.allocate"] = "def allocate(self):\n    return 1 / 0"
+    sources["BlockPool.release"] = "def release(self, block_id):\n    return"
+    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    html, _ = buttons("04.1")
+    assert "def allocate" in line_that_opens(html, exercises)
+
+
 def test_the_panel_opens_the_file_beside_at_the_line_and_checks_again(buttons, exercises):
     html, _ = buttons("04.1")
-    commands = [json.loads(unescape(text)) for text in re.findall(r'linker-args="([^"]+)"', html)]
-    opened = [c["args"] for c in commands if c["commands"][0] == "docmanager:open"]
-    lines = (exercises / FILE).read_text().splitlines()
+    commands, opened = commands_in(html)
     for arguments in opened:
         assert arguments["path"] == f"exercises/{FILE}"
         assert arguments["options"] == {"mode": "split-right"}
-    [start] = {int(arguments["id"].removeprefix("#line=")) for arguments in opened[-1:]}
-    assert "def allocate" in lines[start]
+    assert "def allocate" in line_that_opens(html, exercises)
     assert ["notebook:run-cell"] in [c["commands"] for c in commands]
     assert "hint(" not in html and "was saved" in html
 
@@ -456,6 +512,26 @@ def test_the_exit_status_is_zero_only_on_a_pass(exercises):
     for wrong in (["check", "04.77"], ["hint", "04.1", "9"]):
         done = run(*wrong)
         assert done.returncode == 2 and done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_exit_status_tells_whether_something_was_shown(exercises, capsys, monkeypatch):
+    monkeypatch.setattr(builtins, "input", lambda question: "n")
+
+    def status(*arguments):
+        return commands.main([*arguments])
+
+    for refused in ("why", "diff", "solution"):
+        assert status(refused, "04.1") == 1, refused
+        assert "04.1" in capsys.readouterr().out
+    for shown in (["hint", "04.1"], ["solution", "04.1", "--yes"], ["why", "04.1"]):
+        assert status(*shown) == 0, shown
+    assert status("diff", "04.1") == 1, "the solution was seen, and nothing is written"
+    assert "nothing of yours" in capsys.readouterr().out
+    (exercises / FILE).write_text("def broken(")
+    for unreadable in ("diff", "reset"):
+        assert status(unreadable, "04.1") == 1
+        assert "Python cannot read this" in capsys.readouterr().err
+    assert status("reset", "04") == 0
 
 
 def test_colours_only_on_a_terminal():

@@ -191,14 +191,48 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     said = repr(parts)
     assert said.startswith(parts.written.text) and parts.same and parts.written.same
     assert "04.1 BlockPool.allocate, BlockPool.release: yours\n" in said
-    assert "04.2 BlockTable.grow: the reference's\n" in said
-    assert "04.6 before_the_sweep: yours, no part of a run\n" in said
-    assert 'the reference\'s, changed since it passed: check("04.3")' in said
+    assert "04.6 before_the_sweep: yours, in no run\n" in said
+    assert '04.3 slot_mapping: changed since it passed: check("04.3")\n' in said
+    others = "04.2, 04.4, 04.5, all of 01, 02, 03, 05, 06"
+    assert said.count("The reference's") == 1 and f"The reference's: {others}" in said
+    assert "BlockTable.grow" not in said
     told = " ".join(parts.text(in_terminal).split())
     assert "changed since it passed: python -m minikv check 04.3" in told
     shown = parts._repr_html_()
     assert "BlockPool.allocate" in shown and "ok    04.1: 3 requests at once" in shown
     assert [proof.ids for proof in parts.proofs] == [["04.1"]]
+
+
+def test_a_run_names_the_parts_that_it_called(exercises):
+    solve(exercises, "04.3", "05.1", "05.5", "05.6", "06.4")
+    parts = lab.your_parts()
+    assert parts.same, parts
+    ran = {proof.which: proof.ids for proof in parts.proofs}
+    assert ran == {
+        "04": ["04.3"], "05": ["05.1", "05.5", "05.6"], "06": ["06.4"],
+        "together": ["04.3", "05.1", "06.4"],
+    }  # fmt: skip
+    assert parts.written.on == "your parts of 04"
+
+
+@pytest.mark.skipif(bool(chapters()["08"].cannot_run), reason="needs Triton")
+def test_a_run_names_the_kernels_that_it_started(exercises):
+    solve(exercises, "04.3", "08.3", "08.4")
+    parts = lab.your_parts()
+    ran = [proof.ids for proof in parts.proofs]
+    assert ran == [["04.3"], ["08.3"], ["08.4"], ["04.3", "08.4"]], parts
+
+
+def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_path, monkeypatch):
+    solve(exercises, "04.1", "06.6", "05.3")
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "05_copy_on_write.ipynb"))
+    said = repr(lab.your_parts())
+    assert "04.1" in said and "05.3" in said
+    assert "06.6" not in said and "02, 03" in said and "03, 06" not in said
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "03_kv_memory.ipynb"))
+    assert "None of your parts" in repr(lab.your_parts())
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notes.ipynb"))
+    assert "06.6 before_the_race: yours, in no run" in repr(lab.your_parts())
 
 
 def test_your_parts_before_an_engine_can_run_on_them(exercises):

@@ -349,6 +349,12 @@ def links(shown):
     return re.findall(r'<a href="([^"]+)"', shown._repr_html_())
 
 
+def test_pictures_shrink_beside_an_editor():
+    shown = ladder.ladder(4)._repr_html_()
+    assert re.search(r"<style>figure > img \{ min-width: 5\d\dpx !important \}</style>", shown)
+    assert "<style>" not in ladder.navigation(4)._repr_html_(), "once is enough"
+
+
 @pytest.mark.parametrize("number", [int(path.stem[:2]) for path in NOTEBOOKS])
 def test_the_ladder_links_every_notebook_but_its_own(unsolved, number):
     shown = ladder.ladder(number)

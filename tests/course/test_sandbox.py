@@ -205,3 +205,13 @@ def test_any_text_is_tokens(text):
     press(panel, "new", text)
     press(panel, "insert")
     assert "refused" not in panel.session.said and "cannot be drawn" not in panel.picture.value
+
+
+def test_the_drawings_leave_room_for_the_buttons_on_a_laptops_screen():
+    panel = sandbox()
+    for _ in range(3):
+        press(panel, "new", "def fib(n)")
+        press(panel, "insert")
+    assert panel.picture.value.startswith("<div style='max-width:500px'>")
+    sizes = re.findall(r"viewBox=\"0 0 ([\d.]+) ([\d.]+)\"", drawing(panel))
+    assert len(sizes) == 2 and sum(500 * float(h) / float(w) for w, h in sizes) < 600

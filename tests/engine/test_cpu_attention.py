@@ -20,6 +20,7 @@ from minikv.cpu import choice
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
 from minikv.cpu import attention, helpers, kernels
+from minikv.cpu import step as cpu_step
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import kernel
 from minikv.cpu.step import weights_of
@@ -227,8 +228,9 @@ def test_new_weights(checkpoint):
     assert len(weights_of(other.lm.transformer).out_bias) == 2
 
 
-def test_threads_that_help(checkpoint):
+def test_threads_that_help(checkpoint, monkeypatch):
     """Two engines in two threads of Python, each helped by others."""
+    monkeypatch.setattr(cpu_step, "is_crowded", lambda: False)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -317,3 +319,15 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
     outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=8))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 8) for prompt in prompts]
     assert engine.attention.program is None
+
+
+def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(cpu_step, "is_crowded", lambda: True)
+    monkeypatch.setattr(helpers, "offer", None)  # not called
+    (prompt,) = llama.prompts(9, seed=3)
+    engine = cpu(llama.lm)
+    assert engine.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids == llama.greedy(
+        prompt, 40
+    )
+    assert engine.attention.program.penalty > 32  # it looked again, twice

@@ -703,3 +703,46 @@ def test_import_stays_light():
 def test_every_public_name_is_there():
     assert len(set(minikv.__all__)) == len(minikv.__all__)  # in the order that the linter wants
     assert all(hasattr(minikv, name) for name in minikv.__all__)
+
+
+NOT_IDS = {
+    "a number": 5, "nothing": None, "a set": {1, 2}, "bytes": b"ab", "an array of no dimension":
+    np.array(5), "a tensor of no dimension": torch.tensor(5),
+}  # fmt: skip
+NO_ID = {
+    "nothing": [None], "a fraction": [1.5], "text": ["a"], "a list": [[1]], "a bool": [True],
+    "an unknown id": [10**9], "a negative one": [-1], "a row": np.array([[1, 2]]),
+    "rows": torch.tensor([[1, 2]]), "fractions": torch.tensor([1.0]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", [*NOT_IDS.values(), *NO_ID.values()], ids=[*NOT_IDS, *NO_ID])
+def test_what_is_no_list_of_token_ids_is_told_and_nothing_is_lost(tinypy, ids):
+    lm = tinypy.lm
+    engine = minikv.Engine(lm)
+    engine.add_request([1, 2, 3], SamplingParams(max_tokens=2))
+    is_id = any(ids is value for value in NO_ID.values())
+    for name, ask in {
+        "prompt": engine.add_request,
+        "prompt: ": lambda ids: next(engine.stream(ids)),
+        "prompt:": engine.beam_search,
+        "token_ids": lm.decode,
+        "token_ids: ": lm.logits,
+        "token_ids:": lambda ids: lm.generate_naively(ids, 1),
+    }.items():
+        says = "a token id: must be an int from 0 to 2047" if is_id else "must be a list of token"
+        with pytest.raises(ValueError, match=rf"^{name.strip(': ')}: {says}.*, was "):
+            ask(ids)
+    engine.check()
+    while engine.has_unfinished:
+        outputs = engine.step()
+    assert len(outputs) == 1 and engine.pool.num_free == engine.pool.num_blocks
+
+
+def test_flat_arrays_and_tensors_are_lists_of_token_ids(tinypy):
+    lm = tinypy.lm
+    expected = lm.generate_naively([1, 2, 3], 2)
+    for ids in (np.array([1, 2, 3]), torch.tensor([1, 2, 3]), (1, 2, 3), range(1, 4)):
+        [output] = minikv.Engine(lm).generate([ids], SamplingParams(max_tokens=2))
+        assert list(output.token_ids) == expected == lm.generate_naively(ids, 2)
+        assert lm.decode(ids) == lm.decode([1, 2, 3])

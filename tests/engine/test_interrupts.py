@@ -174,12 +174,16 @@ def count_lines(action):
             counts[frame.f_code, frame.f_lineno] += 1
         return trace
 
+    run_traced(action, trace)
+    return counts
+
+
+def run_traced(action, trace):
     sys.settrace(trace)
     try:
         action()
     finally:
         sys.settrace(None)
-    return counts
 
 
 def interrupt(action, code, line, occurrence=1):
@@ -196,11 +200,7 @@ def interrupt(action, code, line, occurrence=1):
                 raise KeyboardInterrupt  # this also ends the tracing
         return trace
 
-    sys.settrace(trace)
-    try:
-        action()
-    finally:
-        sys.settrace(None)
+    run_traced(action, trace)
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

@@ -112,12 +112,17 @@ def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     assert_empty(engine)
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize(
+    ("block_size", "preemption", "prefix_cache"),
+    [
+        (size, preemption, (i + j) % 2 == 0)
+        for i, size in enumerate(BLOCK_SIZES)
+        for j, preemption in enumerate(("recompute", "swap"))
+    ],
+)
 def test_greedy_under_many_preemptions(checkpoint, block_size, preemption, prefix_cache):
     """A pool that holds hardly more than the largest request; every architecture that
-    differs in attention."""
+    differs in attention, and each pair of settings: random traces meet all three at once."""
     preemptions = swaps_in = 0
     for name in ("llama", "mistral", "qwen3"):
         pair = checkpoint(name)

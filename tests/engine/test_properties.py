@@ -70,13 +70,14 @@ class EngineMachine(RuleBasedStateMachine):
     what running and finished sequences computed since the last `clear`; nothing that was in
     it goes but by eviction; what a running sequence has computed is in it."""
 
-    def __init__(self, lms, states, seen, runs_ahead=False):
+    def __init__(self, models, seen):
         super().__init__()
-        self.runs_ahead = runs_ahead
-        self.lms, self.states = lms, states
+        self.models = models  # by name: two models of one kind, and their weights
         self.seen = seen  # how often things happened, over all traces
 
     @initialize(
+        name=st.sampled_from(["llama", "qwen2-window"]),
+        runs_ahead=st.booleans(),
         block_size=st.integers(1, 5),
         capacity=st.sampled_from([24, 32, 48]),  # tokens
         seats=st.integers(2, 6),
@@ -85,8 +86,13 @@ class EngineMachine(RuleBasedStateMachine):
         prefix_cache=st.sampled_from([True, True, True, False]),
         swap_blocks=st.sampled_from([0, 2, 8, 24]),
     )
-    def begin(self, block_size, capacity, seats, budget, threshold, prefix_cache, swap_blocks):
-        self.weights = 0
+    def begin(
+        self, name, runs_ahead, block_size, capacity, seats, budget, threshold, prefix_cache,
+        swap_blocks,
+    ):  # fmt: skip
+        self.lms, self.states = self.models[name]
+        self.runs_ahead, self.weights = runs_ahead, 0
+        self.seen[name, "ahead" if runs_ahead else "in turns"] += 1
         num_blocks = -(-capacity // block_size)
         self.config = small(
             block_size=block_size, num_blocks=num_blocks, max_num_seqs=seats,
@@ -320,17 +326,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.seen["steps"] += stats.steps
 
 
-@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turns", "ahead"])
-@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
-def test_random_traces(checkpoint, name, runs_ahead):
-    pair = checkpoint(name)
-    other = {k: v.detach() for k, v in make_model(name, seed=99).state_dict().items()}
-    states = [read_weights(pair.folder), other]
-    lms = [pair.lm, with_weights(pair.lm, other)]
+def test_random_traces(checkpoint):
+    models = {}
+    for name in ("llama", "qwen2-window"):
+        pair = checkpoint(name)
+        other = {k: v.detach() for k, v in make_model(name, seed=99).state_dict().items()}
+        states = [read_weights(pair.folder), other]
+        models[name] = [pair.lm, with_weights(pair.lm, other)], states
     seen = Counter()
     run_state_machine_as_test(
-        lambda: EngineMachine(lms, states, seen, runs_ahead),
-        settings=settings(max_examples=100, stateful_step_count=40),
+        lambda: EngineMachine(models, seen),
+        settings=settings(max_examples=200, stateful_step_count=40),
     )
     rare = {what: count for what, count in seen.items() if count < 20}
-    assert len(seen) == 10 and not rare, seen
+    assert len(seen) == 14 and not rare, seen

@@ -22,7 +22,6 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
@@ -308,6 +307,8 @@ def test_a_launch_reads_nothing_back(llama):
 
 def test_a_layer_is_compiled_for_one_token_and_for_any_number(monkeypatch):
     """Two parts, twice each: for all layers and all lengths, that of the hidden size too."""
+    from torch._dynamo.testing import CompileCounter  # here, since it takes seconds to import
+
     lm = minikv.load("tinypy", dtype=torch.bfloat16)
     ids = [token % 99 for token in range(lm.config.hidden_size)]
     lengths = [12, 5, 1, 2, len(ids), 1, 33]

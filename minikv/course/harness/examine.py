@@ -5,11 +5,11 @@ import importlib
 import re
 import traceback
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
+from types import ModuleType
 
-import minikv
 from minikv.course.chapters import each
 from minikv.course.harness import reader_files
 from minikv.course.harness.checking import CHECKS, MODEL_RUNS, Wrong, tinypy
@@ -47,9 +47,10 @@ def examine(
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = place_of(exercise, done)
+    report.unwritten = next(iter(done.unwritten.values()), None)
     report.fingerprint = reader_files.fingerprint(exercise, text)
     if own:
-        _borrow(own, chapter.number)
+        _borrow(own, set(), chapter.number)
     started = perf_counter()
     try:
         mine = reader_files.load(chapter, text, keep={exercise.id, *own})
@@ -79,13 +80,17 @@ def examine(
         report.lines.append(line)
         tell({"line": vars(line)})
     causes = diagnose(outcome for _, outcome in played)
+    found = definitions(reader_files.parse(chapter, text))
     for line, outcome in played:
         if outcome in causes:
-            line.cause, line.look = causes[outcome].cause, causes[outcome].look
+            mistake = causes[outcome]
+            line.cause, line.look = mistake.cause, mistake.look
+            wrong = [path for path in (*mistake.edits, *mistake.sources) if path in found]
+            line.at = found[wrong[0]].lineno if wrong else line.at
     if not done.started:  # a broken variant as it was found: the symptom, and nothing more
         report.status = "not started"
         for line in report.lines:
-            line.cause = line.look = None
+            line.cause = line.look = line.at = None
     elif all(line.ok for line in report.lines) and not done.unwritten:
         report.status = "passed"
         if exercise.id in MODEL_RUNS:
@@ -106,53 +111,79 @@ def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
     """Run tinypy on the reader's parts, and tell what it writes and what each run proves.
 
     Chapter by chapter, with the reference in every other place; then, from two chapters of the
-    engine on, all of them in one engine.
+    engine on, all of them in one engine. A run names the parts that it called.
     """
     import_checks("parts")
     in_engine = [chapter for chapter in chapters().values() if chapter.in_engine]
     own = {id_ for id_ in passed if id_ in MODEL_RUNS and chapter_of(id_) in in_engine}
-    numbers = sorted({id_[:2] for id_ in own})
     [(_, together)] = each("together")
+    called: set[str] = set()  # exercises whose parts the run has called
 
-    def attempt(which: str, ids: list[str], run: Callable[[], str]) -> None:
+    def proved(which: str, same: bool, words: str | None) -> None:
+        tell({"proof": {"which": which, "ids": sorted(called), "same": same, "words": words}})
+
+    def failed(which: str, error: BaseException) -> None:
+        proved(which, False, _raised("", error, None, None).what)
+
+    def attempt(which: str, run: Callable[[], str]) -> None:
+        called.clear()
         try:
-            tell({"proof": {"which": which, "ids": ids, "same": True, "words": run()}})
+            proved(which, True, run())
         except BaseException as error:
-            failed(which, ids, error)
+            failed(which, error)
 
-    def failed(which: str, ids: list[str], error: BaseException) -> None:
-        words = _raised("", error, None, None).what
-        tell({"proof": {"which": which, "ids": ids, "same": False, "words": words}})
-
-    def run_alone(run: Callable[..., str], chapter: Chapter, ids: list[str]) -> str:
-        text = reader_files.read(chapter)
-        return run(reader_files.load(chapter, text, keep=set(ids), strict=True), tinypy())
+    def run_alone(run: Callable[..., str], chapter: Chapter, ids: set[str]) -> str:
+        module = reader_files.load(chapter, reader_files.read(chapter), keep=ids, strict=True)
+        _note_calls(chapter, module, ids, called)
+        return run(module, tinypy())
 
     for number, chapter in chapters().items():
-        runs: dict[Callable[..., str], list[str]] = {}  # what runs them: exercises
+        runs: dict[Callable[..., str], set[str]] = {}  # what runs them: exercises
         for exercise in chapter.exercises:
             if exercise.id in passed and exercise.id in MODEL_RUNS:
-                runs.setdefault(MODEL_RUNS[exercise.id], []).append(exercise.id)
+                runs.setdefault(MODEL_RUNS[exercise.id], set()).add(exercise.id)
         if runs:
             tell({"start": number})
         for run, ids in runs.items():
-            attempt(number, ids, partial(run_alone, run, chapter, ids))
+            attempt(number, partial(run_alone, run, chapter, ids))
     expected = together.expect(tinypy())  # before the reference is swapped
-    writing = {id_ for id_ in own if chapter_of(id_).needs is None}
+    writing = any(chapter_of(id_).needs is None for id_ in own)
     write = together.write if writing else together.write_naively
-    swaps = _borrow(own or passed)
-    if writing or any(holder is minikv.model for holder, *_ in swaps):  # else it runs on none
-        tell({"start": "a text"})
-        on = f"your parts of {', '.join(sorted({id_[:2] for id_ in writing or passed}))}"
-        try:
-            tell({"written": {"on": on} | write(tinypy(), expected)})
-        except BaseException as error:
-            failed("together", [on], error)
-    if len(numbers) > 1:
+    _borrow(own or passed, called)
+    tell({"start": "a text"})
+    called.clear()
+    try:
+        written = write(tinypy(), expected)
+        if called:
+            numbers = sorted({id_[:2] for id_ in called})
+            tell({"written": {"on": f"your parts of {', '.join(numbers)}"} | written})
+    except BaseException as error:
+        failed("together", error)
+    if len({id_[:2] for id_ in own}) > 1:
         tell({"start": "all together"})
         decode = _decode_of(in_engine, own)
-        all_of_them = partial(together.run, tinypy(), expected, decode)
-        attempt("together", [f"your parts of {', '.join(numbers)}"], all_of_them)
+        attempt("together", partial(together.run, tinypy(), expected, decode))
+
+
+def _note_calls(chapter: Chapter, module: ModuleType, ids: set[str], called: set[str]) -> None:
+    """Have the reader's functions and kernels in `module` add their exercise to `called`."""
+
+    def noting(function: Callable, id_: str) -> Callable:
+        @wraps(function)
+        def noted(*args, **options):
+            called.add(id_)
+            return function(*args, **options)
+
+        return noted
+
+    for path, id_ in chapter.places.items():
+        owner, _, name = path.rpartition(".")
+        holder = getattr(module, owner) if owner else module
+        if id_ in ids:
+            part = getattr(holder, name)
+            if hasattr(part, "run"):  # a kernel
+                holder, name, part = part, "run", part.run
+            setattr(holder, name, noting(part, id_))
 
 
 def _decode_of(in_engine: list[Chapter], own: set[str]) -> Callable | None:
@@ -196,18 +227,18 @@ def _inherited(exercise: Exercise, text: str) -> list[Line]:
     return lines
 
 
-def _borrow(own: set[str], before: str = "99") -> list[reader_files.Swap]:
-    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places."""
-    swaps: list[reader_files.Swap] = []
-    for chapter in chapters().values():  # all, before any of the reference is exchanged
+def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
+    """Put the reader's parts of `own`, of chapters below `before`, in the reference's places.
+    When they run, they add their exercises to `called`."""
+    for chapter in chapters().values():  # all, before any of the reference is swapped
         targets(chapter)
     for number, chapter in chapters().items():
         kept = {id_ for id_ in own if id_.startswith(f"{number}.")}
         if number < before and kept:
             text = reader_files.read(chapter)
             module = reader_files.load(chapter, text, keep=kept, strict=True)
-            swaps += reader_files.borrow(chapter, module, kept)
-    return swaps
+            _note_calls(chapter, module, kept, called)
+            reader_files.borrow(chapter, module, kept)
 
 
 def place_of(exercise: Exercise, done: reader_files.Progress) -> str | None:
@@ -237,11 +268,12 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
         chain.append(error)
     if isinstance(error, Wrong):
         return Line(name, False, error.what, error.cause or cause, error.look or look)
-    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
-        return Line(name, False, f"not written yet: {error}", None, None, origin=str(error))
-    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
     own = [f for f in frames if is_readers(f.filename)]
+    at = own[-1].lineno if own else None
+    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
+        return Line(name, False, f"not written yet: {error}", None, None, str(error), at)
+    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
     if own:
         origin = f"{short(own[-1].filename)}, line {own[-1].lineno}"
         what += f"\n{origin}: {own[-1].line}"
@@ -258,7 +290,7 @@ def _raised(name: str, error: BaseException, cause: str | None, look: str | None
     elif "'function' object is not subscriptable" in str(error):
         cause = "a function without `@triton.jit` above it is no kernel"
     where = "the line that is named here" if origin else "what your code does in this case"
-    return Line(name, False, what, cause, look or where, origin)
+    return Line(name, False, what, cause, look or where, origin, at)
 
 
 def _cut(message: str) -> str:

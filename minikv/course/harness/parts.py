@@ -1,15 +1,14 @@
 """What `your_parts()` shows: what tinypy writes on the reader's parts, and what that proves."""
 
-import shutil
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 from typing import NamedTuple
 
-from minikv.course.harness import process, progress_file
-from minikv.course.harness.manifest import Chapter, chapters
-from minikv.course.harness.report import marked
+from minikv.course.chapters import folders
+from minikv.course.harness import markup, process, progress_file
+from minikv.course.harness.manifest import chapters
 
 NOTHING = "None of your parts has passed its check yet. Once one has, this line runs tinypy on it."
 
@@ -18,17 +17,14 @@ class Proof(NamedTuple):
     """One run of the model on some of the reader's parts."""
 
     which: str  # a chapter's number, or "together"
-    ids: list[str]  # the exercises whose parts it ran on
+    ids: list[str]  # the exercises whose parts it called
     same: bool  # the oracle's tokens
     words: str  # what it did, or what went wrong
 
-
-class Row(NamedTuple):
-    """One exercise of a chapter that is begun."""
-
-    id: str
-    part: str
-    whose: str
+    def __str__(self) -> str:
+        together = ["all together"] if self.which == "together" else []
+        words = ": ".join(filter(None, [", ".join([*together, *self.ids]), self.words]))
+        return f"{'ok  ' if self.same else 'FAIL'}  {words}"
 
 
 @dataclass
@@ -49,108 +45,84 @@ class Written:
 
 @dataclass
 class Parts:
-    """What tinypy wrote on the reader's own parts."""
+    """What tinypy wrote on the reader's own parts, in the chapters up to `here`."""
 
+    here: str = "99"
     written: Written | None = None
     proofs: list[Proof] = field(default_factory=list)
 
     def __post_init__(self):
-        self.passed, self.changed = progress_file.passed(), progress_file.changed()
+        self.chapters = [c for number, c in chapters().items() if number <= self.here]
+        self.passed = {id_ for id_ in progress_file.passed() if id_[:2] <= self.here}
+        self.changed = {id_ for id_ in progress_file.changed() if id_[:2] <= self.here}
 
     @property
     def same(self) -> bool:
         """Whether every run gave the oracle's tokens."""
         return all(proof.same for proof in self.proofs)
 
-    def begun(self) -> list[Chapter]:
-        """The chapters of which an exercise is passed."""
-        numbers = {id_[:2] for id_ in self.passed | self.changed}
-        return [chapter for number, chapter in chapters().items() if number in numbers]
-
-    def rows(self, chapter: Chapter) -> list[Row]:
+    def lines(self) -> list[str]:
+        """A line for each exercise that is the reader's or was, and one for all the others."""
         ran = {id_ for proof in self.proofs for id_ in proof.ids}
-        rows = []
-        for exercise in chapter.exercises:
-            places = chapter.places.items()
-            part = ", ".join(path for path, id_ in places if id_ == exercise.id)
-            whose = "the reference's"
-            if exercise.id in self.changed:
-                whose += f', changed since it passed: check("{exercise.id}")'
-            elif exercise.id in self.passed:
-                whose = "yours" if exercise.id in ran else "yours, no part of a run"
-            rows.append(Row(exercise.id, part, whose))
-        return rows
+        lines: list[str] = []
+        others: list[str] = []  # in chapters of which something is the reader's
+        untouched: list[str] = []  # the other chapters
+        for chapter in self.chapters:
+            rest = []
+            for id_ in (exercise.id for exercise in chapter.exercises):
+                part = ", ".join(path for path, asks in chapter.places.items() if asks == id_)
+                if id_ in self.changed:
+                    lines.append(f'{id_} {part}: changed since it passed: check("{id_}")')
+                elif id_ in self.passed:
+                    lines.append(f"{id_} {part}: yours" + ", in no run" * (id_ not in ran))
+                else:
+                    rest.append(id_)
+            if len(rest) == len(chapter.exercises):
+                untouched.append(chapter.number)
+            else:
+                others += rest
+        others += [f"all of {', '.join(untouched)}"] if untouched else []
+        return [*lines, *([f"The reference's: {', '.join(others)}"] if others else [])]
 
     def __repr__(self) -> str:
         return self.text()
 
     def text(self, say: Callable[[str], str] = str) -> str:
         """As text, as wide as the terminal; `say` words the calls that it names."""
-        if not self.begun():
+        if not self.passed | self.changed:
             return NOTHING
-        width = min(100, shutil.get_terminal_size((100, 24)).columns)
 
-        def wrapped(text: str, indent: str, more: str) -> str:
+        def wrapped(text: str, more: str) -> str:
             return textwrap.fill(
-                say(text), width, initial_indent=indent, subsequent_indent=more,
+                say(text), markup.terminal_width(), subsequent_indent=more,
                 break_long_words=False, break_on_hyphens=False,
             )  # fmt: skip
 
-        def proved(which: str) -> list[str]:
-            return [wrapped(_proved(p), "  ", " " * 8) for p in self.proofs_of(which)]
-
         out = []
         if self.written:
-            out += [self.written.text.rstrip(), "", wrapped(self.written.words(), "", ""), ""]
-        for chapter in self.begun():
-            out.append(f"{chapter.number} {chapter.name.replace('_', ' ')}")
-            for id_, part, whose in self.rows(chapter):
-                out.append(wrapped(f"{id_} {part}: {whose}", "  ", " " * 8))
-            out += proved(chapter.number)
-        if self.proofs_of("together"):
-            out += ["all together", *proved("together")]
-        return "\n".join(out)
-
-    def proofs_of(self, which: str) -> list[Proof]:
-        return [proof for proof in self.proofs if proof.which == which]
+            out += [self.written.text.rstrip(), "", wrapped(self.written.words(), ""), ""]
+        out += [*(wrapped(line, " " * 6) for line in self.lines()), ""]
+        return "\n".join([*out, *(wrapped(str(proof), " " * 6) for proof in self.proofs)])
 
     def _repr_html_(self) -> str:
-        if not self.begun():
-            return f"<p style='text-align:left'>{NOTHING}</p>"
-        left, cell = "style='text-align:left'", "style='text-align:left;padding:1px 8px'"
+        left = "style='text-align:left'"
+        if not self.passed | self.changed:
+            return f"<p {left}>{NOTHING}</p>"
         out = []
         if self.written:
             out.append(f"<pre {left}>{escape(self.written.text.rstrip())}</pre>")
             out.append(f"<p {left}>{escape(self.written.words())}</p>")
-        out.append("<table style='border-collapse:collapse;max-width:60em'>")
-
-        def heading(text: str) -> None:
-            out.append(f"<tr><th colspan='3' {left}>{escape(text)}</th></tr>")
-
-        def proved(which: str) -> None:
-            for proof in self.proofs_of(which):
-                out.append(f"<tr><td colspan='3' {cell}>{escape(_proved(proof))}</td></tr>")
-
-        for chapter in self.begun():
-            heading(f"{chapter.number} {chapter.name.replace('_', ' ')}")
-            for row in self.rows(chapter):
-                columns = "".join(f"<td {cell}>{marked(text)}</td>" for text in row)
-                out.append(f"<tr>{columns}</tr>")
-            proved(chapter.number)
-        if self.proofs_of("together"):
-            heading("all together")
-            proved("together")
-        return "".join(out) + "</table>"
-
-
-def _proved(proof: Proof) -> str:
-    words = ": ".join(filter(None, [", ".join(proof.ids), proof.words]))
-    return f"{'ok  ' if proof.same else 'FAIL'}  {words}"
+        for lines in (self.lines(), map(str, self.proofs)):
+            out.append(f"<p {left}>{'<br>'.join(map(markup.marked, lines))}</p>")
+        return "".join(out)
 
 
 def run(tell: Callable[[str], None]) -> Parts:
-    """Run tinypy on the reader's passed parts; `tell` hears what runs, as it begins."""
-    parts = Parts()
+    """Run tinypy on the reader's passed parts; `tell` hears what runs, as it begins. In a
+    chapter's notebook these are the parts of this chapter and of those before it."""
+    notebook = markup.open_notebook()
+    here = notebook.name[:2] if notebook else ""
+    parts = Parts(here if here in folders() else "99")
     if not parts.passed:
         return parts
 
@@ -162,7 +134,7 @@ def run(tell: Callable[[str], None]) -> Parts:
         if "proof" in message:
             parts.proofs.append(Proof(**message["proof"]))
 
-    ended = process.parts(hear)
+    ended = process.parts(sorted(parts.passed), hear)
     if ended is not None:
         parts.proofs.append(Proof("together", [], False, ended))
     return parts

@@ -29,7 +29,7 @@ from time import monotonic, sleep
 import torch
 
 import minikv
-from minikv.course.harness import containment, progress_file, reader_files
+from minikv.course.harness import containment, reader_files
 from minikv.course.harness.checking import tinypy
 from minikv.course.harness.examine import (
     COMPILE_LIMIT,
@@ -62,10 +62,12 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
     try:
         text = reader_files.read(chapter)
         done = reader_files.progress_of(exercise, text)
+        report.fingerprint = reader_files.fingerprint(exercise, text)
     except reader_files.WorkbookError as error:
         report.place = str(error)
         return report
     report.place = chapter.cannot_run or place_of(exercise, done)
+    report.unwritten = next(iter(done.unwritten.values()), None)
     if chapter.cannot_run:
         return report
     if not done.started and exercise.kind != "debug":
@@ -81,17 +83,17 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
         running = next((m["start"] for m in reversed(messages) if "start" in m), "the start")
         report.total = next((m["total"] for m in messages if "total" in m), 0)
         report.total += running == MODEL_RUN
-        report.lines.append(Line(running, False, ended[0], ended[1], ended[2]))
+        ended.name = running
+        report.lines.append(ended)
     report.printed = printed
     return report
 
 
-def parts(hear: Callable[[dict], None]) -> str | None:
+def parts(passed: Iterable[str], hear: Callable[[dict], None]) -> str | None:
     """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
     ended, if badly."""
-    ids = ",".join(sorted(progress_file.passed()))
-    _, ended, _ = _in_child("parts", ids, 6 * time_limit(), hear)
-    return None if ended is None else f"{ended[0]}: {ended[1]}"
+    _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear)
+    return None if ended is None else f"{ended.what}: {ended.cause}"
 
 
 def time_limit() -> float:
@@ -104,8 +106,8 @@ def _in_child(
     ids: str,
     limit: float | None = None,
     hear: Callable[[dict], None] = lambda message: None,
-) -> tuple[list[dict], tuple[str, str, str] | None, str]:
-    """(what it reported, how it ended if badly: what, cause, where to look; what it printed).
+) -> tuple[list[dict], Line | None, str]:
+    """(what it reported, how it ended if badly, what it printed).
 
     `hear` gets what it reports, as it does.
     """
@@ -135,7 +137,7 @@ def _in_child(
             what_for = stopped.read_text(encoding="utf-8")
             cause = "the code starts processes, or takes memory, without end"
             look = "what does it start or allocate, and how often?"
-            return found, (f"stopped: {what_for}", cause, look), listener.text
+            return found, Line("", False, f"stopped: {what_for}", cause, look), listener.text
         if any("end" in message for message in found):
             return found, None, listener.text
         return found, _ending(status, stack, limit), listener.text
@@ -181,30 +183,33 @@ class _Listener:
         return printed + (f"\n… and {self._dropped:,} more bytes" if self._dropped else "")
 
 
-def _ending(status: int | None, stack: str, limit: float) -> tuple[str, str, str]:
-    """How a child ended that did not come to its end: what, likely cause, where to look."""
-    where = ""
+def _ending(status: int | None, stack: str, limit: float) -> Line:
+    """How a child ended that did not come to its end."""
+    where, at = "", None
     for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
         if is_readers(file):
-            code = Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
-            where = f"{short(file)}, line {line}, in {function}: {code}"
+            at = int(line)
+            where = f"\n{short(file)}, line {line}, in {function}"
+            with suppress(OSError, ValueError, IndexError):  # it may be another file by now
+                where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
             break
     if stack or status is None:
-        return (
-            f"stopped: not finished after {limit:g} s" + (f"\n{where}" if where else ""),
+        what = f"stopped: not finished after {limit:g} s{where}"
+        cause = (
             "a loop that never ends, or one that does far too much; on a very busy machine also "
-            "a right one: try again, or set MINIKV_TIME_LIMIT to more seconds",
-            "what would have to change for this loop to stop?",
+            "a right one: try again, or set MINIKV_TIME_LIMIT to more seconds"
         )
-    if status < 0:
+        look = "what would have to change for this loop to stop?"
+    elif status < 0:
         name = signal.Signals(-status).name
+        what = f"the process was ended by {name}"
         cause = "memory ran out" if name == "SIGKILL" else "a crash below Python"
-        return f"the process was ended by {name}", cause, "the line that your code was in"
-    return (
-        f"the process ended itself with status {status}",
-        "the code calls os._exit",
-        "a function returns or raises; it does not end the program",
-    )
+        look = "the line that your code was in"
+    else:
+        what = f"the process ended itself with status {status}"
+        cause = "the code calls os._exit"
+        look = "a function returns or raises; it does not end the program"
+    return Line("", False, what, cause, look, at=at)
 
 
 # ── The starter, seen from here ───────────────────────────────────────────────
@@ -297,6 +302,8 @@ def _serve() -> None:
         if not line:
             return
         job = json.loads(line)
+        with suppress(Exception):  # once for all children; what fails here fails there, too
+            import_checks(job["what"], job["ids"])
         pid = os.fork() if FORKS else 0
         if pid == 0:
             if FORKS:

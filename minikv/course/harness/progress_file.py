@@ -23,6 +23,7 @@ class Entry:
     solved: bool = False  # it was passed once, so nothing is given away any more
     fingerprint: str | None = None  # of the code that passed; None: passed before these were kept
     last: float | None = None  # when it was last checked
+    checked: str | None = None  # the fingerprint of the code that was
 
 
 def folder() -> Path:
@@ -86,17 +87,19 @@ def note(report: Report, alone: bool = True) -> None:
     """
     now, kept = time.time(), entry(report.exercise)
     if report.status != "not started":
-        if kept.passed is None:
-            kept.tries += 1
-            kept.first = kept.first or now
         if report.saved is not None and kept.last is not None:
             report.unchanged = report.saved < kept.last
+        code = report.fingerprint  # None: the file cannot be read
+        same_code = report.unchanged if code is None else code == kept.checked
+        if kept.passed is None and not same_code:
+            kept.tries += 1
+            kept.first = kept.first or now
         if report.passed:
             kept.passed, kept.fingerprint = kept.passed or now, report.fingerprint
             kept.solved = True
         elif alone and kept.fingerprint in (None, report.fingerprint):  # the code that passed
             kept.passed = None
-        kept.last = now
+        kept.last, kept.checked = now, code
         report.tries = kept.tries
         report.minutes = ((kept.passed or now) - (kept.first or now)) / 60
         save(report.exercise, kept)

@@ -160,16 +160,18 @@ def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
     return found
 
 
-def line_of(exercise: Exercise) -> int:
-    """The line of the reader's file where an exercise begins, or 1 where it cannot be found."""
+def line_of(exercise: Exercise, at: int | None = None) -> int:
+    """Where the exercise's function that holds line `at` of the reader's file begins, else its
+    first function; 1 where none can be found."""
     chapter = chapter_of(exercise.id)
     try:
-        text = read(chapter)
-        found = definitions(parse(chapter, text))
+        found = definitions(parse(chapter, read(chapter)))
     except WorkbookError:
         return 1
     own = [path for path, target in targets(chapter).items() if target.exercise == exercise.id]
-    return min((found[path].lineno for path in own if path in found), default=1)
+    nodes = [found[path] for path in own if path in found]
+    holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]
+    return min((node.lineno for node in holding or nodes), default=1)
 
 
 def same_code(one: str, other: str) -> bool:

@@ -31,6 +31,7 @@ class Line:
     cause: str | None = None
     look: str | None = None
     origin: str | None = None  # of an exception: file and line
+    at: int | None = None  # the line of the reader's file that went wrong, or its function's
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Report:
     total: int  # checks there are
     lines: list[Line] = field(default_factory=list)
     place: str | None = None  # where in the file, and what stands there
+    unwritten: int | None = None  # the line of the first part that is not written yet
     printed: str = ""  # what the reader's code wrote
     trace: str | None = None
     seconds: float = 0.0
@@ -69,6 +71,11 @@ class Report:
     @property
     def passed(self) -> bool:
         return self.status == "passed"
+
+    @property
+    def at(self) -> int | None:
+        """The line of the file that went wrong first, where it is known."""
+        return next((line.at for line in self.lines if not line.ok and line.at), self.unwritten)
 
     # ── Words ─────────────────────────────────────────────────────────────────
 

@@ -46,7 +46,6 @@ LOOKED_AT = 25  # programs that differ, and as many that do not, which the mista
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
-SCREENED = 4  # programs that differ, of which one must look alike before more are played
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 DIAGNOSIS_LIMIT = 2.0  # seconds of computing, for one report
 EXACT = (int, str, bool)  # compared as they are, and never changed
@@ -458,7 +457,8 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
     """The mistake behind each failed group, where one is known that behaves like the reader's.
 
     One mistake explains as many groups as it can. What it does not explain is asked again,
-    so that two mistakes are told as two. After DIAGNOSIS_LIMIT no further mistake is tried.
+    so that two mistakes are told as two. A line is explained only if the program that it tells
+    goes wrong as with the mistake. After DIAGNOSIS_LIMIT no further mistake is tried.
     """
     latest = process_time() + DIAGNOSIS_LIMIT
     outcomes = list(outcomes)
@@ -473,7 +473,7 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
             mistake
             for mistake in mistakes_of(find(first.played.exercise))
             if process_time() < latest
-            and _has_in_common(mistake, first)
+            and _tells(mistake, first)
             and _likeness(mistake, [first]) >= ALIKE
         ]
         scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
@@ -486,20 +486,22 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
             )
         ):
             continue
-        explained = [one for one in rest if one is first or _likeness(best, [one]) >= ALIKE]
+        explained = [
+            one
+            for one in rest
+            if one is first or (_tells(best, one) and _likeness(best, [one]) >= ALIKE)
+        ]
         named |= dict.fromkeys(explained, best)
         told |= set(explained)
     return named
 
 
-def _has_in_common(mistake: Mistake, failed: Outcome) -> bool:
-    """Whether reader and mistake go wrong in the same way in one of the first programs that
-    failed. Most mistakes do not, and need not be played on more."""
-    played = failed.played
-    return any(
-        failed.differs[place].symptoms & played.scenario.symptoms_of(mistake, played.group, place)
-        for place in sorted(failed.differs)[:SCREENED]
-    )
+def _tells(mistake: Mistake, failed: Outcome) -> bool:
+    """Whether reader and mistake go wrong in the same way in the program that the report tells.
+    Most mistakes do not, and need not be played on more."""
+    place, played = min(failed.differs), failed.played
+    wrong = played.scenario.symptoms_of(mistake, played.group, place)
+    return bool(failed.differs[place].symptoms & wrong)
 
 
 def _likeness(

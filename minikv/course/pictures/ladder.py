@@ -11,6 +11,7 @@ from minikv.course.harness import markup, reader_files
 from minikv.course.harness.manifest import chapters
 from minikv.course.harness.markup import GREEN, SKY, badge
 from minikv.course.harness.overview import Overview
+from minikv.course.pictures.style import BESIDE_EDITOR
 
 # The parts of the course, by their first chapter.
 PARTS = {
@@ -118,7 +119,8 @@ class Ladder(Navigation):
             listed = f"<ul style='list-style:none;margin:0;padding:0'>{lines}</ul>"
             is_open = self.number in numbers or self.number == "00"
             out.append(markup.folded(summary, listed, is_open))
-        return f"<div style='text-align:left'>{super()._repr_html_()}{''.join(out)}</div>"
+        out = [super()._repr_html_(), *out, BESIDE_EDITOR]
+        return f"<div style='text-align:left'>{''.join(out)}</div>"
 
     def _line(self, number: str) -> str:
         name, idea = self.rungs[number]

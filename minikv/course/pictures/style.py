@@ -21,6 +21,9 @@ INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 EDGE = "#8a8a8a"  # around the paper, seen on a light page and on a dark one
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
 SHOWN, LEAST = 860, 640  # pixels on a page: it is scaled between these, and then scrolls
+# Beside an open editor a page is narrower, and a picture may be as small as can still be read. Each
+# notebook sets this once, with its ladder.
+BESIDE_EDITOR = "<style>figure > img { min-width: 520px !important }</style>"
 MOST_BYTES = 150_000  # of SVG
 FONTS = {  # of the pictures, and what is about as wide
     "DejaVu Sans": "Verdana,sans-serif",

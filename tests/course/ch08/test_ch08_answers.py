@@ -321,13 +321,13 @@ def test_a_right_solution_prints_nothing_and_many_lines_are_cut(tmp_path, monkey
 @watched
 def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "10")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "6")
     exercise = find("08.1")
     slow = "\n\nquick = add\n\n\ndef add(x, y, *tile):\n    if not tile:  # for the compiler\n"
-    slow += "        import time\n\n        time.sleep(11)\n    return quick(x, y, *tile)\n"
+    slow += "        import time\n\n        time.sleep(7)\n    return quick(x, y, *tile)\n"
     (tmp_path / chapter_of("08.1").file_name).write_text(right(exercise) + slow)
     report = process.run(exercise)
-    assert report.passed and report.seconds > 10, report.text()
+    assert report.passed and report.seconds > 6, report.text()
 
 
 @watched

@@ -2,6 +2,10 @@
 
 from dataclasses import replace
 
+from minikv.course.chapters.ch08_triton_paged_attention.chapter import (
+    TABLES_OF_A_NEW_BATCH_ONLY,
+    UP_TO_THE_BLOCKS_END,
+)
 from minikv.course.harness.mistakes import Mistake
 
 STALE = "    self.block_tables[:num_seqs, :width] = block_tables\n"
@@ -801,6 +805,13 @@ def packed_kernel(
             look="for which positions is `held` true, in the last block of a sequence?",
         ),
         Mistake(
+            "packs as it was found",
+            edits={"gather_kernel": UP_TO_THE_BLOCKS_END},
+            cause="what a block holds past its sequence's end is copied too, over the next "
+            "sequence's first tokens",
+            look="for which positions is `held` true, in the last block of a sequence?",
+        ),
+        Mistake(
             "leaves a full last block out",
             edits={"gather_kernel": (
                 ("held = position < context",
@@ -821,6 +832,12 @@ def packed_kernel(
             )},
             cause="a last block that is not full is not copied at all",
             look="which of its positions are tokens?",
+        ),
+        Mistake(
+            "replays as it was found",
+            edits={"CapturedDecode.replay": TABLES_OF_A_NEW_BATCH_ONLY},
+            cause="the recording still reads the block tables of an earlier step",
+            look="which of a step's inputs are copied, and on what condition?",
         ),
         Mistake(
             "still forgets the tables",

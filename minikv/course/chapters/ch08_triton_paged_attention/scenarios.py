@@ -480,8 +480,6 @@ class Recording:
         return getattr(self.graph, name)
 
 
-INPUTS = "q", "block_tables", "context_lens"
-
 # A case is a tuple of steps: what is told of it, and for each sequence its length and blocks,
 # which have 4 slots. A step gets the tensors of the one before again, changed, where they fit.
 
