@@ -14,13 +14,15 @@ def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
 
     Symmetric: 0 stays 0, and the codes -127 and 127 are as far from it. |x - x^| <= scale / 2.
+
+    Worked example: x = [-254, 100.2, 2.2] has scale 2 and codes [-127, 50, 1].
     """
     raise NotImplementedError("Exercise 10.1: quantise_int8")
 
 
 # ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
 def dequantise_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """codes (..., D), scale (...) -> (..., D) float32."""
+    """codes (..., D), scale (...) -> (..., D) float32: [-127, 50, 1] and 2 -> [-254, 100, 2]."""
     raise NotImplementedError("Exercise 10.1: dequantise_int8")
 
 
@@ -30,6 +32,8 @@ def logit_bound(q: torch.Tensor, k_error: torch.Tensor) -> torch.Tensor:
 
     `k_error` bounds |k - k^| channel by channel; for int8 it is scale / 2 everywhere, and the
     bound is then sum |q| * scale / (2 sqrt(D)).
+
+    Worked example: q = [2, -1, 0, 3] and an error of 0.5 everywhere: 6 * 0.5 / 2 = 1.5.
     """
     raise NotImplementedError("Exercise 10.1: logit_bound")
 
@@ -71,13 +75,15 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 
     Channel i is in the low half of byte i, channel i + D / 2 in the high half: each half of the
     channels is contiguous when it is unpacked.
+
+    Worked example: [1, 2, 3, 4] -> [3 * 16 + 1, 4 * 16 + 2] = [49, 66].
     """
     raise NotImplementedError("Exercise 10.3: pack")
 
 
 # ── 10.3 Two numbers per byte ─────────────────────────────────────────────────────
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """(..., D / 2) uint8 -> codes (..., D) uint8."""
+    """(..., D / 2) uint8 -> codes (..., D) uint8: [49, 66] -> [1, 2, 3, 4]."""
     raise NotImplementedError("Exercise 10.3: unpack")
 
 

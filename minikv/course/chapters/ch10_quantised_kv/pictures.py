@@ -60,12 +60,13 @@ class OutlierFilm:
         for factor in FACTORS:
             x = block.clone()
             x[:, channel] *= factor
-            self.steps.append((x, (read(x, -1) - x).abs(), (read(x, -2) - x).abs()))
+            self.steps.append((x, read(x, -1), read(x, -2)))
 
     def errors(self, step: int) -> tuple[float, float]:
         """Root mean square of the other channels' errors, by token and by channel."""
-        others = [i for i in range(self.steps[step][0].shape[1]) if i != self.channel]
-        by_token, by_channel = (e[:, others].square().mean().sqrt() for e in self.steps[step][1:])
+        x, *read = self.steps[step]
+        others = [i for i in range(x.shape[1]) if i != self.channel]
+        by_token, by_channel = ((y - x)[:, others].square().mean().sqrt() for y in read)
         return float(by_token), float(by_channel)
 
     def describe(self, step: int) -> str:
@@ -86,29 +87,29 @@ class OutlierFilm:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)
         words = " ".join(map(self.describe, shown))
         caption = (
-            "A block of K: rows are tokens, columns channels. Darker is larger; each column of "
-            "pictures has one scale of grey, which ends at the number in its title."
+            "A block of K: rows are tokens, columns channels. Signs are left out. Dark is large, "
+            "and what is black is at least as large as the number in the title says."
         )
         return style.Picture(figure, f"{title}. {words}", caption)
 
     def _figure(self, shown: Sequence[int]) -> Figure:
-        size = (style.WIDTH, 0.55 + 1.35 * len(shown))
+        size = (style.WIDTH, 0.65 + 1.3 * len(shown))
         figure = Figure(figsize=size, layout="constrained", facecolor=style.PAPER)
-        grid = figure.subplots(len(shown), 3, squeeze=False)
-        names = ("|numbers|", "|error| by token", "|error| by channel")
-        most = float(max(x.abs().median() for x, *_ in self.steps)) * 4
-        worst = max(float(e.max()) for _, *errors in self.steps[: max(shown) + 1] for e in errors)
+        grid = figure.subplots(len(shown), 5, squeeze=False)
+        most = 4 * float(self.steps[0][0].abs().median())
+        worst = 2 * self.errors(max(shown))[0]
+        names = ("before", "by token: after", "error", "by channel: after", "error")
+        limits = (most, most, worst, most, worst)
         for row, step in enumerate(shown):
             x, by_token, by_channel = self.steps[step]
-            parts = (x.abs(), by_token, by_channel)
-            for axes, part, limit in zip(grid[row], parts, (most, worst / 2, worst / 2),
-                                         strict=True):  # fmt: skip
-                axes.imshow(part.numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
+            parts = (x, by_token, by_token - x, by_channel, by_channel - x)
+            for axes, part, limit in zip(grid[row], parts, limits, strict=True):
+                axes.imshow(part.abs().numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
                 axes.set(xticks=[self.channel], yticks=[])
                 axes.tick_params(labelsize=7)
             grid[row][0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
-        for axes, name, limit in zip(grid[0], names, (most, worst / 2, worst / 2), strict=True):
-            axes.set_title(f"{name}, to {limit:.2g}", fontsize=9, color=style.INK)
+        for axes, name, limit in zip(grid[0], names, limits, strict=True):
+            axes.set_title(f"{name}, to {limit:.2g}", fontsize=8, color=style.INK)
         return figure
 
     def widget(self) -> Player:
