@@ -49,6 +49,8 @@ def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
 
     Symmetric: 0 stays 0, and the codes -127 and 127 are as far from it. |x - x^| <= scale / 2.
+
+    Worked example: x = [-254, 100.2, 2.2] has scale 2 and codes [-127, 50, 1].
     """
     scale = round_up(x.float().abs().amax(-1) / 127)
     step = scale.float().clamp_min(TINY)[..., None]  # a vector of zeros has scale 0
@@ -56,7 +58,7 @@ def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def dequantise_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """codes (..., D), scale (...) -> (..., D) float32."""
+    """codes (..., D), scale (...) -> (..., D) float32: [-127, 50, 1] and 2 -> [-254, 100, 2]."""
     return codes.float() * scale.float()[..., None]
 
 
@@ -84,13 +86,15 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 
     Channel i is in the low half of byte i, channel i + D / 2 in the high half: each half of the
     channels is contiguous when it is unpacked.
+
+    Worked example: [1, 2, 3, 4] -> [3 * 16 + 1, 4 * 16 + 2] = [49, 66].
     """
     low, high = codes.chunk(2, -1)
     return low | high << 4
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """(..., D / 2) uint8 -> codes (..., D) uint8."""
+    """(..., D / 2) uint8 -> codes (..., D) uint8: [49, 66] -> [1, 2, 3, 4]."""
     return torch.cat([packed & 15, packed >> 4], -1)
 
 
@@ -246,6 +250,8 @@ def logit_bound(q: torch.Tensor, k_error: torch.Tensor) -> torch.Tensor:
 
     `k_error` bounds |k - k^| channel by channel; for int8 it is scale / 2 everywhere, and the
     bound is then sum |q| * scale / (2 sqrt(D)).
+
+    Worked example: q = [2, -1, 0, 3] and an error of 0.5 everywhere: 6 * 0.5 / 2 = 1.5.
     """
     return (q.abs() * k_error).sum(-1) * q.shape[-1] ** -0.5
 

@@ -30,6 +30,7 @@ PLAYERS = {
     "07": "the radix tree",
     "08": "the launches",
     "09": "the walks",
+    "10": "a block with an outlier",
 }
 WAIT = 30_000  # ms for one click, one picture
 RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too

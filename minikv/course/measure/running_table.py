@@ -84,8 +84,10 @@ def run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capa
 def run_in_engine(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
     requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
+    kv_dtype: str = "auto",
 ) -> Run:  # fmt: skip
-    engine = Engine(lm, EngineConfig(prefix_cache=asked_before, attention=attention))
+    config = EngineConfig(prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype)
+    engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=samples)
@@ -105,7 +107,7 @@ def run_in_engine(
     return Run(
         found[0],
         seconds,
-        round(lm.config.kv_bytes_per_token(lm.dtype) * (stored / seen if seen else 1)),
+        round(engine.store.bytes_per_token * (stored / seen if seen else 1)),
         1 - stored / reserved if reserved else None,
         len(found),
     )

@@ -1,0 +1,189 @@
+"""Quantised K and V: codes and scales, along which axis, and attention that reads them.
+
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
+Then check("10.1") in the notebook, or in a terminal: python -m minikv check 10.1
+"""
+
+import torch
+
+from minikv.quant.formats import TINY, dequantise_int4, quantise_int4, round_up
+
+
+# ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
+def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
+
+    Symmetric: 0 stays 0, and the codes -127 and 127 are as far from it. |x - x^| <= scale / 2.
+
+    Worked example: x = [-254, 100.2, 2.2] has scale 2 and codes [-127, 50, 1].
+    """
+    raise NotImplementedError("Exercise 10.1: quantise_int8")
+
+
+# ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
+def dequantise_int8(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """codes (..., D), scale (...) -> (..., D) float32: [-127, 50, 1] and 2 -> [-254, 100, 2]."""
+    raise NotImplementedError("Exercise 10.1: dequantise_int8")
+
+
+# ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
+def logit_bound(q: torch.Tensor, k_error: torch.Tensor) -> torch.Tensor:
+    """How far a logit q . k / sqrt(D) can move: q (..., D), k_error (..., D) -> (...).
+
+    `k_error` bounds |k - k^| channel by channel; for int8 it is scale / 2 everywhere, and the
+    bound is then sum |q| * scale / (2 sqrt(D)).
+
+    Worked example: q = [2, -1, 0, 3] and an error of 0.5 everywhere: 6 * 0.5 / 2 = 1.5.
+    """
+    raise NotImplementedError("Exercise 10.1: logit_bound")
+
+
+# ── 10.2 Choose the axis ──────────────────────────────────────────────────────────
+def int4_along(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """x stored in 4 bits and read back, with a scale and a zero point for each line along `dim`.
+
+    x (..., T, D), tokens and channels -> the same shape, float32.
+
+        dim = -1    by token: the D numbers of a token share a scale and a zero point
+        dim = -2    by channel: the T numbers of a channel share them
+
+    `quantise_int4` gives codes, scale and low of each vector in the last dimension, and
+    `dequantise_int4` reads them.
+
+    Worked example: x = [[0, 1], [15, 16]]. By token, lines are (0, 1) and (15, 16): 16 marks over
+    1 each. By channel, lines are (0, 15) and (1, 16): 16 marks over 15 each.
+    """
+    raise NotImplementedError("Exercise 10.2: int4_along")
+
+
+# ── 10.2 Choose the axis ──────────────────────────────────────────────────────────
+def better_axis(x: torch.Tensor) -> int:
+    """-1 (by token) or -2 (by channel): along which of them 4 bits read x back more closely.
+
+    x (..., T, D). "More closely" means a smaller mean of the squared errors, over all of x. If
+    both are equal: -1, because a token can be stored by itself as soon as it is there.
+
+    Worked example: x = [[0, 100, 2], [1, 101, 3]] has a large channel: -2. Its transpose has a
+    large token: -1.
+    """
+    raise NotImplementedError("Exercise 10.2: better_axis")
+
+
+# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────────
+def pack(codes: torch.Tensor) -> torch.Tensor:
+    """Two codes of 4 bits per byte: codes (..., D) uint8 -> (..., D / 2) uint8.
+
+    Channel i is in the low half of byte i, channel i + D / 2 in the high half: each half of the
+    channels is contiguous when it is unpacked.
+
+    Worked example: [1, 2, 3, 4] -> [3 * 16 + 1, 4 * 16 + 2] = [49, 66].
+    """
+    raise NotImplementedError("Exercise 10.3: pack")
+
+
+# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────────
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """(..., D / 2) uint8 -> codes (..., D) uint8: [49, 66] -> [1, 2, 3, 4]."""
+    raise NotImplementedError("Exercise 10.3: unpack")
+
+
+# ── 10.4 Attention that reads codes ───────────────────────────────────────────────
+def attend_int8(
+    q: torch.Tensor,
+    k_codes: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_codes: torch.Tensor,
+    v_scale: torch.Tensor,
+    block_ids: list[int],
+    context_len: int,
+) -> torch.Tensor:
+    """One query over the int8 blocks of its context: q (H, D) -> (H, D) float32.
+
+    k_codes, v_codes (num_blocks, K, block_size, D) int8 and k_scale, v_scale
+    (num_blocks, K, block_size) bfloat16 are one layer's storage. The sequence's tokens are in
+    blocks `block_ids`, in this order; there are `context_len` of them, at least 1, and what is in
+    later slots means nothing. Query head h belongs to KV head h // (H / K).
+
+    Codes are read a block at a time: no tensor of floats is ever larger than one block. A key is
+    scale * code, so q . k = scale * (q . code); a value is scale * code, so w v = (w scale) code.
+
+    With m the largest score so far, s the sum of exp(score - m) and o the sum of exp(score - m) v,
+    a block with scores x and maximum m' changes them to
+
+        M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v
+
+    and the result is o / s.
+    """
+    raise NotImplementedError("Exercise 10.4: attend_int8")
+
+
+class Int8Blocks:
+    """K and V of one layer in blocks: int8 codes, and a scale for each token and KV head.
+
+    codes["k"], codes["v"]      (num_blocks, K, block_size, D) int8
+    scales["k"], scales["v"]    a list with a tensor (K, block_size) bfloat16 for each block
+
+    Tables, counts and slots are the engine's, as in chapter 05: `copy` is what the engine calls
+    when `writable_slot` asks for a copy.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, kv_heads: int, head_dim: int):
+        self.block_size = block_size
+        shape = (num_blocks, kv_heads, block_size, head_dim)
+        self.codes = {name: torch.zeros(shape, dtype=torch.int8) for name in ("k", "v")}
+        self.scales = {
+            name: [torch.zeros(shape[1:3], dtype=torch.bfloat16) for _ in range(num_blocks)]
+            for name in ("k", "v")
+        }
+
+    def write(self, slot: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Quantise K and V of one token, (K, D) each, and store them in a slot."""
+        block_id, offset = divmod(slot, self.block_size)
+        for name, x in (("k", k), ("v", v)):
+            codes, scale = quantise_int8(x)
+            self.codes[name][block_id, :, offset] = codes
+            self.scales[name][block_id][:, offset] = scale
+
+    def read(self, block_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of a block, (K, block_size, D) float32 each."""
+        k, v = (
+            dequantise_int8(self.codes[name][block_id], self.scales[name][block_id])
+            for name in ("k", "v")
+        )
+        return k, v
+
+    # ── 10.5 A fork that shares scales: broken, fix it ────────────────────────────
+    def copy(self, source: int, target: int) -> None:
+        """Let block `target` read as block `source` does now. From then on a write to either of
+        them changes only that one. What `target` held before is lost."""
+        for name in ("k", "v"):
+            self.codes[name][target] = self.codes[name][source]
+            self.scales[name][target] = self.scales[name][source]
+
+
+# ── 10.6 Where the smaller cache becomes faster ───────────────────────────────────
+def before_the_crossover() -> dict[str, float]:
+    """What int8 does to the time of a decode step, before anything is measured.
+
+    A model as small as tinypy on a machine that reads 20 GB/s (20,000 bytes per µs):
+
+    - a step reads the weights once: 800 µs, whatever the batch and the format;
+    - it reads K and V of every token of every sequence: 5,120 bytes per token in float32;
+    - in int8 a number takes 1 byte, and each vector of 64 numbers 2 more for its scale;
+    - in int8 a step takes 45 µs longer, and 50 µs more for each sequence of the batch: the new
+      tokens are quantised, and every block has scales to fetch.
+
+    "int8 bytes"         bytes per token in int8, all scales included
+    "crossover"          one sequence: the context, in tokens, at which both steps take equally long
+    "crossover at 8"     the same for each of 8 sequences of equal length
+    "times at 4,096"     one sequence of 4,096 tokens: the step's time in float32, divided by that
+                         in int8
+    "times at most"      the same quotient as the context grows without end
+    "slowest reading"    suppose that a kernel gets through fewer bytes per second of int8 than of
+                         float32, because each code has to be converted. At how many GB/s of int8
+                         codes and scales would no context be long enough for int8 to be faster?
+
+    In bfloat16, at 2,560 bytes per token and without any extra time per step, one sequence of
+    4,096 tokens would be (800 + 1,048.6) / (800 + 524.3) = 1.40 times as fast as in float32.
+    """
+    raise NotImplementedError("Exercise 10.6: before_the_crossover")

@@ -1,0 +1,1 @@
+"""Chapter 10: keys and values in 8 and 4 bits."""

@@ -1,0 +1,196 @@
+"""Pictures of chapter 10: rulers, a block before and after, channels of K, what formats cost.
+
+film = OutlierFilm(block)      # (tokens, channels): one channel grows, step by step
+film.picture()                 # three of the steps
+film.widget()                  # a player
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from matplotlib.figure import Figure
+
+from minikv.course.chapters.ch10_quantised_kv.answers import int4_along
+from minikv.course.pictures import style
+from minikv.course.pictures.player import Player
+
+FACTORS = (1, 2, 4, 8, 16, 32)  # of an outlier
+Interval = tuple[float, float, float]  # value, low, high
+
+
+def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style.Picture:
+    """Numbers between two rulers, each with its marks. A line leads from each number to the mark
+    that stands for it."""
+    lost = {name: float((x[:, None] - marks).abs().amin(1).max()) for name, marks in rulers.items()}
+    parts = ", ".join(f"{name.partition(':')[0]} {error:.2f}" for name, error in lost.items())
+    title = f"The largest distance to a mark: {parts}"
+    figure, axes = style.new_axes(title, "", "", height=2.9)
+    for y, marks in zip((2, 0), rulers.values(), strict=True):
+        axes.plot([float(marks.min()), float(marks.max())], [y, y], color=style.FAINT, linewidth=1)
+        axes.plot(marks.tolist(), [y] * len(marks), "|", color=style.INK, markersize=13)
+        near = marks[(x[:, None] - marks).abs().argmin(1)]
+        for number, mark in zip(x.tolist(), near.tolist(), strict=True):
+            axes.plot([number, mark], [1, y], color=style.FAINT, linewidth=0.8)
+        axes.plot(near.tolist(), [y] * len(x), "s", color=style.PALETTE[3], markersize=5)
+    axes.plot(x.tolist(), [1] * len(x), "o", color=style.PALETTE[0], markersize=7)
+    first, second = rulers
+    axes.set_yticks([2, 1, 0], labels=[first, "the numbers", second])
+    axes.set_ylim(-0.5, 2.5)
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    words = "; ".join(
+        f"{name}, from {float(marks.min()):.2f} to {float(marks.max()):.2f}"
+        for name, marks in rulers.items()
+    )
+    numbers = ", ".join(f"{float(number):g}" for number in x)
+    return style.Picture(figure, f"{title}. The numbers {numbers}. {words}.")
+
+
+class OutlierFilm:
+    """A block whose one channel grows by each of FACTORS, in 4 bits by token and by channel.
+
+    `read(x, dim)` stores x (tokens, channels) and reads it back, as `int4_along` does.
+    """
+
+    def __init__(
+        self, block: torch.Tensor, channel: int,
+        read: Callable[[torch.Tensor, int], torch.Tensor] = int4_along,
+    ):  # fmt: skip
+        self.channel, self.steps = channel, []
+        for factor in FACTORS:
+            x = block.clone()
+            x[:, channel] *= factor
+            self.steps.append((x, read(x, -1), read(x, -2)))
+
+    def errors(self, step: int) -> tuple[float, float]:
+        """Root mean square of the other channels' errors, by token and by channel."""
+        x, *read = self.steps[step]
+        others = [i for i in range(x.shape[1]) if i != self.channel]
+        by_token, by_channel = ((y - x)[:, others].square().mean().sqrt() for y in read)
+        return float(by_token), float(by_channel)
+
+    def describe(self, step: int) -> str:
+        by_token, by_channel = self.errors(step)
+        return (
+            f"Channel {self.channel} times {FACTORS[step]}: the other channels' error is "
+            f"{by_token:.3f} by token, {by_channel:.3f} by channel."
+        )
+
+    def picture(self) -> style.Picture:
+        first, last = self.errors(0), self.errors(len(FACTORS) - 1)
+        title = (
+            f"An outlier costs the other channels {last[0] / first[0]:.1f} times the error by "
+            f"token, {last[1] / first[1]:.1f} times by channel"
+        )
+        shown = (0, 3, 5)
+        figure = self._figure(shown)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)
+        words = " ".join(map(self.describe, shown))
+        caption = (
+            "A block of K: rows are tokens, columns channels. Signs are left out. Dark is large, "
+            "and what is black is at least as large as the number in the title says."
+        )
+        return style.Picture(figure, f"{title}. {words}", caption)
+
+    def _figure(self, shown: Sequence[int]) -> Figure:
+        size = (style.WIDTH, 0.65 + 1.3 * len(shown))
+        figure = Figure(figsize=size, layout="constrained", facecolor=style.PAPER)
+        grid = figure.subplots(len(shown), 5, squeeze=False)
+        most = 4 * float(self.steps[0][0].abs().median())
+        worst = 2 * self.errors(max(shown))[0]
+        names = ("before", "by token: after", "error", "by channel: after", "error")
+        limits = (most, most, worst, most, worst)
+        for row, step in enumerate(shown):
+            x, by_token, by_channel = self.steps[step]
+            parts = (x, by_token, by_token - x, by_channel, by_channel - x)
+            for axes, part, limit in zip(grid[row], parts, limits, strict=True):
+                axes.imshow(part.abs().numpy(), cmap="Greys", vmin=0, vmax=limit, aspect="auto")
+                axes.set(xticks=[self.channel], yticks=[])
+                axes.tick_params(labelsize=7)
+            grid[row][0].set_ylabel(f"times {FACTORS[step]}", fontsize=9, color=style.INK)
+        for axes, name, limit in zip(grid[0], names, limits, strict=True):
+            axes.set_title(f"{name}, to {limit:.2g}", fontsize=8, color=style.INK)
+        return figure
+
+    def widget(self) -> Player:
+        """Play, pause and a slider over the factors."""
+        return Player(
+            "a block with an outlier", last=len(FACTORS) - 1, caption=self.describe,
+            frame=lambda step: self._figure((step,)),
+        )  # fmt: skip
+
+
+def channels_picture(parts: Mapping[str, torch.Tensor]) -> style.Picture:
+    """For each name a tensor (tokens, channels): the range of every channel over the tokens."""
+    wide = {
+        name: (float((x.amax(0) - x.amin(0)).mean()), float(x.amax() - x.amin()))
+        for name, x in parts.items()
+    }
+    words = "; ".join(
+        f"{name}: a channel spans {one:.1f} on average, all together {whole:.1f}"
+        for name, (one, whole) in wide.items()
+    )
+    figure = Figure(figsize=(style.WIDTH, 1.9 * len(parts) + 0.4), layout="constrained",
+                    facecolor=style.PAPER)  # fmt: skip
+    for axes, (name, x) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(),
+                               strict=True):  # fmt: skip
+        axes.vlines(
+            range(x.shape[1]),
+            x.amin(0).tolist(),
+            x.amax(0).tolist(),
+            color=style.PALETTE[0],
+            linewidth=3,
+        )
+        axes.plot(x.mean(0).tolist(), ".", color=style.INK, markersize=4)
+        axes.axhline(0, color=style.FAINT, linewidth=0.6)
+        axes.set_ylabel(name, color=style.INK)
+        axes.spines[["top", "right"]].set_visible(False)
+        one, whole = wide[name]
+        axes.set_title(f"{name}: a channel spans {one:.1f} on average, all together {whole:.1f}",
+                       loc="left", fontsize=10, fontweight="bold", color=style.INK)  # fmt: skip
+    axes.set_xlabel("channel", color=style.INK)
+    caption = "A bar from the least to the greatest number of a channel over the tokens, a dot for "
+    return style.Picture(figure, f"Ranges of channels. {words}.", f"{caption}its mean.")
+
+
+def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Picture:
+    """Bytes per token and KL with its interval, by format."""
+    best = min((name for name in costs if name.startswith("int4")), key=lambda n: costs[n][1][0])
+    title = f"Of the forms of int4, the nearest to float32: {best}"
+    figure, axes = style.new_axes(title, "bytes per token, scales included",
+                                  "KL per token (nats)", height=3.8)  # fmt: skip
+    for index, (name, (size, (value, low, high))) in enumerate(costs.items()):
+        color = style.color(index)
+        axes.errorbar(size, value, [[value - low], [high - value]], fmt="o", capsize=3,
+                      color=color, markeredgecolor=style.INK, ecolor=style.INK)  # fmt: skip
+        axes.annotate(f"{name}  {value:.2g}", (size, value), (8, 0), textcoords="offset points",
+                      va="center", fontsize=8, color=style.INK)  # fmt: skip
+    axes.set_yscale("log")
+    axes.set_xlim(400, 3400)
+    words = "; ".join(
+        f"{name}: {size:,.0f} bytes, KL {value:.2g} ({low:.2g} to {high:.2g})"
+        for name, (size, (value, low, high)) in costs.items()
+    )
+    caption = (
+        "Bars: 95 % intervals of a bootstrap over the windows. The scale of KL is logarithmic."
+    )
+    return style.Picture(figure, f"{title}. {words}.", caption)
+
+
+def crossover_picture(contexts: Sequence[int], seconds: Mapping[str, Sequence[float]]):
+    """Time per token of context, by context, for each format."""
+    ratio = seconds["float32"][-1] / seconds["int8"][-1]
+    title = f"At {contexts[-1]:,} tokens, float32 takes {ratio:.1f} times as long as int8"
+    figure, axes = style.new_axes(title, "context (tokens)", "ns per token of context")
+    for index, (name, times) in enumerate(seconds.items()):
+        each = [1e9 * time / context for context, time in zip(contexts, times, strict=True)]
+        axes.plot(contexts, each, "os"[index] + "-", color=style.color(3 * index), label=name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(contexts, labels=[f"{context:,}" for context in contexts], fontsize=8)
+    axes.set_ylim(0)
+    axes.legend(frameon=False)
+    words = "; ".join(
+        f"{context:,} tokens: float32 {1e6 * a:.1f} µs, int8 {1e6 * b:.1f} µs"
+        for context, a, b in zip(contexts, seconds["float32"], seconds["int8"], strict=True)
+    )
+    return style.Picture(figure, f"Two lines. {title}. {words}.")

@@ -1,0 +1,456 @@
+"""Chapter 10 as programs: rulers, axes, packed codes, attention over int8, copies of blocks."""
+
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import minikv
+from minikv.course.chapters.ch10_quantised_kv.given import (
+    keys_and_values,
+    sample_naively,
+    sample_together,
+)
+from minikv.course.harness.checking import Wrong, check, runs_model, tinypy
+from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.quant.formats import quantise_int8
+
+LINES_ABOVE = "the lines above: which of them fails?"
+
+
+def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:
+    """Numbers of a normal distribution, the same every time."""
+    return spread * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def kind(value: Any) -> Any:
+    """The dtype of a tensor, in words."""
+    if not isinstance(value, torch.Tensor):
+        return f"no tensor, but a {type(value).__name__}"
+    return str(value.dtype).removeprefix("torch.")
+
+
+# ── 10.1 A ruler for a vector ─────────────────────────────────────────────────
+
+# A program is (a description, x): quantised, looked at, and read back.
+
+
+def rulers(mine, program, log: Log) -> None:
+    words, x = program
+    pair = log.call(f"quantise_int8({words})", mine.quantise_int8, x, see=False)
+    if log.events[-1].error is not None:
+        return
+    codes, scale = pair
+    log(f"quantise_int8({words})", {"the scale": scale.float()})
+    log("", {"the codes": codes.float()})
+    log("", {"the dtypes are": [kind(codes), kind(scale)]})
+    read = mine.dequantise_int8(codes, scale)
+    log("read back", {"numbers": read, "dtype": kind(read)})
+
+
+# A program is (codes, scale), as lists.
+
+
+def read_back(mine, program, log: Log) -> None:
+    codes, scale = program
+    words = f"dequantise_int8({codes}, {scale})"
+    tensors = torch.tensor(codes, dtype=torch.int8), torch.tensor(scale, dtype=torch.bfloat16)
+    found = log.call(words, mine.dequantise_int8, *tensors)
+    log("", {"dtype": kind(found)})
+
+
+def bounds(mine, program, log: Log) -> None:
+    words, q, error = program
+    log.call(f"logit_bound({words})", mine.logit_bound, q, error)
+
+
+def one(*values: float) -> tuple[str, torch.Tensor]:
+    return str(list(values)), torch.tensor(values)
+
+
+def many(seed: int, *shape: int, spread: float = 1.0) -> tuple[str, torch.Tensor]:
+    return f"random numbers of shape {shape}", drawn(seed, *shape, spread=spread)
+
+
+scenario(
+    "10.1", rulers,
+    Group("one vector: the largest number gets code 127 or -127",
+          [one(127.0, 1.0, -50.0), one(-254.0, 100.2, 2.2), one(2.0, -6.0, 3.0),
+           one(0.3, -0.2, 0.7, 0.1)],
+          "how far apart are two marks, and which mark is nearest?"),
+    Group("the scale is stored in bfloat16, rounded up, and the codes belong to it",
+          [one(1.0, 0.5012, -0.25), one(0.99, -0.98), one(3.3, 3.29, -3.3, 1.1), many(1, 16)],
+          "`round_up`, and which scale the codes are computed with"),
+    Group("zeros",
+          [one(0.0, 0.0, 0.0), ("[[0.0, 0.0], [3.0, -1.2]]", torch.tensor([[0.0, 0], [3, -1.2]]))],
+          "what is divided by if the scale is 0?"),
+    Group("each vector has a scale of its own",
+          [("[[1.0, 2.0], [30.0, -10.2]]", torch.tensor([[1.0, 2.0], [30.0, -10.2]])),
+           many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7)],
+          "which dimension do the numbers that share a scale lie along?"),
+    Group("any size of numbers",
+          [many(10 + seed, 4, 1 + seed, spread=10.0 ** (seed % 7 - 3)) for seed in range(20)],
+          LINES_ABOVE),
+)  # fmt: skip
+
+scenario(
+    "10.1", read_back,
+    Group("reading codes back",
+          [([127, -1, 0], 0.5), ([[1, -2], [3, 100]], [2.0, 0.25]), ([[[7, 8]], [[9, -10]]],
+           [[0.5], [4.0]]), ([[3, 4], [5, 6]], [0.011, 3.0])],
+          "x^ = scale * code: in which dtype, and along which dimension?"),
+)  # fmt: skip
+
+scenario(
+    "10.1", bounds,
+    Group("how far a logit can move",
+          [("q [2, -1, 0, 3], an error of 0.5 everywhere", torch.tensor([2.0, -1, 0, 3]),
+            torch.full((4,), 0.5)),
+           ("q [1, -1], errors [0.1, 0.3]", torch.tensor([1.0, -1]), torch.tensor([0.1, 0.3])),
+           ("five queries, errors by channel", drawn(5, 5, 9), drawn(6, 9).abs())],
+          "each product is off by at most |q| times its error; what is a logit divided by?"),
+)  # fmt: skip
+
+
+@check(
+    "10.1", "the bound holds: |x - x^| is at most scale / 2",
+    cause="some number is further from its mark than half the distance of two marks",
+    look="the lines above: which of them fails?",
+)  # fmt: skip
+def _(mine):
+    for seed in range(30):
+        x = drawn(seed, 7, 33) * 10.0 ** drawn(seed + 99, 7, 1)
+        codes, scale = mine.quantise_int8(x)
+        error = (mine.dequantise_int8(codes, scale) - x).abs().amax(-1) / scale.float()
+        if float(error.max()) > 0.5 * (1 + 1e-4):
+            raise Wrong(f"a number is {float(error.max()):.3g} scales from what is read back")
+
+
+# ── 10.2 Choose the axis ──────────────────────────────────────────────────────
+
+
+def along(mine, program, log: Log) -> None:
+    words, x, dim = program
+    log.call(f"int4_along({words}, {dim})", mine.int4_along, x, dim)
+
+
+def choices(mine, program, log: Log) -> None:
+    words, x = program
+    log.call(f"better_axis({words})", mine.better_axis, x)
+
+
+def listed(*rows: list[float]) -> tuple[str, torch.Tensor]:
+    return str([[int(value) for value in row] for row in rows]), torch.tensor(rows)
+
+
+def loud(seed: int, tokens: int, channels: int, channel: bool, times: float, moved: bool = False):
+    """Random numbers with one large channel, or one large token; `moved`: far from 0, in fact."""
+    x = drawn(seed, tokens, channels)
+    line = x[:, seed % channels] if channel else x[seed % tokens]
+    line += times if moved else (times - 1) * line
+    what = "channel" if channel else "token"
+    return f"{tokens} tokens, {channels} channels, one {what} {times:g} times as large", x
+
+
+SQUARES = [loud(seed, 12, 12, channel, times) for seed in range(4)
+           for channel in (True, False) for times in (8.0, 40.0)]  # fmt: skip
+BLOCKS = [
+    (f"random numbers of shape {shape}", drawn(seed, *shape))
+    for seed, shape in enumerate([(4, 6), (6, 4), (16, 64), (2, 5, 8), (3, 2, 16, 8)])
+]
+
+scenario(
+    "10.2", along,
+    Group("by token: the numbers of a row share a ruler",
+          [(*listed([0.0, 1], [15, 16]), -1), (*listed([0.0, 4, 15], [100, 107, 130]), -1)],
+          "which dimension does `quantise_int4` look at?"),
+    Group("by channel: the numbers of a column share one",
+          [(*listed([0.0, 1], [15, 16]), -2), (*listed([0.0, 100], [4, 107], [15, 130]), -2),
+           (*listed([0.0, 100, 7], [15, 130, 8]), -2)],
+          "the dimension that has to be last, and the way back"),
+    Group("any tokens and channels, and more dimensions in front",
+          [(*block, dim) for block in BLOCKS for dim in (-1, -2)], LINES_ABOVE),
+)  # fmt: skip
+
+scenario(
+    "10.2", choices,
+    Group("a large channel, a large token",
+          [listed([0.0, 100, 2], [1, 101, 3]), listed([0.0, 1], [100, 101], [2, 3]), *SQUARES],
+          "the mean of the squared errors, for each of the two"),
+    Group("both are equal", [listed([3.0, 3], [3, 3]), listed([0.0, 15], [15, 0])],
+          "the last sentence of the contract"),
+    # A channel that is far from 0 and hardly moves: asymmetric rulers see its range alone.
+    Group("errors of any sign, and a few that are large",
+          [loud(seed, 16, 16, seed % 2 == 0, 3.0, moved=True) for seed in range(8)]
+          + BLOCKS, "squared, then averaged"),
+)  # fmt: skip
+
+
+# ── 10.3 Two numbers per byte ─────────────────────────────────────────────────
+
+
+def packed(mine, program, log: Log) -> None:
+    words, codes = program
+    found = log.call(f"pack({words})", mine.pack, codes)
+    log("", {"dtype": kind(found)})
+
+
+def unpacked(mine, program, log: Log) -> None:
+    words, values = program
+    found = log.call(f"unpack({words})", mine.unpack, values)
+    log("", {"dtype": kind(found)})
+
+
+def codes_of(*values: int) -> tuple[str, torch.Tensor]:
+    return str(list(values)), torch.tensor(values, dtype=torch.uint8)
+
+
+def random_bytes(seed: int, largest: int, *shape: int) -> tuple[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    values = torch.randint(0, largest + 1, shape, generator=draw, dtype=torch.uint8)
+    return f"random codes of shape {shape}", values
+
+
+scenario(
+    "10.3", packed,
+    Group("two channels: the first in the low half of the byte", [codes_of(5, 0), codes_of(1, 2),
+          codes_of(15, 15), codes_of(0, 9)], "which bits does each of the two take?"),
+    Group("which channels share a byte", [codes_of(1, 2, 3, 4), codes_of(9, 0, 0, 0, 0, 14)],
+          "channel i and channel i + D / 2"),
+    Group("any codes, and more dimensions in front",
+          [random_bytes(seed, 15, *shape)
+           for seed, shape in enumerate([(8,), (3, 4), (2, 5, 64), (2, 3, 2, 6)])], LINES_ABOVE),
+)  # fmt: skip
+
+scenario(
+    "10.3", unpacked,
+    Group("one byte comes apart", [codes_of(5), codes_of(33), codes_of(255), codes_of(144)],
+          "the lower four bits, and the upper four"),
+    Group("the halves in order", [codes_of(49, 66), codes_of(9, 0, 224)],
+          "first all lower halves, then all upper ones"),
+    Group("any bytes, and more dimensions in front",
+          [random_bytes(seed, 255, *shape)
+           for seed, shape in enumerate([(4,), (3, 2), (2, 5, 32), (2, 3, 2, 3)])], LINES_ABOVE),
+)  # fmt: skip
+
+
+# ── 10.4 Attention that reads codes ───────────────────────────────────────────
+
+# A program is (H, K, D, block_size, block_ids, context_len, spread of K).
+
+
+def attention(mine, program, log: Log) -> None:
+    heads, kv_heads, dim, size, block_ids, context_len, _ = program
+    words = (
+        f"{context_len} tokens in blocks {block_ids} of {size}, {heads} query heads on "
+        f"{kv_heads}, head dim {dim}"
+    )
+    log.call(words, mine.attend_int8, *stored(*program))
+
+
+def stored(heads, kv_heads, dim, size, block_ids, context_len, spread):
+    """Arguments of `attend_int8`. Slots without a token hold large numbers, which must not be
+    read. Tokens differ much in their scales."""
+    num_blocks, seed = max(block_ids) + 2, 31 * heads + context_len
+    parts = []
+    for place in range(2):
+        x = drawn(seed + place, num_blocks, kv_heads, size, dim)
+        x = x * (spread * drawn(seed + place + 7, num_blocks, kv_heads, size, 1)).exp()
+        held = [slot for block in block_ids for slot in range(block * size, (block + 1) * size)]
+        empty = set(range(num_blocks * size)) - set(held[:context_len])
+        for slot in empty:
+            x[slot // size, :, slot % size] = 90.0
+        parts += quantise_int8(x)
+    return drawn(seed + 3, heads, dim), *parts, block_ids, context_len
+
+
+def contexts(*sizes, spread: float = 0.6) -> list:
+    return [(2, 1, 8, size, list(blocks), length, spread) for size, blocks, length in sizes]
+
+
+scenario(
+    "10.4", attention,
+    Group("one token: what is read is its value",
+          contexts((1, [0], 1), (4, [0], 1), (4, [2], 1)),
+          "the value of the token: its codes times its scale"),
+    Group("one block", contexts((4, [0], 4), (4, [1], 3), (16, [0], 16)),
+          "where are the scales of K and of V multiplied?"),
+    Group("several blocks, in any order, the last not full",
+          contexts((2, [0, 1], 4), (4, [3, 0, 2], 10), (3, [1, 4, 0, 2], 11), (1, [2, 0, 1], 3),
+                   (4, [3, 1], 8)),
+          "running maximum, sum and output; and the slots that hold no token"),
+    Group("blocks behind the context", contexts((4, [0, 1, 2], 3), (2, [3, 1, 0], 2)),
+          "how many blocks hold tokens?"),
+    Group("groups of query heads",
+          [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
+           (4, 2, 64, 16, [1, 2, 0], 40, 0.6)], "query head h belongs to KV head h // (H / K)"),
+    Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0)],
+          "M = max(m, m'), and what shrinks when it grows"),
+)  # fmt: skip
+
+
+class LargestFloat(TorchDispatchMode):
+    """Notes the largest tensor of floats that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, list | tuple) else [found]:
+            if isinstance(each, torch.Tensor) and each.dtype.is_floating_point:
+                self.largest = max(self.largest, each.untyped_storage().nbytes())
+        return found
+
+
+@check(
+    "10.4", "no copy in float of more than a block",
+    cause="codes of many blocks are turned into floats at once, so a step writes and reads more "
+    "bytes than int8 saves",
+    look="a loop over `block_ids` that converts one block at a time",
+)  # fmt: skip
+def _(mine):
+    heads, kv_heads, dim, size, blocks = 4, 2, 64, 16, 24
+    arguments = stored(heads, kv_heads, dim, size, list(range(blocks)), blocks * size, 0.5)
+    with LargestFloat() as seen:
+        mine.attend_int8(*arguments)
+    # Twice what a block takes if its KV heads are repeated for all query heads; scales count, too.
+    limit = max(2 * 4 * heads * size * dim, arguments[2].nbytes)
+    if seen.largest > limit:
+        raise Wrong(
+            f"a context of {blocks} blocks: a float tensor of {seen.largest:,} bytes was made; "
+            f"one block's keys take {4 * kv_heads * size * dim:,} in float32"
+        )
+
+
+# ── 10.5 A fork that shares scales ────────────────────────────────────────────
+
+# A program is a text: "w3*5" writes a token of numbers around 5 to slot 3, "c0>2" copies block 0
+# to block 2. The memory has 4 blocks of 2 slots.
+
+
+def blocks_of_int8(mine, program, log: Log) -> None:
+    blocks = mine.Int8Blocks(4, 2, 2, 4)
+    for step, word in enumerate(program.split()):
+        if word[0] == "w":
+            slot, size = word[1:].split("*")
+            blocks.write(int(slot), *(float(size) * drawn(2 * step + i, 2, 4) for i in range(2)))
+            text = f"a token of size {size} is written to slot {slot}"
+        else:
+            source, target = map(int, word[1:].split(">"))
+            log.call(f"copy({source}, {target})", blocks.copy, source, target, see=False)
+            text = ""
+        k, v = (torch.stack(x) for x in zip(*map(blocks.read, range(4)), strict=True))
+        log(text, {"blocks 0, 1, … read (K)": k, "blocks 0, 1, … read (V)": v})
+
+
+scenario(
+    "10.5", blocks_of_int8,
+    Group("the copy reads like the original", ["w0*1 c0>1", "w0*1 w1*9 c0>3", "w2*4 w3*1 c1>0"],
+          "what `copy` does to codes, and what to scales"),
+    Group("a write to the copy does not change the original",
+          ["w0*1 w1*1 c0>1 w3*9", "w0*1 c0>2 w5*0.1", "w0*3 w1*1 c0>1 w2*7 w3*7"],
+          "what do both blocks hold after the copy?"),
+    Group("a write to the original does not change the copy",
+          ["w0*1 w1*1 c0>1 w1*9", "w0*5 c0>3 w1*0.2 w0*0.2"],
+          "what do both blocks hold after the copy?"),
+    Group("several copies of one block, and copies of copies",
+          ["w0*1 c0>1 c0>2 w3*9 w5*4", "w0*1 c0>1 c1>2 w3*9 w5*0.3 w1*3",
+           "w0*2 c0>1 w3*5 c1>0 w1*9"],
+          "what do all of them hold after the copies?"),
+    Group("a block that was used before",
+          ["w4*8 w5*8 w0*1 c0>2 w0*3 w5*2", "w2*6 c1>3 w6*2 c3>1 w3*1"],
+          "what `target` held before is lost"),
+)  # fmt: skip
+
+SAMPLES = minikv.SamplingParams(n=3, max_tokens=8, temperature=0.8, seed=1, ignore_eos=True)
+PROMPT = "class Queue:\n    def push(self, item):\n        self."
+
+
+@check(
+    "10.5", "tinypy: three samples write what each would write alone",
+    cause="some sample reads codes with a scale that another sample wrote",
+    look="the lines above: which of them fails?",
+)  # fmt: skip
+def _(mine):
+    lm = tinypy()
+    found = sample_together(lm, lm.encode(PROMPT), SAMPLES, make=mine.Int8Blocks)
+    for index, tokens in enumerate(found):
+        expected = sample_naively(lm, lm.encode(PROMPT), SAMPLES, index)
+        if tokens != expected:
+            raise Wrong(
+                f"sample {index} of {SAMPLES.n} continues with {lm.decode(tokens)!r}, expected "
+                f"{lm.decode(expected)!r}"
+            )
+
+
+# ── 10.6 Where the smaller cache becomes faster ───────────────────────────────
+
+numbers(
+    "10.6",
+    "before_the_crossover",
+    {
+        "int8 bytes": ("bytes per token in int8", "1 byte per number, and how many scales?"),
+        "crossover": (
+            "the crossover of one sequence", "extra time per step = time saved per token × context",
+        ),
+        "crossover at 8": (
+            "the crossover of 8 sequences", "which part of the extra time is per sequence?",
+        ),
+        "times at 4,096": (
+            "float32 over int8, at 4,096 tokens", "weights, extra time, K and V: all of a step",
+        ),
+        "times at most": (
+            "float32 over int8, at endless contexts", "what is left of a step if K and V are all?",
+        ),
+        "slowest reading": (
+            "the slowest reading of int8", "both take equally long per token: bytes over speed",
+        ),
+    },
+    near=0.005,
+)  # fmt: skip
+
+
+# ── tinypy on the reader's parts ──────────────────────────────────────────────
+
+
+@runs_model("10.1", "10.4", "10.5")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    class Blocks(mine.Int8Blocks):
+        """The reader's blocks, whose codes the reader's function makes."""
+
+        def write(self, slot, k, v):
+            block_id, offset = divmod(slot, self.block_size)
+            for name, x in (("k", k), ("v", v)):
+                codes, scale = mine.quantise_int8(x)
+                self.codes[name][block_id, :, offset] = codes
+                self.scales[name][block_id][:, offset] = scale
+
+    prompt = lm.encode(PROMPT)
+    found = sample_together(lm, prompt, SAMPLES, make=Blocks, attend=mine.attend_int8)
+    for index, tokens in enumerate(found):
+        expected = sample_naively(lm, prompt, SAMPLES, index)
+        if tokens != expected:
+            raise AssertionError(f"sample {index}: {tokens}, the oracle: {expected}")
+    return (
+        f"{SAMPLES.n} samples of {SAMPLES.max_tokens} tokens as forks of one int8 cache: your "
+        "codes, your attention, your copies, and the same tokens as naive attention over K and V "
+        "that were stored in int8 and read back."
+    )
+
+
+@runs_model("10.2", "10.3")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    k, _ = keys_and_values(lm, lm.encode(PROMPT * 3)[:32])
+    squares = k.unfold(3, 32, 32).movedim(3, 2).unflatten(2, (-1,))  # blocks of 32 × 32
+    chosen = [mine.better_axis(one) for one in squares.flatten(0, 2)]
+    codes = torch.arange(k.numel()).remainder(16).to(torch.uint8).view(k.shape)
+    small = mine.pack(codes)
+    if not torch.equal(mine.unpack(small), codes):
+        raise AssertionError("codes that were packed do not come back")
+    return (
+        f"K of tinypy in {len(chosen)} squares of 32 tokens and 32 channels: by channel is closer "
+        f"in {chosen.count(-2)}, by token in {chosen.count(-1)}; its codes take {small.nbytes:,} "
+        f"bytes, {k.nbytes // small.nbytes} times fewer than its floats."
+    )
