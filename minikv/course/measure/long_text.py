@@ -1,0 +1,164 @@
+"""Text longer than the cache: what each way to forget costs, and what many K-shifts do to K.
+
+    lm = with_config(minikv.load("tinypy"), max_context=8192)
+    ids = lm.encode(text)[:8192]
+    nats = nats_per_token(context_shift_logits(lm, ids, num_cells=1024), ids)
+    bits_per_byte(nats, token_bytes(lm, ids), bins=8)
+
+The `…_logits` functions all return the logits after each of T tokens, (T, vocab_size), and differ
+in what a token sees. Positions go up to T, so the model needs a table of that length.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from minikv.language_model import LanguageModel
+from minikv.ring import (
+    RingCache,
+    RollingCache,
+    SelfExtendCache,
+    SinkCache,
+    context_shift,
+    turn,
+)
+
+CHUNK = 256  # tokens in one step
+
+
+def full_logits(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
+    """Every token sees all before it, at its true position."""
+    return _in_chunks(lm, ids, RollingCache(lm.config, num_tokens_max=len(ids)))
+
+
+def window_logits(lm: LanguageModel, ids: Sequence[int], window: int) -> torch.Tensor:
+    """Every token sees the last `window` tokens."""
+    return RollingCache(lm.config, window).append(lm, ids)
+
+
+def sink_logits(lm: LanguageModel, ids: Sequence[int], num_sinks: int, window: int) -> torch.Tensor:
+    """Every token sees the first `num_sinks` tokens and the last `window`."""
+    return SinkCache(lm.config, num_sinks, window).append(lm, ids)
+
+
+def self_extend_logits(
+    lm: LanguageModel, ids: Sequence[int], group: int, neighbours: int, border: str = "rolling"
+) -> torch.Tensor:
+    """Every token sees all before it; those beyond `neighbours` at positions p // group."""
+    cache = SelfExtendCache(lm.config, len(ids), group, neighbours, border)
+    return _in_chunks(lm, ids, cache)
+
+
+def context_shift_logits(
+    lm: LanguageModel, ids: Sequence[int], num_cells: int, n_keep: int = 0
+) -> torch.Tensor:
+    """A ring of `num_cells`; when it is full, half of what follows the first `n_keep` goes."""
+    cache = RingCache(lm.config, num_cells, contiguous=False)
+    rows, done = [], 0
+    while done < len(ids):
+        if cache.num_free == 0:
+            context_shift(cache, n_keep)
+        chunk = ids[done : done + min(cache.num_free, CHUNK)]
+        rows.append(cache.append(lm, chunk))
+        done += len(chunk)
+    return torch.cat(rows)
+
+
+def fresh_logits(lm: LanguageModel, ids: Sequence[int], num_tokens: int) -> torch.Tensor:
+    """What context shift avoids: whenever `num_tokens` are full, the second half is computed
+    again from scratch, at positions that begin at 0, and the text goes on behind it."""
+    step = num_tokens // 2
+    rows = [lm.logits(ids[:num_tokens])]
+    for end in range(num_tokens + step, len(ids) + step, step):
+        start = end - num_tokens
+        rows.append(lm.logits(ids[start:end])[num_tokens - step :])
+    return torch.cat(rows)[: len(ids)]
+
+
+def _in_chunks(lm: LanguageModel, ids: Sequence[int], cache: RollingCache) -> torch.Tensor:
+    return torch.cat([cache.append(lm, ids[i : i + CHUNK]) for i in range(0, len(ids), CHUNK)])
+
+
+# ── Bits per byte, by position ────────────────────────────────────────────────
+
+
+def nats_per_token(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
+    """-log p of each token but the first: (T - 1,). logits (T, vocab_size), (T,) token ids."""
+    return F.cross_entropy(logits[:-1], torch.tensor(ids)[1:], reduction="none")
+
+
+def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
+    """How many bytes of text each token is, (T,); for a byte-level tokenizer."""
+    pieces = [lm.tokenizer.id_to_token(token_id) for token_id in ids]
+    return torch.tensor([len(piece) for piece in pieces])
+
+
+def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) -> torch.Tensor:
+    """Bits per byte in `bins` stretches of equally many tokens, (bins,) float64.
+
+    nats (T - 1,) of the tokens 1 … T - 1, num_bytes (T,).
+    """
+    spans = zip(nats.double().tensor_split(bins), num_bytes[1:].tensor_split(bins), strict=True)
+    return torch.stack([n.sum() / math.log(2) / b.sum() for n, b in spans])
+
+
+# ── What a shift does ─────────────────────────────────────────────────────────
+
+
+def shift_errors(
+    k: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype, counts: Sequence[int]
+) -> list[float]:
+    """The relative error of K after so many shifts by one position, stored in `dtype` between.
+
+    k (N, K, D) float32, as the model made it; frequencies (D / 2,). The reference is k turned once,
+    in float64. Returns |K - reference| / |reference| for each of `counts`, which must ascend.
+    """
+    stored, done, errors = k.to(dtype), 0, []
+    one = torch.ones(len(k), dtype=torch.int64)
+    for count in counts:
+        for _ in range(count - done):
+            stored = turn(stored, one, frequencies)
+        done = count
+        exact = _turn_exactly(k, count, frequencies)
+        errors.append(float((stored.double() - exact).norm() / exact.norm()))
+    return errors
+
+
+def _turn_exactly(k: torch.Tensor, delta: int, frequencies: torch.Tensor) -> torch.Tensor:
+    """`turn` in float64, as complex numbers: channel i with channel i + D / 2."""
+    a, b = k.double().chunk(2, -1)
+    turned = torch.complex(a, b) * torch.exp(1j * delta * frequencies.double())
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+class AfterShift(NamedTuple):
+    """Two distributions at the same positions: the ring's, and the oracle's on the same tokens."""
+
+    max_difference: float  # of any logit
+    kl: float  # nats per token, mean, of the ring's from the oracle's
+    same_top: float  # the share of positions with the same likeliest token
+
+
+def after_shift(
+    lm: LanguageModel, ids: Sequence[int], num_cells: int, n_keep: int, num_new: int
+) -> AfterShift:
+    """Fill a ring with `ids`, shift it once, append `num_new` more, and compare these positions
+    with the oracle on exactly the tokens that the ring still holds.
+
+    They are not equal: the K and V that stayed were computed while the discarded tokens were
+    visible. `ids` has num_cells + num_new tokens.
+    """
+    cache = RingCache(lm.config, num_cells)
+    cache.append(lm, ids[:num_cells])
+    gone = context_shift(cache, n_keep)
+    new = ids[num_cells : num_cells + num_new]
+    ring = cache.append(lm, new)
+    visible = [*ids[:n_keep], *ids[n_keep + gone : num_cells], *new]
+    oracle = lm.logits(visible)[-num_new:]
+    log_ring, log_oracle = ring.log_softmax(-1), oracle.log_softmax(-1)
+    kl = (log_oracle.exp() * (log_oracle - log_ring)).sum(-1).mean()
+    same = (ring.argmax(-1) == oracle.argmax(-1)).float().mean()
+    return AfterShift(float((ring - oracle).abs().max()), float(kl), float(same))

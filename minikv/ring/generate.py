@@ -1,0 +1,134 @@
+"""Text without end in constant memory, and several sequences over one prompt."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from minikv.errors import require_int
+from minikv.language_model import LanguageModel
+from minikv.ring.cache import RingCache
+from minikv.ring.cells import Cells
+from minikv.ring.defrag import defragment
+
+Choose = Callable[[torch.Tensor], int]  # logits (vocab_size,) -> token id
+
+
+def greedy(logits: torch.Tensor) -> int:
+    """The likeliest token."""
+    return int(logits.argmax())
+
+
+def context_shift(cache: Cells, n_keep: int = 0, seq: int = 0, n_discard: int | None = None) -> int:
+    """Make room at the end of a sequence: keep its first `n_keep` positions, discard the next
+    `n_discard` (half of the rest, if None), and move what remains down. Returns `n_discard`.
+
+    K moves by turning, so nothing is computed again. The tokens that remain have seen those that
+    go: their K and V stay as they were, and differ from what a fresh start would compute.
+
+    Raises ValueError, changing nothing, if there are no `n_discard` positions after the first
+    `n_keep`, or if one to be moved is shared with another sequence.
+    """
+    end = cache.seq_pos_max(seq) + 1
+    require_int("n_keep", n_keep, 0)
+    left = end - n_keep
+    if left < 2:
+        raise ValueError(f"n_keep: {n_keep} of {end} positions leave too little to discard half of")
+    n_discard = left // 2 if n_discard is None else require_int("n_discard", n_discard, 1, left)
+    cache.drop(seq, n_keep, n_keep + n_discard)
+    return n_discard
+
+
+def generate_with_ring(
+    lm: LanguageModel,
+    cache: RingCache,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    n_keep: int = 0,
+    n_discard: int | None = None,
+    seq: int = 0,
+    choose: Choose = greedy,
+) -> list[int]:
+    """Continue sequence `seq` by `prompt_ids` and exactly `max_tokens` new tokens, returned.
+
+    Goes on for ever in the same memory: a full ring, or a sequence at the model's last position,
+    is shifted by `context_shift` with `n_keep` and `n_discard`. Up to the first shift the tokens
+    are those of `lm.generate_naively`.
+
+    Raises ValueError, changing nothing, if the prompt does not fit or `n_keep` leaves no room.
+    """
+    require_int("max_tokens", max_tokens, 1)
+    start = cache.seq_pos_max(seq) + 1
+    room = min(cache.num_free, lm.config.max_context - start)
+    if not 1 <= len(prompt_ids) <= room:
+        raise ValueError(
+            f"prompt_ids: must be 1 to {room} tokens, the free cells, was "
+            f"{len(prompt_ids)}; take more cells, or remove what is not needed"
+        )
+    most = min(cache.num_cells, lm.config.max_context) - 2
+    require_int("n_keep", n_keep, 0, most)
+    logits = cache.append(lm, prompt_ids, seq)[-1]
+    new = [choose(logits)]
+    while len(new) < max_tokens:
+        make_room(lm, cache, [seq], n_keep, n_discard)
+        new.append(choose(cache.append(lm, new[-1:], seq)[-1]))
+    return new
+
+
+def make_room(
+    lm: LanguageModel,
+    cache: RingCache,
+    seqs: Sequence[int],
+    n_keep: int,
+    n_discard: int | None = None,
+) -> int:
+    """See to it that each of `seqs` can take one more token; returns how many were shifted.
+
+    A sequence at the model's last position is shifted; with too few free cells, all are. If a
+    batch needs a run of cells and the longest is too short, the ring is defragmented.
+    """
+    is_full = cache.num_free < len(seqs)
+    ends = {seq: cache.seq_pos_max(seq) + 1 for seq in seqs}
+    shifted = [seq for seq in seqs if is_full or ends[seq] >= lm.config.max_context]
+    for seq in shifted:
+        context_shift(cache, n_keep, seq, n_discard)
+    if cache.contiguous and cache.longest_run < len(seqs):
+        defragment(cache)
+    return len(shifted)
+
+
+def generate_in_parallel(
+    lm: LanguageModel,
+    cache: RingCache,
+    shared_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    choose: Choose = greedy,
+) -> list[list[int]]:
+    """Continue `shared_ids + prompts[i]` for every i, side by side in one ring.
+
+    The shared tokens are computed once, by sequence 0, and belong to all by `seq_cp`. They are
+    what each keeps when the ring is full. The cache must be empty. Returns each one's new tokens.
+    """
+    if cache.num_used > 0:
+        raise ValueError(f"cache: has {cache.num_used} used cells; take an empty one")
+    needed = len(shared_ids) + sum(map(len, prompts))
+    if not shared_ids or not prompts or not all(prompts):
+        raise ValueError("prompts: give at least one token to share, and one for each prompt")
+    if needed > cache.num_cells:
+        raise ValueError(f"prompts: {needed} tokens do not fit {cache.num_cells} cells")
+    seqs = range(len(prompts))
+    cache.append(lm, shared_ids, 0)
+    for seq in seqs[1:]:
+        cache.seq_cp(0, seq)
+    first = len(shared_ids)
+    batch = [(token, first + i, seq) for seq in seqs for i, token in enumerate(prompts[seq])]
+    logits = cache.decode(lm, *map(list, zip(*batch, strict=True)))
+    ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
+    new = [[choose(row)] for row in logits[ends]]
+    for _ in range(max_tokens - 1):
+        make_room(lm, cache, seqs, first)
+        positions = [cache.seq_pos_max(seq) + 1 for seq in seqs]
+        logits = cache.decode(lm, [tokens[-1] for tokens in new], positions, list(seqs))
+        for tokens, row in zip(new, logits, strict=True):
+            tokens.append(choose(row))
+    return new
