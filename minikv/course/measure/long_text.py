@@ -92,8 +92,10 @@ def nats_per_token(logits: torch.Tensor, ids: Sequence[int]) -> torch.Tensor:
 
 def token_bytes(lm: LanguageModel, ids: Sequence[int]) -> torch.Tensor:
     """How many bytes of text each token is, (T,); for a byte-level tokenizer."""
-    pieces = [lm.tokenizer.id_to_token(token_id) for token_id in ids]
-    return torch.tensor([len(piece) for piece in pieces])
+    if lm.tokenizer is None:
+        raise ValueError(f"lm: {lm.name} has no tokenizer to tell how long its tokens are")
+    lengths = {token_id: len(piece) for piece, token_id in lm.tokenizer.get_vocab().items()}
+    return torch.tensor([lengths[token_id] for token_id in ids])
 
 
 def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) -> torch.Tensor:
