@@ -450,6 +450,16 @@ def test_a_longer_table_changes_no_position_that_was_there(tinypy):
     assert tinypy.lm.config.max_context == 1024
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float16, 0.05), (torch.bfloat16, 0.5)])
+def test_k_and_v_in_half_precision(tinypy, dtype, tolerance):
+    lm, ids = tinypy.lm, tinypy.lm.encode("import os\nimport sys\n\n\ndef main(args):\n    return")
+    cache = RingCache(lm.config, 32, dtype=dtype)
+    assert cache.num_bytes == 32 * lm.config.kv_bytes_per_token(dtype)
+    cache.append(lm, ids[:10])
+    cache.seq_add(0, 0, None, 500)
+    assert (cache.append(lm, ids[10:]) - lm.logits(ids)[10:]).abs().max() < tolerance
+
+
 # ── Bad arguments ─────────────────────────────────────────────────────────────
 
 

@@ -111,20 +111,24 @@ def bits_per_byte(nats: torch.Tensor, num_bytes: torch.Tensor, bins: int = 1) ->
 
 
 def shift_errors(
-    k: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype, counts: Sequence[int]
+    k: torch.Tensor,
+    frequencies: torch.Tensor,
+    dtype: torch.dtype,
+    counts: Sequence[int],
+    delta: int = 1,
 ) -> list[float]:
-    """The relative error of K after so many shifts by one position, stored in `dtype` between.
+    """The relative error of K after so many shifts by `delta`, stored in `dtype` between.
 
     k (N, K, D) float32, as the model made it; frequencies (D / 2,). The reference is k turned once,
     in float64. Returns |K - reference| / |reference| for each of `counts`, which must ascend.
     """
     stored, done, errors = k.to(dtype), 0, []
-    one = torch.ones(len(k), dtype=torch.int64)
+    deltas = torch.full((len(k),), delta)
     for count in counts:
         for _ in range(count - done):
-            stored = turn(stored, one, frequencies)
+            stored = turn(stored, deltas, frequencies)
         done = count
-        exact = _turn_exactly(k, count, frequencies)
+        exact = _turn_exactly(k, count * delta, frequencies)
         errors.append(float((stored.double() - exact).norm() / exact.norm()))
     return errors
 
@@ -151,7 +155,7 @@ def after_shift(
     with the oracle on exactly the tokens that the ring still holds.
 
     They are not equal: the K and V that stayed were computed while the discarded tokens were
-    visible. `ids` has num_cells + num_new tokens.
+    visible. `ids` has num_cells + num_new tokens; num_new is at most what the shift frees.
     """
     cache = RingCache(lm.config, num_cells)
     cache.append(lm, ids[:num_cells])
