@@ -24,7 +24,7 @@ from minikv.course.harness.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
 # By chapter: one with this name.
-PLAYERS = {"04": "the block tables", "07": "the radix tree", "08": "the launches"}
+PLAYERS = {"04": "the block tables", "07": "the radix tree", "08": "the launches", "11": "the ring"}
 WAIT = 30_000  # ms for one click, one picture
 RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too
 CHROMIUM = next(

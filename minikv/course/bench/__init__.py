@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minikv.course.bench import (
     decode,
+    endless,
     gpu,
     gpu_kernels,
     ladder,
@@ -31,6 +32,7 @@ BENCHMARKS = {
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
+    "endless": (endless, "text beyond the trained length: bits per byte by position"),
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
 }
 
