@@ -234,6 +234,7 @@ class Cells:
         All or nothing, as the two steps `seq_rm` and `seq_add` together are not: raises
         ValueError, and changes nothing, if what follows is shared with another sequence.
         """
+        require_int("seq", seq, 0)
         self._require_own(seq, self.cells_of(seq, require_int("p1", p1, p0)))
         self.seq_rm(seq, p0, p1)
         if self.seq_pos_max(seq) >= p1:

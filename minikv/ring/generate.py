@@ -7,7 +7,7 @@ import torch
 from minikv.errors import require_int
 from minikv.language_model import LanguageModel
 from minikv.ring.cache import RingCache
-from minikv.ring.cells import Cells
+from minikv.ring.cells import ALL, Cells
 from minikv.ring.defrag import defragment
 
 Choose = Callable[[torch.Tensor], int]  # logits (vocab_size,) -> token id
@@ -54,7 +54,8 @@ def generate_with_ring(
     is shifted by `context_shift` with `n_keep` and `n_discard`. Up to the first shift the tokens
     are those of `lm.generate_naively`.
 
-    Raises ValueError, changing nothing, if the prompt does not fit or `n_keep` leaves no room.
+    Raises ValueError, changing nothing, if the prompt does not fit, or if `n_keep` or `n_discard`
+    makes a shift impossible that will be needed.
     """
     require_int("max_tokens", max_tokens, 1)
     start = cache.seq_pos_max(seq) + 1
@@ -64,14 +65,35 @@ def generate_with_ring(
             f"prompt_ids: must be 1 to {room} tokens, the free cells, was "
             f"{len(prompt_ids)}; take more cells, or remove what is not needed"
         )
-    most = min(cache.num_cells, lm.config.max_context) - 2
-    require_int("n_keep", n_keep, 0, most)
-    logits = cache.append(lm, prompt_ids, seq)[-1]
-    new = [choose(logits)]
+    if len(prompt_ids) + max_tokens - 1 > room:
+        _require_can_shift(cache, seq, start + room, n_keep, n_discard)
+    _make_run(cache, len(prompt_ids))
+    new = [choose(cache.append(lm, prompt_ids, seq)[-1])]
     while len(new) < max_tokens:
         make_room(lm, cache, [seq], n_keep, n_discard)
         new.append(choose(cache.append(lm, new[-1:], seq)[-1]))
     return new
+
+
+def _require_can_shift(
+    cache: Cells, seq: int, length: int, n_keep: int, n_discard: int | None
+) -> None:
+    """That a sequence which has grown to `length` positions can be shifted, and frees cells."""
+    pairs = zip(cache.positions, cache.sequences, strict=True)
+    shared = max((p + 1 for p, owners in pairs if seq in owners and len(owners) > 1), default=0)
+    if not shared <= require_int("n_keep", n_keep, 0) <= length - 2:
+        raise ValueError(
+            f"n_keep: must be at least {shared}, the positions shared with other sequences, and "
+            f"at most {length - 2}, 2 less than fit, was {n_keep}; take more cells"
+        )
+    if n_discard is not None:
+        require_int("n_discard", n_discard, 1, length - n_keep)
+
+
+def _make_run(cache: RingCache, num_tokens: int) -> None:
+    """Defragment, if a batch of so many tokens needs a run of cells and there is none."""
+    if cache.contiguous and cache.longest_run < num_tokens:
+        defragment(cache)
 
 
 def make_room(
@@ -81,19 +103,21 @@ def make_room(
     n_keep: int,
     n_discard: int | None = None,
 ) -> int:
-    """See to it that each of `seqs` can take one more token; returns how many were shifted.
+    """Make room for one more token of each of `seqs`; returns how many shifts it took.
 
-    A sequence at the model's last position is shifted; with too few free cells, all are. If a
-    batch needs a run of cells and the longest is too short, the ring is defragmented.
+    A sequence at the model's last position is shifted; with too few free cells, the longest one
+    is, until there are enough.
     """
-    is_full = cache.num_free < len(seqs)
-    ends = {seq: cache.seq_pos_max(seq) + 1 for seq in seqs}
-    shifted = [seq for seq in seqs if is_full or ends[seq] >= lm.config.max_context]
-    for seq in shifted:
-        context_shift(cache, n_keep, seq, n_discard)
-    if cache.contiguous and cache.longest_run < len(seqs):
-        defragment(cache)
-    return len(shifted)
+    num_shifted = 0
+    for seq in seqs:
+        if cache.seq_pos_max(seq) + 1 >= lm.config.max_context:
+            context_shift(cache, n_keep, seq, n_discard)
+            num_shifted += 1
+    while cache.num_free < len(seqs):
+        context_shift(cache, n_keep, max(seqs, key=cache.seq_pos_max), n_discard)
+        num_shifted += 1
+    _make_run(cache, len(seqs))
+    return num_shifted
 
 
 def generate_in_parallel(
@@ -107,15 +131,34 @@ def generate_in_parallel(
     """Continue `shared_ids + prompts[i]` for every i, side by side in one ring.
 
     The shared tokens are computed once, by sequence 0, and belong to all by `seq_cp`. They are
-    what each keeps when the ring is full. The cache must be empty. Returns each one's new tokens.
+    what each keeps when the ring is full. Returns each one's new tokens.
+
+    The cache must be empty, and is again if anything goes wrong. Raises ValueError if the tokens,
+    or two beside the shared ones for each prompt, do not fit.
     """
+    require_int("max_tokens", max_tokens, 1)
     if cache.num_used > 0:
         raise ValueError(f"cache: has {cache.num_used} used cells; take an empty one")
-    needed = len(shared_ids) + sum(map(len, prompts))
     if not shared_ids or not prompts or not all(prompts):
         raise ValueError("prompts: give at least one token to share, and one for each prompt")
+    needed = len(shared_ids) + sum(max(2, len(prompt)) for prompt in prompts)
     if needed > cache.num_cells:
-        raise ValueError(f"prompts: {needed} tokens do not fit {cache.num_cells} cells")
+        raise ValueError(f"prompts: need {needed} cells, the ring has {cache.num_cells}")
+    try:
+        return _generate_in_parallel(lm, cache, shared_ids, prompts, max_tokens, choose)
+    except BaseException:
+        cache.seq_rm(ALL)
+        raise
+
+
+def _generate_in_parallel(
+    lm: LanguageModel,
+    cache: RingCache,
+    shared_ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    choose: Choose,
+) -> list[list[int]]:
     seqs = range(len(prompts))
     cache.append(lm, shared_ids, 0)
     for seq in seqs[1:]:

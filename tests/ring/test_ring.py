@@ -139,6 +139,14 @@ def test_a_cell_is_free_when_its_last_sequence_leaves():
     cells.check()
 
 
+def test_sharing_again_shares_only_what_is_new():
+    cells = Cells(8)
+    cells.place([0, 1, 2], [0, 0, 0])
+    assert cells.seq_cp(0, 1, 0, 2) == 2
+    assert cells.seq_cp(0, 1) == 1
+    assert cells.seq_cp(0, 0) == cells.seq_cp(0, 1) == 0
+
+
 # ── The oracle ────────────────────────────────────────────────────────────────
 
 
@@ -357,6 +365,17 @@ def test_a_shifted_key_is_the_key_of_the_new_position(checkpoint, name, delta):
     torch.testing.assert_close(cache.v[:, :12], moved.v[:, :12], rtol=0, atol=2e-3)
 
 
+def test_a_shift_ends_with_its_token(llama, ids):
+    """A pending shift of a token that is removed must not turn the next one in its cell."""
+    cache = RingCache(llama.lm.config, 16)
+    cache.append(llama.lm, ids[:16])
+    cache.seq_add(0, 0, None, 50)
+    cache.seq_rm(0)
+    cache.check()
+    close(cache.append(llama.lm, ids[20:36]), llama.lm.logits(ids[20:36]))
+    assert not any(cache.shifts)
+
+
 def test_a_whole_text_may_move(llama, ids):
     """Only distances matter: a text that moves as a whole goes on as before."""
     cache = RingCache(llama.lm.config, 128)
@@ -444,6 +463,42 @@ def test_sequences_side_by_side_without_end(tinypy):
     assert cache.cells_of(0, 0, len(shared)) == cache.cells_of(1, 0, len(shared))
 
 
+def test_a_short_sequence_beside_a_long_one_in_a_full_ring(tinypy):
+    lm = tinypy.lm
+    cache = RingCache(lm.config, 40)
+    found = generate_in_parallel(lm, cache, [1, 2, 3], [[4], list(range(5, 40))], 50)
+    assert [len(tokens) for tokens in found] == [50, 50]
+    cache.check()
+
+
+def test_a_prompt_for_which_the_ring_is_defragmented(tinypy):
+    lm = tinypy.lm
+    cache = RingCache(lm.config, 32)
+    for i in range(8):
+        cache.append(lm, [i + 1, i + 2], seq=i % 2)
+    cache.seq_rm(0)
+    new = generate_with_ring(lm, cache, list(range(20)), 5, seq=3)
+    assert new == lm.generate_naively(list(range(20)), 5)
+
+
+def test_a_second_sequence_generates_beside_a_first(tinypy):
+    """The ring is full with the first one's tokens still in it; only the second is shifted."""
+    lm = tinypy.lm
+    cache = RingCache(lm.config, 32)
+    cache.append(lm, list(range(20)), seq=0)
+    assert len(generate_with_ring(lm, cache, [1, 2, 3], 40, n_keep=2, seq=1)) == 40
+    cache.seq_rm(1)
+    close(cache.append(lm, [7], 0), lm.logits([*range(20), 7])[20:])
+
+
+def test_failing_in_parallel_leaves_the_ring_empty(tinypy):
+    cache = RingCache(tinypy.lm.config, 32)
+    with pytest.raises(ValueError, match="token id"):
+        generate_in_parallel(tinypy.lm, cache, [1, 2], [[3], [2048]], 4)
+    assert cache.num_used == 0
+    cache.check()
+
+
 def test_a_longer_table_changes_no_position_that_was_there(tinypy):
     longer = with_config(tinypy.lm, max_context=4096)
     assert torch.equal(longer.transformer.rope_table[:1024], tinypy.lm.transformer.rope_table)
@@ -483,6 +538,11 @@ BAD = {
     "more than cells": (lambda c, lm: c.find_slot(17), "num_tokens: .*from 1 to 16, was 17"),
     "prompt": (lambda c, lm: generate_with_ring(lm, c, [1] * 17, 2, seq=2), "prompt_ids: .*17"),
     "n_keep": (lambda c, lm: generate_with_ring(lm, c, [1], 2, n_keep=15, seq=2), "n_keep: "),
+    "shared n_keep": (
+        lambda c, lm: generate_with_ring(lm, c, [1], 9, seq=0), "n_keep: must be at least 5"),
+    "n_discard to generate": (
+        lambda c, lm: generate_with_ring(lm, c, [1], 9, 5, 7, seq=0), "n_discard: .*1 to 6"),
+    "drop all": (lambda c, lm: c.drop(ALL, 0, 2), "seq: must be an int of at least 0"),
     "n_keep to shift": (lambda c, lm: context_shift(c, 99), "n_keep: 99 of 10 positions"),
     "n_discard": (lambda c, lm: context_shift(c, 5, 0, 9), "n_discard: must be"),
     "shift what is shared": (lambda c, lm: context_shift(c, 0, 0, 2), "seq: position 2"),

@@ -265,7 +265,7 @@ def test_a_context_shift_in_a_ring_with_a_window(llama, ids):
 def test_keeping_too_much_is_refused_before_it_goes_round_for_ever(llama, ids):
     # 3969: n_keep left nothing to discard, and the server shifted without end.
     cache = RingCache(llama.lm.config, 16)
-    with pytest.raises(ValueError, match="n_keep: must be an int from 0 to 14, was 15"):
+    with pytest.raises(ValueError, match=r"n_keep: .*at most 14, .*was 15"):
         generate_with_ring(llama.lm, cache, ids[:10], 20, n_keep=15)
     assert cache.num_used == 0
     assert len(generate_with_ring(llama.lm, cache, ids[:10], 20, n_keep=14)) == 20
