@@ -289,10 +289,10 @@ a cell at position 10, divided by 2:
 in general: shifts = where it stands now - where its key is turned to""",
             ),
             works="""\
-`shifts[i]` is a debt: where the cell stands now, less where its key is turned to. Each move adds
-new − old to it, and the turn pays all of it at once.
+`shifts[i]` is where the cell stands now, less where its key is turned to. Each move adds new − old
+to it, and one turn brings it back to 0.
 
-The first bug replaced the debt by the last move. llama.cpp had it for a month: "the position is
+The first bug replaced what was pending by the last move. llama.cpp had it for a month: "the position is
 cumulative, but the delta maintains the value of the last shift" (issue 3825, October 2023, fixed in
 pull request 3835). One shift between two steps works. Two do not.
 
