@@ -292,9 +292,9 @@ in general: shifts = where it stands now - where its key is turned to""",
 `shifts[i]` is where the cell stands now, less where its key is turned to. Each move adds new − old
 to it, and one turn brings it back to 0.
 
-The first bug replaced what was pending by the last move. llama.cpp had it for a month: "the position is
-cumulative, but the delta maintains the value of the last shift" (issue 3825, October 2023, fixed in
-pull request 3835). One shift between two steps works. Two do not.
+The first bug replaced what was pending by the last move. llama.cpp had it for a month: "the
+position is cumulative, but the delta maintains the value of the last shift" (issue 3825, October
+2023, fixed in pull request 3835). One shift between two steps works. Two do not.
 
 The second one adds old − new where it should add new − old. llama.cpp's `pos_div` has this sign
 since its cells were rewritten in 2025; `pos_add`, a few lines above it, has the right one. Played

@@ -191,7 +191,7 @@ def turns(mine, program, log: Log) -> None:
         )
         most = {torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype] * 4
         off = float((result.double() - exact).abs().max())
-        seen["rounded once:"] = bool(off <= most)
+        seen["as close as one rounding allows:"] = bool(off <= most)
     log("turn", seen)
 
 
@@ -447,12 +447,12 @@ def rolls(mine, program, log: Log) -> None:
     done = 0
     for count in chunks:
         positions = list(range(done, done + count))
-        text = f"tokens {positions[0]} to {positions[-1]}"
+        text = f"tokens {positions[0]} to {positions[-1]}" if count > 1 else f"token {done}"
         v = torch.eye(32)[positions].unsqueeze(1)  # (T, 1, D)
         zero = torch.zeros_like(v)
         seen: dict[str, Any] = {}
         for layer in range(len(windows)):
-            out = log.call(text, cache.attend, layer, zero, zero, v, see=False)
+            out = log.call("" if layer else text, cache.attend, layer, zero, zero, v, see=False)
             if not is_tensor(out):
                 return
             rows = zip(positions, out[:, 0], strict=True)
