@@ -14,6 +14,7 @@ from pathlib import Path
 from minikv.course.bench import (
     cpu,
     decode,
+    endless,
     gpu,
     gpu_kernels,
     kv,
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
+    "endless": (endless, "text beyond the trained length: bits per byte by position"),
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),

@@ -1,0 +1,1 @@
+"""Chapter 11: one buffer of cells, and a text without end."""

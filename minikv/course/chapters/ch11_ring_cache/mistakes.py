@@ -1,0 +1,942 @@
+"""Chapter 11: the mistakes that readers make, each as a wrong solution."""
+
+from minikv.course.harness.mistakes import Mistake
+
+MISTAKES = {
+    "11.1": (
+        Mistake(
+            "begins at the front",
+            edits={"Cells.find_slot": (("start, tested = self.head, 0", "start, tested = 0, 0"),)},
+            cause="the search begins at cell 0, not at `head`",
+            look="where does the search begin?",
+        ),
+        Mistake(
+            "never wraps",
+            edits={"Cells.find_slot": (
+                ("            start, tested = 0, tested + self.num_cells - start\n"
+                 "            continue\n", "            break\n"),
+            )},
+            cause="the search ends at the end of the buffer: the cells before `head` are not tried",
+            look="what happens when start + num_tokens is over the end?",
+        ),
+        Mistake(
+            "wraps inside a run",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for i in range(self.num_cells):
+        start = (self.head + i) % self.num_cells
+        run = [(start + j) % self.num_cells for j in range(num_tokens)]
+        if all(self.positions[cell] == FREE for cell in run):
+            return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="a run goes over the end of the buffer and on at its beginning",
+            look="K of a batch is written as one slice: can it be in two pieces?",
+        ),
+        Mistake(
+            "leaves the last cell out",
+            edits={"Cells.find_slot": (
+                ("if end > self.num_cells:", "if end >= self.num_cells:"),
+            )},
+            cause="a run that ends with the last cell is not found",
+            look="start + num_tokens may be equal to num_cells",
+        ),
+        Mistake(
+            "looks at the first cell",
+            edits={"Cells.find_slot": (("for i in range(start, end) if", "for i in [start] if"),)},
+            cause="only the first cell of the run is looked at: the others may be in use",
+            look="how many cells have to be free?",
+        ),
+        Mistake(
+            "counts free cells",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    order = [*range(self.head, self.num_cells), *range(self.head)]
+    free = [i for i in order if self.positions[i] == FREE]
+    if len(free) < num_tokens:
+        raise OutOfCells(num_tokens, len(free), self.longest_run)
+    return free[0]
+'''},
+            cause="the free cells are counted, wherever they are: they have to lie in one run",
+            look="A.A. has two free cells; is there room for two tokens?",
+        ),
+        Mistake(
+            "jumps from run to run",
+            edits={"Cells.find_slot": (
+                ("        tested += taken[-1] + 1 - start  # no run begins at or before a taken "
+                 "cell inside it\n        start = taken[-1] + 1\n",
+                 "        tested += num_tokens\n        start = end\n"),
+            )},
+            cause="after a run that is not free the next num_tokens cells are skipped: a run that "
+            "begins among them is missed",
+            look="from where on does the search go on after a taken cell?",
+        ),
+        Mistake(
+            "stops at the head",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for low, high in ((self.head, self.num_cells), (0, self.head)):
+        for start in range(low, high - num_tokens + 1):
+            if all(self.positions[i] == FREE for i in range(start, start + num_tokens)):
+                return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="a run that begins before `head` and goes beyond it is missed",
+            look="the second part of the search: which is its last beginning, and where may that "
+            "run end?",
+        ),
+        Mistake(
+            "moves the head",
+            edits={"Cells.find_slot": (
+                ("        if not taken:\n            return start\n",
+                 "        if not taken:\n            self.head = start\n"
+                 "            return start\n"),
+            )},
+            cause="the search moves `head`, though nothing has been placed yet",
+            look="`place` moves the head, when the cells are taken",
+        ),
+        Mistake(
+            "takes the cells",
+            edits={"Cells.find_slot": (
+                ("        if not taken:\n            return start\n",
+                 "        if not taken:\n            self.head = (start + num_tokens) % "
+                 "self.num_cells\n            return start\n"),
+            )},
+            cause="`head` is moved behind the run; the search changes nothing",
+            look="who moves the head, and when?",
+        ),
+        Mistake(
+            "returns the cells",
+            edits={"Cells.find_slot": (
+                ("        if not taken:\n            return start\n",
+                 "        if not taken:\n            return list(range(start, end))\n"),
+            )},
+            cause="a list of cells is returned; the first one is asked for",
+            look="what comes after `return`?",
+        ),
+        Mistake(
+            "gives none back",
+            edits={"Cells.find_slot": (
+                ("    raise OutOfCells(num_tokens, self.num_free, self.longest_run)\n",
+                 "    return None\n"),
+            )},
+            cause="without a run nothing is raised: the caller goes on with None",
+            look="the last line",
+        ),
+        Mistake(
+            "gives minus one back",
+            edits={"Cells.find_slot": (
+                ("    raise OutOfCells(num_tokens, self.num_free, self.longest_run)\n",
+                 "    return -1\n"),
+            )},
+            cause="without a run -1 is returned, and cell -1 is the last one",
+            look="the last line",
+        ),
+        Mistake(
+            "checks no number",
+            edits={"Cells.find_slot": (
+                ('    require_int("num_tokens", num_tokens, 1, self.num_cells)\n', ""),
+            )},
+            cause="a number of tokens that no ring of this size can hold, or no number at all, is "
+            "not refused",
+            look="waiting helps against OutOfCells; does it help here?",
+        ),
+        Mistake(
+            "takes position 0 for free",
+            edits={"Cells.find_slot": (("self.positions[i] != FREE", "self.positions[i] > 0"),)},
+            cause="the cell of a token at position 0 counts as free",
+            look="which number stands for a free cell?",
+        ),
+        Mistake(
+            "fits best",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    best = None
+    start = 0
+    while start < self.num_cells:
+        end = start
+        while end < self.num_cells and self.positions[end] == FREE:
+            end += 1
+        if end - start >= num_tokens and (best is None or end - start < best[1]):
+            best = start, end - start
+        start = end + 1
+    if best is None:
+        raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+    return best[0]
+'''},
+            cause="the smallest run that fits is taken; the first one from `head` on is asked for",
+            look="which of several runs?",
+        ),
+        Mistake(
+            "counts the run across the end",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    run = 0
+    for i in [*range(self.head, self.num_cells), *range(self.num_cells)]:
+        run = run + 1 if self.positions[i] == FREE else 0
+        if run == num_tokens:
+            return i - num_tokens + 1
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="the run is counted on from the last cell to the first: its start is below 0",
+            look="what has to happen to the count at the end of the buffer?",
+        ),
+    ),
+    "11.2": (
+        Mistake(
+            "turns the other way",
+            edits={"turn": (("torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),)},
+            cause="the keys are turned the wrong way: later means earlier",
+            look="the signs of the sines: (a cos − b sin, b cos + a sin)",
+        ),
+        Mistake(
+            "pairs neighbours",
+            sources={"turn": '''
+def turn(k, deltas, frequencies):
+    angles = deltas[:, None].float() * frequencies
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = k.float()[..., 0::2], k.float()[..., 1::2]
+    return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(k.dtype)
+'''},
+            cause="channels 2i and 2i + 1 are turned together; here a pair is i and i + D/2",
+            look="which two channels make a pair? (GGUF files have the other layout.)",
+        ),
+        Mistake(
+            "interleaves the angles",
+            edits={"turn": (
+                ("torch.cat([cos, cos], -1)", "cos.repeat_interleave(2, -1)"),
+                ("torch.cat([-sin, sin], -1)",
+                 "torch.cat([-sin, sin], -1).repeat_interleave(2, -1)[..., :k.shape[-1]]"),
+            )},
+            cause="the angles stand in the order of another layout: the two channels of a pair are "
+            "not turned by the same angle",
+            look="channel i and channel i + D/2 have one angle",
+        ),
+        Mistake(
+            "forgets the minus",
+            edits={"turn": (("torch.cat([-sin, sin], -1)", "torch.cat([sin, sin], -1)"),)},
+            cause="both sines have a plus: this is no rotation, and the keys grow",
+            look="one of the two sines has a minus",
+        ),
+        Mistake(
+            "swaps sine and cosine",
+            edits={"turn": (
+                ("angles.cos().float(), angles.sin().float()",
+                 "angles.sin().float(), angles.cos().float()"),
+            )},
+            cause="sine and cosine are swapped: a delta of 0 does not leave the keys alone",
+            look="what is the cosine of 0?",
+        ),
+        Mistake(
+            "one delta for all",
+            edits={"turn": (("deltas.double()[:, None]", "deltas.double()[:1, None]"),)},
+            cause="all cells are turned by the delta of the first",
+            look="deltas has one number per cell",
+        ),
+        Mistake(
+            "one frequency for all",
+            edits={"turn": (
+                ("frequencies.double().to(deltas.device)",
+                 "frequencies[:1].double().expand_as(frequencies)"),
+            )},
+            cause="all pairs of channels are turned by the same angle",
+            look="frequencies has one number per pair",
+        ),
+        Mistake(
+            "gives the angles to the heads",
+            edits={"turn": (
+                ("torch.cat([cos, cos], -1)[:, None]", "torch.cat([cos, cos], -1)"),
+                ("torch.cat([-sin, sin], -1)[:, None]", "torch.cat([-sin, sin], -1)"),
+            )},
+            cause="the angles are laid along the heads instead of the cells",
+            look="(N, D) against (N, K, D): which dimension is missing, and where?",
+        ),
+        Mistake(
+            "forgets how far",
+            edits={"turn": (("deltas.double()[:, None]", "deltas.double().sign()[:, None]"),)},
+            cause="every key is turned by one position, however far it moved",
+            look="angle = delta · frequency",
+        ),
+        Mistake(
+            "only goes on",
+            edits={"turn": (("deltas.double()[:, None]", "deltas.double().abs()[:, None]"),)},
+            cause="a negative delta turns the key forward",
+            look="a shift moves keys back",
+        ),
+        Mistake(
+            "turns in place",
+            edits={"turn": (
+                ("    return rotate(k.float(), cos, sin).to(k.dtype)\n",
+                 "    return k.copy_(rotate(k.float(), cos, sin))\n"),
+            )},
+            cause="the caller's keys are changed, too",
+            look="the result is a new tensor",
+        ),
+        Mistake(
+            "stays in float32",
+            edits={"turn": (
+                ("return rotate(k.float(), cos, sin).to(k.dtype)",
+                 "return rotate(k.float(), cos, sin)"),
+            )},
+            cause="the result is float32, whatever came in",
+            look="the last line",
+        ),
+        Mistake(
+            "computes in half precision",
+            sources={"turn": '''
+def turn(k, deltas, frequencies):
+    angles = deltas[:, None].to(k.dtype) * frequencies.to(k.dtype)
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = k.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+'''},
+            cause="the angles are computed in the dtype of k: in half precision they are off by "
+            "much more than a rounding",
+            look="how many digits does bfloat16 have for an angle of 300?",
+        ),
+        Mistake(
+            "takes degrees",
+            edits={"turn": (("angles.cos().float(), angles.sin().float()",
+                             "angles.deg2rad().cos().float(), angles.deg2rad().sin().float()"),)},
+            cause="the angle is taken for degrees",
+            look="frequencies are radians per position",
+        ),
+        Mistake(
+            "turns the first half",
+            sources={"turn": '''
+def turn(k, deltas, frequencies):
+    angles = deltas[:, None].float() * frequencies
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = k.float().chunk(2, -1)
+    return torch.cat([a * cos - b * sin, b], -1).to(k.dtype)
+'''},
+            cause="only the first half of the channels is turned",
+            look="both channels of a pair change",
+        ),
+        Mistake(
+            "uses what it has just changed",
+            sources={"turn": '''
+def turn(k, deltas, frequencies):
+    angles = deltas[:, None].float() * frequencies
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    a, b = k.float().chunk(2, -1)
+    a = a * cos - b * sin
+    b = b * cos + a * sin
+    return torch.cat([a, b], -1).to(k.dtype)
+'''},
+            cause="the second channel is computed from the first one's new value",
+            look="keep the old a until b is computed",
+        ),
+    ),
+    "11.3": (
+        Mistake(
+            "leaves the gap",
+            edits={"Cells.drop": (
+                ("    if self.seq_pos_max(seq) >= p1:\n"
+                 "        self.seq_add(seq, p1, None, p0 - p1)\n", ""),
+            )},
+            cause="the rest is not moved: a gap stays, and nothing is gained at the end",
+            look="what happens to the positions from p1 on?",
+        ),
+        Mistake(
+            "moves first",
+            sources={"Cells.drop": '''
+def drop(self, seq, p0, p1):
+    self._require_own(seq, self.cells_of(seq, require_int("p1", p1, p0)))
+    if self.seq_pos_max(seq) >= p1:
+        self.seq_add(seq, p1, None, p0 - p1)
+    self.seq_rm(seq, p0, p1)
+'''},
+            cause="the rest is moved onto positions that are still taken",
+            look="which comes first, removing or moving?",
+        ),
+        Mistake(
+            "moves forward",
+            edits={"Cells.drop": (("None, p0 - p1)", "None, p1 - p0)"),)},
+            cause="the rest is moved forward, away from the gap",
+            look="the sign of the move",
+        ),
+        Mistake(
+            "moves to the beginning",
+            edits={"Cells.drop": (("None, p0 - p1)", "None, -p1)"),)},
+            cause="the rest is moved to position 0, not to p0",
+            look="by how much: what stood at p1 stands at p0 afterwards",
+        ),
+        Mistake(
+            "leaves the last one behind",
+            edits={"Cells.drop": (
+                ("self.seq_add(seq, p1, None, p0 - p1)",
+                 "self.seq_add(seq, p1, self.seq_pos_max(seq), p0 - p1)"),
+            )},
+            cause="the last token is not moved: the end of a range is not part of it",
+            look="p1 of a range is the first position that does not belong to it",
+        ),
+        Mistake(
+            "expects a rest",
+            edits={"Cells.drop": (("    if self.seq_pos_max(seq) >= p1:\n        self.seq_add",
+                                   "    self.seq_add"),)},
+            cause="if nothing follows the gap, or nothing is left at all, there is nothing to "
+            "move, and that is no error",
+            look="is there a token from p1 on?",
+        ),
+        Mistake(
+            "asks too late",
+            edits={"Cells.drop": (
+                ('    self._require_own(seq, self.cells_of(seq, require_int("p1", p1, p0)))\n', ""),
+            )},
+            cause="tokens are removed before it is known that the rest can be moved: after the "
+            "error the sequence has a gap",
+            look="find out first whether a token from p1 on is shared",
+        ),
+        Mistake(
+            "refuses a shared prefix",
+            edits={"Cells.drop": (
+                ('self.cells_of(seq, require_int("p1", p1, p0))',
+                 'self.cells_of(seq, 0, require_int("p1", p1, p0)) + self.cells_of(seq, p1)'),
+            )},
+            cause="a shared cell is refused anywhere: one that is kept stays where it is, and one "
+            "that is removed stays with the others",
+            look="which cells are moved?",
+        ),
+        Mistake(
+            "removes it for all",
+            edits={"Cells.drop": (("self.seq_rm(seq, p0, p1)", "self.seq_rm(-1, p0, p1)"),)},
+            cause="the range is removed from every sequence",
+            look="whose tokens are discarded?",
+        ),
+        Mistake(
+            "moves all",
+            edits={"Cells.drop": (("self.seq_add(seq, p1", "self.seq_add(-1, p1"),)},
+            cause="the tokens of every sequence are moved",
+            look="whose tokens are moved?",
+        ),
+        Mistake(
+            "turns no key",
+            sources={"Cells.drop": '''
+def drop(self, seq, p0, p1):
+    self._require_own(seq, self.cells_of(seq, require_int("p1", p1, p0)))
+    self.seq_rm(seq, p0, p1)
+    if seq in self.seq_ids:
+        for cell in self.cells_of(seq, p1):
+            self.positions[cell] -= p1 - p0
+'''},
+            cause="the positions are changed and `shifts` is not: no key will be turned",
+            look="which method of the cells moves a range, and notes it?",
+        ),
+        Mistake(
+            "discards half of everything",
+            edits={"context_shift": (("left // 2 if n_discard", "end // 2 if n_discard"),)},
+            cause="half of all tokens is discarded; it is half of those that are not kept",
+            look="half of what?",
+        ),
+        Mistake(
+            "rounds up",
+            edits={"context_shift": (("left // 2 if n_discard", "-(-left // 2) if n_discard"),)},
+            cause="half of an odd number is rounded up",
+            look="left // 2",
+        ),
+        Mistake(
+            "keeps nothing",
+            edits={"context_shift": (
+                ("cache.drop(seq, n_keep, n_keep + n_discard)", "cache.drop(seq, 0, n_discard)"),
+            )},
+            cause="the first tokens are discarded, though they are to be kept",
+            look="at which position does the range begin?",
+        ),
+        Mistake(
+            "discards the end",
+            edits={"context_shift": (
+                ("cache.drop(seq, n_keep, n_keep + n_discard)",
+                 "cache.drop(seq, end - n_discard, end)"),
+            )},
+            cause="the newest tokens are discarded, and the oldest stay",
+            look="right behind those that are kept stand the oldest",
+        ),
+        Mistake(
+            "keeps one more",
+            edits={"context_shift": (
+                ("cache.drop(seq, n_keep, n_keep + n_discard)",
+                 "cache.drop(seq, n_keep + 1, n_keep + n_discard + 1)"),
+            )},
+            cause="one token too many is kept: the range begins at n_keep, counted from 0",
+            look="the first n_keep positions are 0 … n_keep - 1",
+        ),
+        Mistake(
+            "takes the number for a position",
+            edits={"context_shift": (
+                ("cache.drop(seq, n_keep, n_keep + n_discard)",
+                 "cache.drop(seq, n_keep, max(n_keep, n_discard))"),
+            )},
+            cause="n_discard is a number of tokens, and is used as the position where they end",
+            look="n_keep + n_discard",
+        ),
+        Mistake(
+            "shifts for ever",
+            edits={"context_shift": (
+                ("    if left < 2:\n"
+                 '        raise ValueError(f"n_keep: {n_keep} of {end} positions leave too little '
+                 'to discard half of")\n', ""),
+                ('require_int("n_discard", n_discard, 1, left)', "min(n_discard, left)"),
+            )},
+            cause="an n_keep that leaves nothing to discard is accepted: nothing becomes free, and "
+            "the caller shifts for ever",
+            look="what is n_discard if n_keep is the whole sequence?",
+        ),
+        Mistake(
+            "takes any number",
+            edits={"context_shift": (
+                ('require_int("n_discard", n_discard, 1, left)', "n_discard"),
+            )},
+            cause="an n_discard below 1, or beyond what is there, is not refused",
+            look="how many tokens can be discarded at most?",
+        ),
+        Mistake(
+            "does not listen",
+            edits={"context_shift": (
+                ('left // 2 if n_discard is None else require_int("n_discard", n_discard, 1, left)',
+                 "left // 2"),
+            )},
+            cause="half is discarded, whatever n_discard says",
+            look="the case in which n_discard is given",
+        ),
+        Mistake(
+            "returns what is left",
+            edits={"context_shift": (("    return n_discard\n", "    return left - n_discard\n"),)},
+            cause="the number of discarded tokens is to be returned, not of those that remain",
+            look="what comes after `return`?",
+        ),
+        Mistake(
+            "returns nothing",
+            edits={"context_shift": (("    return n_discard\n", ""),)},
+            cause="the number of discarded tokens is to be returned",
+            look="what comes after `return`?",
+        ),
+        Mistake(
+            "counts from the last position",
+            edits={"context_shift": (("seq_pos_max(seq) + 1", "seq_pos_max(seq)"),)},
+            cause="the number of positions is taken to be the last position: one is missing",
+            look="positions 0 … 7 are how many?",
+        ),
+    ),
+    "11.4": (
+        Mistake(
+            "sees the future",
+            edits={"in_window": (
+                ("(distance >= 0) if window is None else (distance >= 0) & (distance < window)",
+                 "(distance > -len(distance) - 99) if window is None else distance < window"),
+            )},
+            cause="a query sees later tokens of its chunk",
+            look="the mask: not later than the query",
+        ),
+        Mistake(
+            "window of one more",
+            edits={"in_window": (("(distance < window)", "(distance <= window)"),)},
+            cause="the window is one token too long",
+            look="the last `window` positions, the query's own included",
+        ),
+        Mistake(
+            "window without itself",
+            edits={"in_window": (("(distance < window)", "(distance < window - 1)"),)},
+            cause="the window is one token too short",
+            look="the last `window` positions, the query's own included",
+        ),
+        Mistake(
+            "does not see itself",
+            edits={"in_window": (
+                ("(distance >= 0) if window is None else (distance >= 0) &",
+                 "(distance > 0) if window is None else (distance > 0) &"),
+            )},
+            cause="a query does not see its own key",
+            look="not later than its own position: equal is allowed",
+        ),
+        Mistake(
+            "has no window",
+            edits={"in_window": (
+                ("(distance >= 0) if window is None else (distance >= 0) & (distance < window)",
+                 "distance >= 0"),
+            )},
+            cause="the window is left out of the mask: the later queries of a chunk see tokens "
+            "that have left their window",
+            look="the buffer holds the window of the chunk's first query",
+        ),
+        Mistake(
+            "subtracts the wrong way",
+            edits={"in_window": (("query[:, None] - key", "key - query[:, None]"),)},
+            cause="the distance has the wrong sign",
+            look="query − key: how far back a key is",
+        ),
+        Mistake(
+            "needs a window",
+            edits={"in_window": (
+                ("(distance >= 0) if window is None else (distance >= 0) & (distance < window)",
+                 "(distance >= 0) & (distance < window)"),
+            )},
+            cause="a layer without a window has None, which is no number",
+            look="what is the mask if window is None?",
+        ),
+        Mistake(
+            "keys along the rows",
+            edits={"in_window": (("query[:, None] - key  # (T, N)",
+                                  "query - key[:, None]  # (T, N)"),)},
+            cause="the mask has a row per key; it needs one per query",
+            look="(T, N): which of the two gets the extra dimension?",
+        ),
+        Mistake(
+            "holds them in order",
+            edits={"RollingCache.held": (
+                ("    return last - (last - cell) % size\n",
+                 "    return last + 1 - len(cell) + cell\n"),
+            )},
+            cause="the positions are given in the order of the text; cell c holds a position that "
+            "is c modulo size",
+            look="after the buffer has wrapped, which cell holds the oldest token?",
+        ),
+        Mistake(
+            "never wraps",
+            edits={"RollingCache.held": (
+                ("    return last - (last - cell) % size\n", "    return cell\n"),
+            )},
+            cause="cell c is said to hold position c, also after it was overwritten",
+            look="which positions are c modulo size, and which of them is the last one?",
+        ),
+        Mistake(
+            "is one ahead",
+            edits={"RollingCache.held": (
+                ("    last = self.num_tokens - 1\n", "    last = self.num_tokens\n"),
+            )},
+            cause="the last position is num_tokens - 1: here it is one too many",
+            look="three tokens stand at 0, 1 and 2",
+        ),
+        Mistake(
+            "gives the empty cells, too",
+            edits={"RollingCache.held": (
+                ("torch.arange(min(size, self.num_tokens))", "torch.arange(size)"),
+            )},
+            cause="a buffer that is not full yet has empty cells, and they get positions below 0",
+            look="how many cells are in use after num_tokens tokens?",
+        ),
+        Mistake(
+            "goes one round too few",
+            edits={"RollingCache.held": (
+                ("    return last - (last - cell) % size\n",
+                 "    return last // size * size + cell\n"),
+            )},
+            cause="cells behind the newest one are given positions that do not exist yet",
+            look="a cell that is not overwritten in this round holds the token of the round before",
+        ),
+        Mistake(
+            "writes in front",
+            edits={"RollingCache.write": (
+                ("positions % kv.shape[1]", "(positions - positions[0]) % kv.shape[1]"),
+            )},
+            cause="every chunk is written from cell 0 on",
+            look="which cell does a position belong to?",
+        ),
+        Mistake(
+            "one size for all",
+            edits={"RollingCache.write": (("positions % kv.shape[1]",
+                                           "positions % self.chunk_size"),)},
+            cause="all buffers are written as if they had the size of the smallest",
+            look="each layer's buffer has its own number of cells",
+        ),
+        Mistake(
+            "does not wrap when it writes",
+            edits={"RollingCache.write": (
+                ("positions % kv.shape[1]", "positions.clamp(max=kv.shape[1] - 1)"),
+            )},
+            cause="beyond the end every token is written to the last cell",
+            look="position mod W",
+        ),
+        Mistake(
+            "pushes along",
+            edits={"RollingCache.write": (
+                ("        kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)\n",
+                 "        used = kv[:, : min(self.num_tokens, kv.shape[1])]\n"
+                 "        moved = torch.cat([used, chunk.to(kv.dtype)], 1)[:, -kv.shape[1] :]\n"
+                 "        kv[:, : moved.shape[1]] = moved\n"),
+            )},
+            cause="the whole buffer is pushed along: cell c does not hold a position that is c "
+            "modulo size, and every step moves all K and V",
+            look="one token comes, one goes: how many cells have to be written?",
+        ),
+        Mistake(
+            "writes keys",
+            edits={"RollingCache.write": (
+                ("        kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)\n",
+                 "        kv[0, positions % kv.shape[1]] = chunk[0].to(kv.dtype)\n"),
+            )},
+            cause="keys are written and values are not",
+            look="the first dimension of a buffer: K and V",
+        ),
+        Mistake(
+            "counts nothing",
+            edits={"RollingCache.write": (("    self.num_tokens += len(positions)\n", ""),)},
+            cause="num_tokens stays as it is: the next chunk gets the same positions",
+            look="what else changes when a chunk is written?",
+        ),
+        Mistake(
+            "counts what fits",
+            edits={"RollingCache.write": (
+                ("    self.num_tokens += len(positions)\n",
+                 "    self.num_tokens = min(self.num_tokens + len(positions), self.chunk_size)\n"),
+            )},
+            cause="num_tokens stops at the window: positions do not go on",
+            look="num_tokens is the length of the text, not of the buffer",
+        ),
+    ),
+    "11.5": (
+        Mistake(
+            "pushes everything together",
+            sources={"plan_moves": '''
+def plan_moves(is_used):
+    moves, to = [], 0
+    for source, used in enumerate(is_used):
+        if used:
+            if source != to:
+                moves.append(Move(source, to, 1))
+            to += 1
+    return moves
+'''},
+            cause="everything behind the first hole is pushed forward; only the cells from u on "
+            "have to move, where u is the number of used cells",
+            look="which used cells lie in front already?",
+        ),
+        Mistake(
+            "takes the last first",
+            edits={"plan_moves": (
+                ("zip(data, holes, strict=True)", "zip(reversed(data), holes, strict=True)"),
+            )},
+            cause="the last cell goes to the first hole: neighbours are torn apart, and the moves "
+            "are short",
+            look="both in order",
+        ),
+        Mistake(
+            "never joins",
+            edits={"plan_moves": (
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if False:"),
+            )},
+            cause="every cell is a move of its own",
+            look="when do two pairs make one move?",
+        ),
+        Mistake(
+            "joins by the sources",
+            edits={"plan_moves": (
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if source == last.source + last.length:"),
+            )},
+            cause="a move goes on though its targets have a gap: it overwrites a cell in use",
+            look="sources are neighbours; are the targets?",
+        ),
+        Mistake(
+            "joins by the targets",
+            edits={"plan_moves": (
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if target == last.target + last.length:"),
+            )},
+            cause="a move goes on though its sources have a gap: it moves a free cell",
+            look="targets are neighbours; are the sources?",
+        ),
+        Mistake(
+            "forgets the length",
+            edits={"plan_moves": (
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if (source, target) == (last.source + 1, last.target + 1):"),
+            )},
+            cause="a move is not made longer than 2: the next pair is compared with its first cell",
+            look="where does a move of three cells end?",
+        ),
+        Mistake(
+            "loses the second of a run",
+            edits={"plan_moves": (
+                ("moves[-1] = last._replace(length=last.length + 1)", "pass"),
+            )},
+            cause="a pair that continues a move is dropped",
+            look="what changes in the last move?",
+        ),
+        Mistake(
+            "ends at the last used cell",
+            edits={"plan_moves": (
+                ("    end = sum(is_used)\n",
+                 "    end = max((i for i, used in enumerate(is_used) if used), default=-1) + 1\n"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="the holes are looked for up to the last used cell: behind it nothing is left to "
+            "move",
+            look="u is the number of used cells, not the place of the last one",
+        ),
+        Mistake(
+            "fills every free cell",
+            edits={"plan_moves": (
+                ("    holes = [i for i in range(end) if not is_used[i]]\n",
+                 "    holes = [i for i in range(len(is_used)) if not is_used[i]]\n"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+                ("    data = [i for i in range(end, len(is_used)) if is_used[i]]\n",
+                 "    data = [i for i in range(len(is_used)) if is_used[i]]\n"),
+            )},
+            cause="cells that lie in front already are moved as well",
+            look="which used cells have to move?",
+        ),
+        Mistake(
+            "swaps from and to",
+            edits={"plan_moves": (
+                ("moves.append(Move(source, target, 1))", "moves.append(Move(target, source, 1))"),
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if (target, source) == (last.source + last.length, last.target + last.length):"),
+            )},
+            cause="source and target are swapped: a hole is moved onto a token",
+            look="Move(source, target, length)",
+        ),
+        Mistake(
+            "names the end",
+            edits={"plan_moves": (
+                ("    return moves\n",
+                 "    return [(m.source, m.source + m.length, m.target) for m in moves]\n"),
+            )},
+            cause="a move is source, target and length, not source, end and target",
+            look="what are the three numbers?",
+        ),
+        Mistake(
+            "starts one too late",
+            edits={"plan_moves": (
+                ("for i in range(end, len(is_used)) if is_used[i]",
+                 "for i in range(end + 1, len(is_used)) if is_used[i]"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="a used cell at u is taken to lie in front",
+            look="cells 0 … u - 1 are in front",
+        ),
+        Mistake(
+            "needs a move",
+            edits={"plan_moves": (
+                ("last = moves[-1] if moves else Move(-1, -1, 0)", "last = moves[-1]"),
+            )},
+            cause="there is no last move before the first one",
+            look="what is moves[-1] at the beginning?",
+        ),
+    ),
+    "11.6": (
+        Mistake(
+            "fixes the division alone",
+            edits={"Cells._move": (
+                ("self.shifts[cell] += to - self.positions[cell]",
+                 "self.shifts[cell] = to - self.positions[cell]"),
+            )},
+            cause="a second move replaces what was still to be turned: only the last move counts",
+            look="`_move`: what was in `shifts` before?",
+        ),
+        Mistake(
+            "fixes the move alone",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        before = self.positions[cell]
+        self.positions[cell] //= d
+        self.shifts[cell] += before - self.positions[cell]
+    return len(cells)
+'''},
+            cause="a division turns the keys the wrong way: they move back, and are turned on",
+            look="`seq_div`: new less old, or old less new?",
+        ),
+        Mistake(
+            "turns both the wrong way",
+            edits={"Cells._move": (
+                ("self.shifts[cell] += to - self.positions[cell]",
+                 "self.shifts[cell] += self.positions[cell] - to"),
+            )},
+            cause="every key is turned the wrong way, after a move and after a division",
+            look="positive means later: new less old",
+        ),
+        Mistake(
+            "divides the debt",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] //= d
+    return len(cells)
+'''},
+            cause="what is still to be turned is divided; the move of the division itself is "
+            "missing",
+            look="by how much does the position change?",
+        ),
+        Mistake(
+            "forgets the turn of a division",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+    return len(cells)
+'''},
+            cause="after a division no key is turned",
+            look="a division moves a key as well",
+        ),
+        Mistake(
+            "subtracts after the change",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] += self.positions[cell] // d - self.positions[cell]
+    return len(cells)
+'''},
+            cause="the old position is looked up after it was changed",
+            look="keep the old position before you divide",
+        ),
+        Mistake(
+            "rounds to the nearest",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    return self._move(seq, p0, p1, lambda position: round(position / d))
+'''},
+            cause="positions are rounded to the nearest, not down",
+            look="positions // d",
+        ),
+        Mistake(
+            "adds the target",
+            edits={"Cells._move": (
+                ("self.shifts[cell] += to - self.positions[cell]", "self.shifts[cell] += to"),
+            )},
+            cause="the new position is added, not the distance to it",
+            look="shifts says how far, not where to",
+        ),
+        Mistake(
+            "notes it after the move",
+            edits={"Cells._move": (
+                ("        self.shifts[cell] += to - self.positions[cell]\n"
+                 "        self.positions[cell] = to\n",
+                 "        self.positions[cell] = to\n"
+                 "        self.shifts[cell] += to - self.positions[cell]\n"),
+            )},
+            cause="the distance is computed after the position has changed: it is always 0",
+            look="the order of the two lines",
+        ),
+        Mistake(
+            "takes a divisor of nothing",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    return self._move(seq, p0, p1, lambda position: position // max(d, 1))
+'''},
+            cause="a divisor below 1 is not refused any more",
+            look="the first line of `seq_div`",
+        ),
+    ),
+}  # fmt: skip
