@@ -256,7 +256,7 @@ def test_places_in_the_file_are_links(exercises, monkeypatch):
 @pytest.mark.parametrize(
     "mistake",
     [
-        lambda: lab.check("09.1"),
+        lambda: lab.check("99.1"),
         lambda: lab.hint("04.1", 7),
         lambda: lab.predict("blocks", "many"),
         lambda: SideBySide(ONE),

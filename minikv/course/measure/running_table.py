@@ -1,6 +1,8 @@
 """The table that every chapter ends with: each rung so far, on one workload, in this very run.
 
 A rung is a way to generate greedily. All rungs must give the same tokens, or there is no table.
+Each shows the way that its chapter builds, so the rungs in the engine name their attention. Up to
+chapter 07 that is PyTorch's.
 """
 
 import os
@@ -86,6 +88,8 @@ def run_in_engine(
     requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
     kv_dtype: str = "auto",
 ) -> Run:  # fmt: skip
+    """Chapters 04 and later: in the engine. `attention` is PyTorch's, whatever would be fastest on
+    this machine, unless the rung is about kernels."""
     config = EngineConfig(prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype)
     engine = Engine(lm, config)
     if asked_before:

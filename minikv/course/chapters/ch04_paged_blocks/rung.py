@@ -7,7 +7,7 @@ IDEA = "blocks of a fixed size, and a table that finds them"
 
 
 def run_engine(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """The whole engine. What is reserved are the blocks in use."""
+    """The whole engine, on its attention in PyTorch. What is reserved are the blocks in use."""
     return run_in_engine(lm, prompt_ids, max_tokens)
 
 

@@ -7,7 +7,7 @@ IDEA = "share a block until it is written to"
 
 
 def run_samples(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Several samples of one request share its prompt's blocks."""
+    """Several samples of one request share its prompt's blocks. Attention in PyTorch."""
     return run_in_engine(lm, prompt_ids, max_tokens, samples=TOGETHER)
 
 

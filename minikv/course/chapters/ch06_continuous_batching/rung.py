@@ -7,7 +7,7 @@ IDEA = "requests join and leave at every step"
 
 
 def run_together(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Several requests in one batch, each with blocks of its own."""
+    """Several requests in one batch, each with blocks of its own. Attention in PyTorch."""
     return run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER)
 
 

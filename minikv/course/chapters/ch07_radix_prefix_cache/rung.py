@@ -7,7 +7,7 @@ IDEA = "find what an earlier request has computed"
 
 
 def run_again(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """The same, sent before: the prompt is in the prefix cache."""
+    """The same, sent before: the prompt is in the prefix cache. Attention in PyTorch."""
     return run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True)
 
 
