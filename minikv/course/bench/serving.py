@@ -1,8 +1,9 @@
 """Requests that arrive at random: static batches, continuous ones, and those with a prefix cache.
 
-The workload of notebook 06: every request begins with one of four system prompts. How many arrive
-per second is a multiple of what static batches serve on this machine, which is measured first.
-Each way must give the same tokens, and the shortest requests the oracle's.
+The workload of notebook 06, with answers twice as long: every request begins with one of four
+system prompts. How many arrive per second is a multiple of what static batches serve on this
+machine, which is measured first. Each way must give the same tokens, and the shortest requests
+the oracle's.
 """
 
 import argparse
