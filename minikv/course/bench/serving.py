@@ -1,7 +1,8 @@
 """Requests that arrive at random: static batches, continuous ones, and those with a prefix cache.
 
-The workload of notebook 06: every request begins with one of four system prompts, and the rate
-is above what the machine serves. Each way must give the same tokens, and the shortest requests
+The workload of notebook 06, with answers twice as long: every request begins with one of four
+system prompts. How many arrive per second is a multiple of what static batches serve on this
+machine, which is measured first. Each way must give the same tokens, and the shortest requests
 the oracle's.
 """
 
@@ -9,24 +10,31 @@ import argparse
 
 import minikv
 from minikv.course.bench.harness import BenchTable, Spread, positive
-from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile
+from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile, static_rate
 from minikv.course.measure.workload import shared_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=positive, default=48, help="default: %(default)s")
     parser.add_argument(
-        "--rate", type=float, default=60.0, help="requests per second; default: %(default)s"
-    )
+        "--load", type=float, default=3.0,
+        help="arrivals per second, over what static batches serve; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument("--seats", type=positive, default=12, help="max_num_seqs")
+    parser.add_argument(
+        "--attention", default="torch", choices=("auto", "cpu", "torch", "triton"),
+        help="default: %(default)s, as in notebook 06",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
-    jobs = shared_prompts(lm, args.requests, rate=args.rate)
-    config = minikv.EngineConfig(max_num_seqs=args.seats)
+    config = minikv.EngineConfig(max_num_seqs=args.seats, attention=args.attention)
+    rate = args.load * static_rate(lm, shared_prompts(lm, args.requests), config)
+    jobs = shared_prompts(lm, args.requests, rate=rate)
     comparison = compare(lm, jobs, config, repeats=args.repeats, progress=True)
-    table = BenchTable("serving: static and continuous batches", args.repeats, [comparison.caption])
+    notes = [comparison.caption, f"attention: {args.attention}; {rate:.1f} arrivals per second"]
+    table = BenchTable("serving: static and continuous batches", args.repeats, notes)
     slowest = next(iter(comparison.runs.values()))
     for way, runs in comparison.runs.items():
         row = {

@@ -32,6 +32,7 @@ from minikv.course.chapters.ch06_continuous_batching.serving import (
     percentile,
     preemption_costs,
     serve,
+    static_rate,
 )
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import (
     CACHES,
@@ -172,6 +173,22 @@ def test_jobs_may_come_in_any_order(lm, jobs):
 def test_a_salt_is_passed_on(lm, jobs):
     alone = [job._replace(salt=str(index)) for index, job in enumerate(jobs)]
     assert serve(lm, alone, SMALL).hit_rate == 0
+
+
+def test_the_rate_of_static_batches_is_that_of_a_full_queue(lm, jobs, monkeypatch):
+    module, runs = sys.modules[serve.__module__], []
+
+    def recorded(lm, jobs, *args, **parts):
+        runs.append(serve(lm, jobs, *args, **parts))
+        return runs[-1]
+
+    monkeypatch.setattr(module, "serve", recorded)
+    rate = static_rate(lm, jobs, SMALL)
+    _, run = runs  # the first warms up
+    assert rate == run.requests_per_second
+    assert all(one.job.arrival == 0 for one in run.served) and run.hit_rate == 0
+    kinds = [{entry.kind for entry in step.entries} for step in run.steps]
+    assert sum("prefill" in kind for kind in kinds) == math.ceil(len(jobs) / SMALL.max_num_seqs)
 
 
 def test_what_cannot_be_served(lm, jobs):

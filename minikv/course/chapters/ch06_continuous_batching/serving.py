@@ -1,7 +1,9 @@
 """One workload on the real engine, served in several ways, with everything recorded.
 
-    jobs = workload.shared_prompts(lm, 48, rate=60)
-    comparison = compare(lm, jobs, EngineConfig(max_num_seqs=12))
+    config = EngineConfig(max_num_seqs=12)
+    rate = 3 * static_rate(lm, workload.shared_prompts(lm, 48), config)  # more than any way serves
+    jobs = workload.shared_prompts(lm, 48, rate=rate)
+    comparison = compare(lm, jobs, config)
     comparison                                   # in a notebook: the table
     run = comparison.runs["continuous"][0]       # one `Run`: every request, every step
     run = serve(lm, jobs, config, scheduler=Mine)  # or one way alone, also with your parts
@@ -378,6 +380,20 @@ def _p50_p99(lists: list[list[float]]) -> str:
     return " / ".join(f"{seconds:.2f}" for seconds in halves) + " s"
 
 
+def static_rate(lm: LanguageModel, jobs: Seq[Job], config: EngineConfig) -> float:
+    """Requests per second that static batches serve on this machine if all `jobs` wait at the
+    start: a load that is a multiple of it means the same on a slow machine and on a fast one."""
+    waiting = [job._replace(arrival=0.0) for job in jobs]
+    warm_up(lm, waiting, config)
+    config = replace(config, prefix_cache=False)
+    return serve(lm, waiting, config, scheduler=StaticBatches).requests_per_second
+
+
+def warm_up(lm: LanguageModel, jobs: Seq[Job], config: EngineConfig) -> None:
+    """The first steps of a process are slower, and compile what is to be compiled."""
+    serve(lm, [job._replace(max_tokens=2, arrival=0.0) for job in jobs[:4]], config)
+
+
 def compare(
     lm: LanguageModel,
     jobs: Seq[Job],
@@ -396,7 +412,7 @@ def compare(
     config = config or EngineConfig()
     known = {one.name for one in fields(EngineConfig)}
     runs: dict[str, list[Run]] = {way: [] for way in ways}
-    serve(lm, [job._replace(max_tokens=2, arrival=0.0) for job in jobs[:4]])  # the first is slower
+    warm_up(lm, jobs, config)
     total = len(jobs) * repeats * len(ways)
     with tqdm(total=total, desc="requests", leave=False, disable=not progress) as bar:
         for _ in range(repeats):

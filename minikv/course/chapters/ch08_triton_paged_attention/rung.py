@@ -7,7 +7,7 @@ IDEA = "a kernel that walks the block table"
 
 
 def run_kernels(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """The same with Triton's kernels, on a GPU: see `why_not`."""
+    """The same with Triton's kernels instead of PyTorch's attention, on a GPU: see `why_not`."""
     return run_in_engine(
         lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True, attention="triton"
     )
