@@ -74,13 +74,12 @@ class SampleOutput:
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
 
-    __slots__ = ("_counts", "_decode", "_request")
+    __slots__ = ("_decode", "_lengths", "_request")
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self._request, self._decode = request, decode
         # A sequence never loses a token, so its length now is enough to find them later.
-        num_prompt = len(request.prompt_ids)
-        self._counts = [len(sequence.token_ids) - num_prompt for sequence in request.sequences]
+        self._lengths = [len(sequence.token_ids) for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:
@@ -93,8 +92,9 @@ class RequestOutput:
     @property
     def samples(self) -> list[SampleOutput]:
         """One for each of `n`."""
-        pairs = zip(self._request.sequences, self._counts, strict=False)
-        return [SampleOutput(sequence, count, self._decode) for sequence, count in pairs]
+        num_prompt = len(self.prompt_ids)
+        pairs = zip(self._request.sequences, self._lengths, strict=False)
+        return [SampleOutput(one, length - num_prompt, self._decode) for one, length in pairs]
 
     @property
     def token_ids(self) -> list[int]:

@@ -362,21 +362,6 @@ def silu_mul(gate_up, out, first, last):
             product[i] = gate[i] / (one + exp(-gate[i])) * up[i]
 
 
-@kernel
-def arg_max(logits, out):
-    """The index of the largest logit of each row, the first of equal ones.
-
-    logits (S, V) -> out (S,) int64.
-    """
-    for row in range(logits.shape[0]):
-        values = logits[row]
-        best = 0
-        for i in range(1, values.shape[0]):
-            if values[i] > values[best]:
-                best = i
-        out[row] = best
-
-
 LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
 LOWEST, HIGHEST = np.float32(-87), np.float32(88)  # where e^x leaves the range of normal floats
 SHIFT = np.float32(3 << 22)  # added to a small float, it leaves no bits for a fraction

@@ -102,17 +102,13 @@ def test_exp():
     assert found[0] < 1e-37 and found[1] < 1e-37 and found[2] == 1
 
 
-def test_the_rest():
+def test_silu_mul():
     torch.manual_seed(0)
     gate_up, out = torch.randn(3, 20), torch.zeros(3, 10)
     kernels.silu_mul(gate_up.numpy(), out.numpy(), 2, 10)
     expected = torch.nn.functional.silu(gate_up[:, :10]) * gate_up[:, 10:]
     torch.testing.assert_close(out[:, 2:], expected[:, 2:])
     assert not out[:, :2].any()
-    logits = torch.tensor([[1.0, 3, 3], [2, 1, -5], [-3, -2, -1]])
-    token_ids = np.empty(3, np.int64)
-    kernels.arg_max(logits.numpy(), token_ids)
-    assert token_ids.tolist() == [1, 0, 2]
 
 
 # ── The engine ────────────────────────────────────────────────────────────────
