@@ -10,11 +10,11 @@ from minikv.cpu.step import Program, can_compile
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
-# Steps of at most this many tokens run as one program. Measured on tinypy, processor time of a step
-# on one thread, as a program and with oneDNN's products: 4.0 and 6.3 ms at 8 tokens, 9.7 and 10.8
-# at 24, 11.8 and 13.2 at 32. With more, starting operations from Python costs ever less beside the
-# arithmetic, in which oneDNN is nearly twice as fast as our loop.
-FEW = 32
+# Steps of at most this many tokens run as one program. With more, starting operations from Python
+# costs little beside the arithmetic, in which oneDNN is nearly twice as fast as our loop. Measured
+# on tinypy and a 2-core Xeon: at 32 tokens, 2 threads, `bench decode` gave 1.2 times as many tokens
+# per second with oneDNN's products; at 8, on 1 thread, a step took 4.0 ms against 6.3 with them.
+FEW = 16
 
 
 class CpuAttention(AttentionBackend):
