@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from minikv.backend import MakeBackend, backend_of
 from minikv.beam import beam_search, blocks_needed, make_room
@@ -88,6 +89,12 @@ class Engine:
         self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
+        self.tiers: Any = None
+        if config.host_blocks and config.prefix_cache:
+            from minikv.tiers import Tiers  # here, because only few need it
+
+            self.tiers = Tiers(self.runner, config)
+            self._parts = self.tiers.watch(*self._parts)
         self._make_parts()
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
@@ -345,6 +352,7 @@ class Engine:
             steps=self._steps, computed_tokens=self.runner.num_tokens,
             generated_tokens=self._generated, model_seconds=self.runner.seconds,
             host_seconds=self._host_seconds,
+            tiers=self.tiers.stats() if self.tiers is not None else {},
         )  # fmt: skip
 
     def check(self) -> None:
