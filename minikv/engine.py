@@ -8,7 +8,7 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
@@ -324,6 +324,20 @@ class Engine:
                     self.lm, self.scheduler, self.runner, request, beam_width, penalty
                 )
         raise OutOfBlocks(needed, self.pool.num_free)
+
+    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
+        """Write a request's or a prompt's tokens with their K and V to a file: see
+        `minikv.tiers.session.save_session`, which also has the options."""
+        from minikv.tiers.session import save_session
+
+        return save_session(self, what, path, **options)
+
+    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
+        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
+        `minikv.tiers.session.load_session`."""
+        from minikv.tiers.session import load_session
+
+        return load_session(self, path, cache_salt)
 
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).

@@ -7,6 +7,7 @@ sequences and those of evicted prefixes share one memory, and none of it is set 
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from minikv.blocks import BlockPool
 from minikv.tiers.names import Name
@@ -24,6 +25,8 @@ class HostPool(BlockPool):
         self._blocks: dict[Name, int] = {}
         self._names: dict[int, Name] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()  # named and free, oldest first
+        # While a step is planned: blocks that are free once it has run (see `plan`).
+        self._late: list[int] | None = None
 
     @property
     def num_free(self) -> int:
@@ -55,6 +58,15 @@ class HostPool(BlockPool):
         if self._blocks[name] in self._idle:
             self._idle.move_to_end(self._blocks[name])
 
+    @contextmanager
+    def plan(self) -> Iterator[None]:
+        """While a step is planned, no block that becomes free is given out again: the plan may
+        still have to read it, to swap a sequence in, when copies to the host are made."""
+        self._late = []
+        yield
+        late, self._late = self._late, None
+        self._free += late
+
     def allocate(self) -> int:
         """As in BlockPool; when all others are in use, the oldest named block loses its name."""
         if not self._free and self._idle:
@@ -74,9 +86,13 @@ class HostPool(BlockPool):
     def release(self, block_id: int) -> None:
         """As in BlockPool; a named block keeps its content as long as there is room."""
         super().release(block_id)
-        if block_id in self._names and self.ref_count(block_id) == 0:
+        if self.ref_count(block_id) > 0:
+            return
+        if block_id in self._names:
             self._free.pop()
             self._idle[block_id] = None
+        elif self._late is not None:
+            self._late.append(self._free.pop())
 
     def forget_all(self) -> None:
         """Let all names go; `leaving` is not called. Blocks in use stay so."""

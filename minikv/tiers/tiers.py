@@ -19,8 +19,9 @@ the queue for that time, but no longer than computing the tokens would take. A s
 tokens than it may compute (`max_batch_tokens`), so a decode is not delayed by more than one chunk.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -127,6 +128,15 @@ class Tiers:
             "layout": str([(name, str(part.dtype), self.block_shapes[name])
                            for name, part in parts_of(self.store).items()]),
         }  # fmt: skip
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """While a step is planned: copies to the host are collected, and made at the end."""
+        self.is_planning = True
+        with self.host.plan():
+            yield
+            self.copy_down()
+        self.is_planning = False
 
     # ── Down ──────────────────────────────────────────────────────────────────
 
@@ -527,10 +537,9 @@ def joined(tiers: Tiers, block_pool: type, prefix_cache: type, scheduler: type) 
         def schedule(self) -> Plan:
             plan, held = self._schedule()
             while held and self.may_wait and not (plan.sequences or self.running):
+                tiers.runner.move_blocks(plan)  # before anything is brought back over them
                 tiers.wait(held)
-                moves = plan.swap_out, plan.copies, plan.swap_in
                 plan, held = self._schedule()
-                plan.swap_out[:0], plan.copies[:0], plan.swap_in[:0] = moves
             return plan
 
         def schedule_without(self, leaving: list[Sequence]) -> Plan:
@@ -540,13 +549,11 @@ def joined(tiers: Tiers, block_pool: type, prefix_cache: type, scheduler: type) 
             return plan
 
         def _schedule(self) -> tuple[Plan, list[Sequence]]:
-            tiers.is_planning = True
-            held = tiers.bring_back(self)
-            for sequence in held:
-                self.waiting.remove(sequence)
-            plan = super().schedule()
-            tiers.is_planning = False
-            tiers.copy_down()
+            with tiers.planning():
+                held = tiers.bring_back(self)
+                for sequence in held:
+                    self.waiting.remove(sequence)
+                plan = super().schedule()
             tiers.measure(plan)
             for sequence in held:
                 self.add(sequence)
