@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiers_case import damaged
 
 from minikv import BlockPool, OutOfBlocks
 from minikv.tiers import entry
@@ -73,23 +74,6 @@ def test_ten_thousand_damaged_entries_are_refused():
         if bad != packed:
             with pytest.raises(entry.EntryError):
                 entry.unpack(bad, HERE, NAME, len(DATA))
-
-
-def damaged(rng: random.Random, data: bytes) -> bytes:
-    """One of: some bits flipped, cut off, something behind it, a piece from elsewhere."""
-    bad = bytearray(data)
-    kind = rng.randrange(4)
-    if kind == 0:
-        for _ in range(rng.randint(1, 4)):
-            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
-    elif kind == 1:
-        del bad[rng.randrange(len(bad)) :]
-    elif kind == 2:
-        bad += rng.randbytes(rng.randint(1, 9))
-    else:
-        start = rng.randrange(len(bad))
-        bad[start : start + 8] = rng.randbytes(rng.randint(0, 12))
-    return bytes(bad)
 
 
 # ── Moves ─────────────────────────────────────────────────────────────────────
