@@ -66,14 +66,15 @@ def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
 
     def run_and_keep(played, mine):
         outcome = run(played, mine)
-        SEEN[mistake, played.group] = {p: one.symptoms for p, one in outcome.differs.items()}
+        SEEN[mistake, played.group] = dict.fromkeys(outcome.right, frozenset()) | {
+            place: one.symptoms for place, one in outcome.differs.items()
+        }
         first.extend((played, place, one) for place, one in outcome.differs.items())
         return outcome
 
     def remembered(scenario, known, group, place):
-        if (known, group) in SEEN:
-            return SEEN[known, group].get(place, frozenset())
-        return play(scenario, known, group, place)
+        seen = SEEN.get((known, group), {})
+        return seen[place] if place in seen else play(scenario, known, group, place)
 
     monkeypatch.setattr(Played, "run", run_and_keep)
     monkeypatch.setattr(Scenario, "symptoms_of", remembered)

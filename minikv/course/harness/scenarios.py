@@ -42,6 +42,7 @@ from minikv.course.harness.mistakes import Mistake, mistakes_of, text_of_mistake
 from minikv.course.harness.skeletons import skeleton
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
+ENOUGH = 12  # programs of one group that differ; the rest of the group is then not played
 # A mistake is named if it shares this much of what is wrong in the first line that fails, and
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
@@ -270,13 +271,15 @@ class Played:
         return self.group.look
 
     def run(self, mine: Any) -> "Outcome":
-        """Play all programs on the reader's module."""
+        """Play the programs on the reader's module, until ENOUGH differ."""
         differs: dict[int, Difference] = {}
         for place, program in enumerate(self.group.programs):
             found = self.scenario.on(mine, program)
             first = difference(found, self.scenario.expected(self.group, place))
             if first is not None:
                 differs[place] = first
+                if len(differs) == ENOUGH:
+                    break
         return Outcome(self, differs)
 
 
@@ -301,7 +304,8 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise _TooLong in here after some seconds, where the system can (not in a thread)."""
+    """Raise _TooLong in here after some seconds of computing, where the system can (not in a
+    thread)."""
     if not hasattr(signal, "setitimer") or (
         threading.current_thread() is not threading.main_thread()
     ):
@@ -311,13 +315,13 @@ def _within(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise _TooLong(f"not finished after {seconds:g} s")
 
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    previous = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 # ── What differs ──────────────────────────────────────────────────────────────
@@ -343,6 +347,14 @@ class Outcome:
     @property
     def counterexample(self) -> Difference | None:
         return self.differs[min(self.differs)] if self.differs else None
+
+    @property
+    def right(self) -> list[int]:
+        """The programs that were played and did not differ."""
+        end = len(self.played.group.programs)
+        if len(self.differs) == ENOUGH:
+            end = max(self.differs)
+        return [place for place in range(end) if place not in self.differs]
 
 
 def difference(found: list[Event], expected: list[Event]) -> Difference | None:
@@ -524,8 +536,7 @@ def _likeness(
             }
     for outcome in outcomes:
         played = outcome.played
-        right = [p for p in range(len(played.group.programs)) if p not in outcome.differs]
-        for place in right[: max(2, LOOKED_AT // len(outcomes))]:
+        for place in outcome.right[: max(2, LOOKED_AT // len(outcomes))]:
             key = played.name, place
             theirs |= {
                 (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)
