@@ -28,8 +28,8 @@ import triton  # isort: skip  after kernels, which settles the interpreter
 # and Blackwell, section "Occupancy". An SM has 1 KiB more, and keeps 1 KiB for each program.
 LIMITS = {80: 163, 89: 99, 90: 227, 100: 227}
 REGISTERS = 65536  # 32-bit ones of an SM, the same guides
-# sm_89 has the least, so all head dims are compiled for it; for the others, some.
-HEAD_DIMS = {89: (32, 64, 96, 128, 256), 90: (64, 128, 256)}
+# sm_89 has the least, so all (padded) head dims are compiled for it; for the others, some.
+HEAD_DIMS = {89: (32, 64, 128, 256), 90: (64, 128, 256)}
 # sm_80 multiplies in float32 as sm_89 does, with more memory. On both sides of 64 there, since
 # tiles get shorter from then on and take no more memory.
 FLOAT32_HEAD_DIMS = {80: (), 89: (32, 64, 256)}
@@ -104,10 +104,10 @@ def compile_all(arch):
             dtype = torch.float32 if itemsize == 4 else torch.bfloat16
             launch_attention(pad, dtype=dtype, chosen={kernel: setting})
     if arch == 90:  # what has little to do with the GPU, once
-        launch_attention(8, dtype=torch.float16, index=torch.int32, block_size=5, num_seqs=1)
-        launch_attention(group=71, window=100, block_size=1)
+        launch_attention(8, 71, torch.float16, 1, torch.int32, block_size=5, window=100)
         launch_attention(group=17, num_seqs=300, window=1, block_size=256)
-    for dtype, index in itertools.product(DTYPES, (torch.int32, torch.int64)):
+    every = itertools.product(DTYPES, (torch.int32, torch.int64))
+    for dtype, index in every if arch == 90 else [(torch.bfloat16, torch.int64)]:
         pool = torch.zeros(2, 2, 16, 2, 2, 20, dtype=dtype)
         block_copy.copy_blocks(pool, pool, torch.tensor([[0, 1]], dtype=index))
         token, slots = torch.zeros(1, 2, 20, dtype=dtype), torch.zeros(1, dtype=index)
