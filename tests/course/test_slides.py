@@ -1,0 +1,35 @@
+"""The slides in docs/teaching/slides show what notebooks have stored: every cell they name exists."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DECKS = sorted((ROOT / "docs" / "teaching" / "slides").glob("[0-9][0-9].md"))
+NOTEBOOKS = {path.name[:2]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
+
+
+def test_each_notebook_has_its_slides():
+    assert {deck.stem for deck in DECKS} == set(NOTEBOOKS)
+
+
+@pytest.mark.parametrize("deck", DECKS, ids=lambda deck: deck.stem)
+def test_slides_show_stored_outputs_and_quote_prose(deck):
+    cells = {cell["id"]: cell for cell in json.loads(NOTEBOOKS[deck.stem].read_text())["cells"]}
+    named = re.findall(r"^```\{(\w+)\} (.*)$", deck.read_text(), flags=re.MULTILINE)
+    assert {kind for kind, _ in named} == {"listed", "stored", "notes"}
+    for kind, argument in named:
+        if kind == "stored":
+            assert cells[argument].get("outputs"), f"{argument} has no stored output"
+        elif kind == "notes":
+            assert {cells[one]["cell_type"] for one in argument.split()} == {"markdown"}
+        else:
+            assert any(argument in "".join(cell["source"]) for cell in cells.values())
+
+
+@pytest.mark.parametrize("deck", DECKS, ids=lambda deck: deck.stem)
+def test_slides_begin_with_the_notebooks_title(deck):
+    first = json.loads(NOTEBOOKS[deck.stem].read_text())["cells"][0]["source"]
+    assert deck.read_text().splitlines()[0] == "".join(first).splitlines()[0]
