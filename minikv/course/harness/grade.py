@@ -13,11 +13,9 @@ import argparse
 import ast
 import csv
 import io
-import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -109,21 +107,8 @@ def progress_bar(
 
 
 def grade(student: Student, exercise: Exercise) -> Report:
-    with _folder(student.folder):
+    with reader_files.in_folder(student.folder):
         return process.run(exercise)
-
-
-@contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    before = os.environ.get("MINIKV_EXERCISES")
-    os.environ["MINIKV_EXERCISES"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MINIKV_EXERCISES"]
-        else:
-            os.environ["MINIKV_EXERCISES"] = before
 
 
 def to_be_read(student: Student, exercise: Exercise) -> list[str]:
@@ -131,7 +116,7 @@ def to_be_read(student: Student, exercise: Exercise) -> list[str]:
     skeleton does not have: "line 12: import gc"."""
     chapter = chapter_of(exercise.id)
     try:
-        with _folder(student.folder):
+        with reader_files.in_folder(student.folder):
             text = reader_files.read(chapter)
         tree = reader_files.parse(chapter, text)
     except reader_files.WorkbookError:
