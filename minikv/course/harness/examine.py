@@ -70,7 +70,10 @@ def examine(
             else:
                 assert isinstance(check, Check)
                 line = Line(check.name, True)
-                differs = disagreement(exercise, check, player.by_hand(check))
+                handed = player.by_hand(check)
+                differs = disagreement(exercise, check, handed)
+                if not handed:
+                    report.on_its_word.append(check.name)
                 if differs is not None:
                     line = Line(check.name, False, differs, check.cause, check.look or NO_PASS)
         except Failure as error:
@@ -100,8 +103,8 @@ def examine(
             tell({"start": MODEL_RUN})
             name, differs = "tinypy runs on it, with the oracle's tokens", None
             try:
-                report.model, found = player.on_model()
-                differs = disagreement(exercise, None, found)
+                report.model, handed = player.on_model()
+                differs = disagreement(exercise, None, handed)
                 line = Line(name, False, differs, None, NO_PASS)
             except Failure as error:
                 line = error.raised.line(name, None, None)

@@ -11,7 +11,7 @@ import secrets
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache, partial
@@ -54,7 +54,7 @@ class Player(Protocol):
 class Here:
     """A player in this process."""
 
-    def __init__(self, exercise: Exercise, own: set[str] = frozenset()):  # type: ignore[assignment]
+    def __init__(self, exercise: Exercise, own: Iterable[str] = ()):
         self.exercise, self.own = exercise, own
 
     def load(self, text: str) -> None:
@@ -101,9 +101,12 @@ def disagreement(exercise: Exercise, check: Check | None, found: list) -> str | 
 
 @cache
 def _of_the_reference(exercise: Exercise, check: Check | None) -> list:
-    run = partial(MODEL_RUNS[exercise.id], lm=tinypy()) if check is None else check.run
+    mine = reference_module(exercise.id)
     with reader_files.nobodys(), witnesses() as found:
-        run(reference_module(exercise.id))
+        if check is None:
+            MODEL_RUNS[exercise.id](mine, tinypy())
+        else:
+            check.run(mine)
     return found
 
 
@@ -160,7 +163,7 @@ class There:
         with _believing():
             found = self._ask("tell", place)
             at, unwritten = found.pop("at"), found.pop("unwritten")
-            texts = {name: None if one is None else _text(one) for name, one in found.items()}
+            texts: dict[str, Any] = {n: one and _text(one) for n, one in found.items()}
             if not (at is None or type(at) is int):
                 raise Confused("no line")
             return Told(**texts, at=at, unwritten=bool(unwritten))
@@ -235,7 +238,8 @@ def _receive(connection: socket.socket, read: Callable[[int], bytes]) -> bytes:
 
 def serve(connection: socket.socket, exercise: Exercise, begin: Callable[[str], None]) -> None:
     """Answer questions until there are none. `begin` hears of each check before it runs."""
-    here, checks, last = Here(exercise), CHECKS[exercise.id], []
+    here, checks = Here(exercise), CHECKS[exercise.id]
+    last: list[Raised | None] = []  # of the last program
 
     def read(size: int) -> bytes:
         data = connection.recv(min(size, 1 << 20))
@@ -249,8 +253,9 @@ def serve(connection: socket.socket, exercise: Exercise, begin: Callable[[str], 
         except Gone:
             return
         try:
+            answer: Any = None
             if question == "load":
-                answer = here.load(*rest)
+                here.load(*rest)
             elif question == "events":
                 events = here.events(checks[rest[0]], rest[1])
                 last = [event.error for event in events]
@@ -260,13 +265,15 @@ def serve(connection: socket.socket, exercise: Exercise, begin: Callable[[str], 
                     for event, error in zip(events, errors, strict=True)
                 ]
             elif question == "by hand":
-                begin(checks[rest[0]].name)
-                answer = here.by_hand(checks[rest[0]])
+                check: Any = checks[rest[0]]
+                begin(check.name)
+                answer = here.by_hand(check)
             elif question == "on the model":
                 begin(MODEL_RUN)
                 answer = list(here.on_model())
             else:
-                answer = asdict(last[rest[0]].ask())
+                raised = last[rest[0]]
+                answer = raised and asdict(raised.ask())
             kind = "done"
         except Failure as failure:
             last = [failure.raised]

@@ -15,6 +15,7 @@ Where a process cannot be copied safely (macOS, Windows) a new starter does all 
 one check.
 """
 
+import atexit
 import faulthandler
 import json
 import os
@@ -57,6 +58,7 @@ START_LIMIT = 120.0  # seconds for Python to begin and to import torch
 PAUSE = 0.2  # seconds between two looks at what a child has reported
 IDLE_LIMIT = 600.0  # seconds after which a starter that nobody asks ends itself
 GONE_LIMIT = 1.0  # seconds in which a player that is gone has ended
+END_LIMIT = 5.0  # seconds for a starter to end
 LOAD_LIMIT = 30.0  # seconds for a child to import the checks
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 KEPT_LINES = 12  # of them
@@ -280,6 +282,19 @@ def _start() -> subprocess.Popen:
     )  # fmt: skip
 
 
+@atexit.register
+def _dismiss() -> None:
+    """Let the starter come to its end, and wait for that: its time is then counted as ours."""
+    if _starter is not None and _starter.poll() is None:
+        assert _starter.stdin is not None
+        with suppress(OSError):
+            _starter.stdin.close()
+        try:
+            _starter.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            _stop(_starter, None)
+
+
 def _stop(starter: subprocess.Popen, pid: int | None) -> None:
     """End a starter and the child that it may have."""
     for group in (pid, starter.pid):
@@ -316,7 +331,8 @@ def _serve() -> None:
             os._exit(0)  # whatever threads the reader's code has left behind
         return
     control, theirs = socket.socketpair()
-    if os.fork() == 0:
+    nursery = os.fork()
+    if nursery == 0:
         for file in (jobs, answers, control):
             file.close()
         _keep_players(theirs)
@@ -326,8 +342,11 @@ def _serve() -> None:
     while select.select([jobs], [], [], IDLE_LIMIT)[0]:
         line = jobs.readline()
         if not line:
-            return
+            break
         _judge(json.loads(line), control, answer)
+    control.close()
+    os.waitpid(nursery, 0)
+    os._exit(0)  # to take all of torch apart again would take seconds
 
 
 def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) -> None:
