@@ -18,6 +18,7 @@ from minikv.course.bench import (
     endless,
     gpu,
     gpu_kernels,
+    grading,
     kv,
     kv_quality,
     ladder,
@@ -48,6 +49,10 @@ BENCHMARKS = {
     "tier-stores": (tier_stores, "what a disk tier could be kept in: SQLite, files, LMDB"),
 }
 
+ALONE = {  # not among all: it says nothing of the engine
+    "class": (grading, "exercises of a class that are checked per second"),
+}
+
 ON_A_GPU = {
     "gpu": (gpu, "the engine on a CUDA GPU: the roofline, and transformers beside it"),
     "kernels": (gpu_kernels, "the kernels on a CUDA GPU: a copy and a matrix product beside them"),
@@ -58,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
-    for name, (module, text) in (BENCHMARKS | ON_A_GPU).items():
+    for name, (module, text) in (BENCHMARKS | ALONE | ON_A_GPU).items():
         command = commands.add_parser(name, help=text, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_common(command)
@@ -74,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     where, tables = environment(), {}
     try:
-        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ON_A_GPU
+        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ALONE | ON_A_GPU
         for name, (module, _) in chosen.items():
             if args.benchmark not in (name, "all"):
                 continue

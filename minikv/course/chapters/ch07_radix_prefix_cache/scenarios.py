@@ -10,7 +10,7 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.harness.checking import runs_model, tinypy
+from minikv.course.harness.checking import runs_model, tinypy, witness
 from minikv.course.harness.mine import Parts
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.engine import Loop
@@ -1196,6 +1196,7 @@ def busy(kind: type = minikv.Engine, loop: type = Loop, **parts) -> str:
         jobs.append((chat, params_of(5)))
         outputs += engine.generate([chat], params_of(5))
         chat = chat + outputs[-1].token_ids
+    witness([output.token_ids for output in outputs])
     for output, (prompt, params) in zip(outputs, jobs, strict=True):
         if output.token_ids != lm.generate_naively(prompt, params.max_tokens):
             raise AssertionError(f"a prompt of {len(prompt)} tokens: not the oracle's tokens")
@@ -1235,6 +1236,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         engine.loop = mine.Loop()
         params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
         [output] = engine.generate(together.TEXT, params)
+    witness(output.token_ids)
     if output.token_ids != lm.generate_naively(output.prompt_ids, params.max_tokens):
         raise AssertionError(f"{output.text!r} is not what the oracle writes")
     line = output.text.splitlines()[0]

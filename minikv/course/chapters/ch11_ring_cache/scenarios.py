@@ -13,7 +13,7 @@ from minikv.course.chapters.ch11_ring_cache.given import (
     layout_of,
     ring_on,
 )
-from minikv.course.harness.checking import plain, runs_model, tinypy
+from minikv.course.harness.checking import plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -693,6 +693,7 @@ scenario(
 
 def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
     expected = lm.generate_naively(prompt, len(found))
+    witness(found)
     if found != expected:
         raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
 
@@ -728,6 +729,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     with in_place_of("minikv.ring.generate:context_shift", mine.context_shift):
         cache = ring_on(mine.Cells)(lm.config, 48)
         found = generate_with_ring(lm, cache, prompt, 100, n_keep=4)
+    witness(found)
     if found != wanted:
         raise AssertionError(f"{lm.decode(found)!r} is not the reference's {lm.decode(wanted)!r}")
     before = 48 - len(prompt)
@@ -775,6 +777,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     ring = SelfExtendRing(ring_on(mine.Cells)(lm.config, 128), 4, 16)
     two = SelfExtendCache(lm.config, 128, 4, 16, "steps")
     found, expected = ring.append(lm, text), two.append(lm, text)
+    witness(found.argmax(-1))
     off = float((found - expected).abs().max())
     if off > 1e-3:
         raise AssertionError(f"logits are {off:.2g} away from those of two attentions")
