@@ -41,6 +41,17 @@ class Codes(NamedTuple):
     v_low: torch.Tensor | None = None
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """(num_blocks, num_kv_heads, block_size). Raises ValueError for k_codes without them."""
+        if self.k_codes.dim() != 4:
+            raise ValueError(
+                f"codes has k_codes of shape {tuple(self.k_codes.shape)}: want (num_blocks, "
+                "num_kv_heads, block_size, head_dim)"
+            )
+        num_blocks, num_kv_heads, block_size, _ = self.k_codes.shape
+        return num_blocks, num_kv_heads, block_size
+
+    @property
     def k_by_block(self) -> bool:
         """Whether the keys of a block are quantised together, once the block is full."""
         return self.name == "int4"
@@ -65,15 +76,10 @@ def check_codes(codes: Codes, k: torch.Tensor) -> None:
             f"k is {tuple(k.shape)} {k.dtype}: want (T, num_kv_heads, head_dim), float32, float16 "
             "or bfloat16"
         )
-    if codes.k_codes.dim() != 4:
-        raise ValueError(
-            f"codes has k_codes of shape {tuple(codes.k_codes.shape)}: want (num_blocks, "
-            "num_kv_heads, block_size, head_dim)"
-        )
     num_kv_heads, head_dim = k.shape[1:]
     if head_dim > 256 or (codes.name == "int4" and head_dim % 2):
         raise ValueError(f"k has head_dim {head_dim}: want at most 256, and even for int4")
-    num_blocks, _, block_size, _ = codes.k_codes.shape
+    num_blocks, _, block_size = codes.sizes
     for field, shape, dtype in _parts(codes, num_kv_heads, head_dim, block_size):
         part = getattr(codes, field)
         if (part is None) != (shape is None):

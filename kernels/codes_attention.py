@@ -296,7 +296,7 @@ def codes_decode(
     _check(q, codes, block_tables, context_lens, own, window, out)
     check_rows("context_lens", context_lens, len(q), "one sequence per row of q")
     num_seqs, num_heads, head_dim = q.shape
-    num_kv_heads, block_size = codes.k_codes.shape[1:3]
+    _, num_kv_heads, block_size = codes.sizes
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if scratch is None:
@@ -349,7 +349,7 @@ def codes_prefill(
     _check(q, codes, block_tables, context_lens, own, window, out)
     check_queries(q, context_lens, query_start)
     num_tokens, num_heads, head_dim = q.shape
-    num_seqs, num_kv_heads = len(context_lens), codes.k_codes.shape[1]
+    num_seqs, num_kv_heads = len(context_lens), codes.sizes[1]
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if num_tokens == 0 or num_seqs == 0:
@@ -369,7 +369,7 @@ def codes_prefill(
 
 def _sizes(q: torch.Tensor, codes: Codes, setting: Setting) -> dict:
     """The constants that both kernels have."""
-    num_kv_heads, block_size = codes.k_codes.shape[1:3]
+    _, num_kv_heads, block_size = codes.sizes
     group = q.shape[1] // num_kv_heads
     return dict(
         KV_HEADS=num_kv_heads, GROUP=group, BLOCK_SIZE=block_size, FORMAT=codes.name,
@@ -391,7 +391,7 @@ def _stride(own: OpenKeys | None) -> int:
 def _check(q, codes, block_tables, context_lens, own, window, out) -> None:
     if q.dim() != 3 or 0 in q.shape[1:]:
         raise ValueError(f"q has shape {tuple(q.shape)}: want (T, num_heads, head_dim)")
-    num_blocks, num_kv_heads, block_size = codes.k_codes.shape[:3]
+    num_blocks, num_kv_heads, block_size = codes.sizes
     check_codes(codes, q[:, :1].expand(-1, num_kv_heads, -1))
     check_contexts(q, num_blocks, block_size, num_kv_heads, block_tables, context_lens, window)
     if codes.k_by_block and own is None:

@@ -216,7 +216,7 @@ def write_codes(
     num_tokens, num_kv_heads, head_dim = k.shape
     if num_tokens == 0:
         return
-    sizes = dict(KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=codes.k_codes.shape[2])
+    sizes = dict(KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_SIZE=codes.sizes[2])
     write_codes_kernel[(num_tokens, num_kv_heads)](
         k, v, k if open_keys is None else open_keys, slot_mapping if places is None else places,
         *codes.pointers(), slot_mapping, k.stride(0), v.stride(0),
@@ -262,7 +262,7 @@ def _check(k, v, codes, slot_mapping, open_keys, places, closing) -> None:
                 f"int32 or int64 on {k.device}, contiguous"
             )
     if k.device.type == "cpu" and len(k):
-        num_blocks, _, block_size, _ = codes.k_codes.shape
+        num_blocks, _, block_size = codes.sizes
         _check_below("slot_mapping", slot_mapping, num_blocks * block_size, "slots")
         if open_keys is not None and places is not None and closing is not None:
             _check_below("places", places, len(open_keys) * block_size, "open places")
@@ -272,7 +272,7 @@ def _check(k, v, codes, slot_mapping, open_keys, places, closing) -> None:
 
 def check_open_keys(open_keys: torch.Tensor, codes: Codes, k: torch.Tensor) -> None:
     """Raise ValueError unless this can hold keys of open blocks."""
-    shape = (*k.shape[1:2], codes.k_codes.shape[2], k.shape[2])
+    shape = (k.shape[1], codes.sizes[2], k.shape[2])
     if open_keys.shape[1:] != shape or open_keys.dtype != k.dtype or open_keys.device != k.device:
         raise ValueError(
             f"open_keys is {tuple(open_keys.shape)} {open_keys.dtype} on {open_keys.device}: want "
