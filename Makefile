@@ -62,7 +62,7 @@ setup: $(STAMP)
 ifndef HAVE_VENV
 .PHONY: $(STAMP)
 endif
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): $(wildcard requirements*.txt) pyproject.toml
 ifndef HAVE_VENV
 	@echo "== Making .venv with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -73,8 +73,8 @@ ifndef HAVE_VENV
 endif
 	@echo "== Installing torch, the largest download: this takes some minutes"
 	@$(PIP) $$($(FIND_CPU_BUILD)) "$$(grep '^torch==' requirements.txt)"
-	@echo "== Installing the rest of requirements.txt: this takes some minutes, too"
-	@$(PIP) --quiet -r requirements.txt
+	@echo "== Installing the rest of requirements*.txt: this takes some minutes, too"
+	@$(PIP) --quiet $(addprefix -r ,$(wildcard requirements*.txt))
 	@echo "== Installing this checkout"
 	@$(PIP) --quiet --no-deps --editable .
 	@# JupyterLab asks newcomers about news and updates, over the first page. Not here.

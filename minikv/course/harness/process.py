@@ -221,7 +221,10 @@ def _ask(job: dict, limit: float, meanwhile: Callable[[], None]) -> int | None:
     """Have one child do `job`; its exit status as in `subprocess`, None if it had to be killed
     after `limit` seconds. A starter that was lost is started again, once."""
     global _starter
-    job |= {"environment": {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}}
+    environment = {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}
+    # The starter may have begun in another folder.
+    environment["MINIKV_EXERCISES"] = str(reader_files.folder())
+    job |= {"environment": environment}
     if _starter is None or _starter.poll() is not None:
         _starter = _start()
     starter, pid, until = _starter, None, monotonic() + limit
