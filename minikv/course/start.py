@@ -82,9 +82,7 @@ def open_lab(folder: Path) -> int:
         command.append("--allow-root")
     # torch's threads spin while they wait for each other; asleep, they wait at little cost.
     environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
-    print(
-        "JupyterLab opens in the browser; without one, open the address below. Control-C ends it."
-    )
+    print("JupyterLab opens in the browser; or open the address below. Control-C ends it.")
     try:
         return subprocess.run(command, cwd=folder, env=environment).returncode
     except KeyboardInterrupt:
