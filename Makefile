@@ -47,7 +47,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-class test-install lint notebooks clean
+.PHONY: help setup lab test test-class test-install wheel lint notebooks clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -146,6 +146,9 @@ test-class: $(CLASS)/installed
 # Downloads everything again, into empty environments: minutes.
 test-install: setup
 	@$(PYTEST) tests/install
+
+wheel: setup
+	@$(BIN)/python -m build
 
 lint: setup
 	@echo "== Lint"

@@ -16,7 +16,8 @@ ROOT = Path(__file__).parents[2]
 BRANCH = "main"
 BADGES = re.compile(r"^\[!\[Open in Colab\]\([^\n]*$", re.MULTILINE)
 LINKS = re.compile(r"\nOpen in \[Colab\]\([^\n]*\n")
-COLAB = """# Fetches the course in Google Colab, and installs what it needs. Elsewhere it does nothing.
+COLAB = """\
+# Fetches the course in Google Colab, and installs what it needs. Elsewhere it does nothing.
 import os
 import sys
 
