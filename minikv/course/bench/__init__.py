@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from minikv.course.bench import (
+    cluster,
     cpu,
     decode,
     endless,
@@ -36,6 +37,7 @@ BENCHMARKS = {
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
+    "cluster": (cluster, "many workers, simulated: hit rate, first token and balance, by routing"),
     "endless": (endless, "text beyond the trained length: bits per byte by position"),
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
