@@ -141,7 +141,8 @@ $(CLASS)/installed: $(STAMP) requirements-class.txt
 
 test-class: $(CLASS)/installed
 	@echo "== A class: nbgrader's round trip"
-	@PYTHONPATH=$(CURDIR) $(CLASS)/bin/python -m pytest --durations=5 tests/classroom
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) $(CLASS)/bin/python -m pytest \
+		--durations=5 tests/classroom || [ $$? = 5 ]  # 5: all is skipped
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup
