@@ -232,7 +232,10 @@ def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
     `subprocess`, None if it had to be ended after a time; "over", the limit that it broke. A
     starter that was lost is started again."""
     global _starter
-    job |= {"environment": {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}}
+    environment = {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}
+    # The starter may have begun in another folder.
+    environment["MINIKV_EXERCISES"] = str(reader_files.folder())
+    job |= {"environment": environment}
     if _starter is None or _starter.poll() is not None:
         _starter = _start()
     starter, pid, until, begun = _starter, None, monotonic() + limit, b""
