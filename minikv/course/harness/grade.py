@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 import minikv
 from minikv.course.harness import process, reader_files
+from minikv.course.harness.class_page import as_page
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.harness.report import Line, Report
@@ -147,9 +148,7 @@ def run(args: argparse.Namespace) -> int:
     if args.junit:
         write_whole(args.junit, as_junit(results))
     if args.page:
-        from minikv.course.harness.class_page import as_page  # the page alone needs it
-
-        write_whole(args.page, as_page(results))
+        write_whole(args.page, as_page(results, to_be_read))
     print(as_text(results))
     return status
 
@@ -177,8 +176,8 @@ def grade(student: Student, exercise: Exercise) -> Report:
 
 
 def grade_file(exercise_id: str, file: bytes | None) -> dict:
-    """The report on an exercise in a file's bytes, as a dict, for workers. The
-    file lies in a folder of its own meanwhile, away from the student's and from all others'."""
+    """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
+    folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
     with tempfile.TemporaryDirectory(prefix="minikv-") as place:
         folder = Path(place, "exercises")
