@@ -10,7 +10,7 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.harness.checking import runs_model, tinypy
+from minikv.course.harness.checking import runs_model, tinypy, witness
 from minikv.course.harness.mine import Parts
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.engine import Loop
@@ -965,7 +965,7 @@ scenario(
          ({}, "add s9 1; finish; add s9 1 empty; look; finish; add s9 1 zero; look"),
          ({"min_prefix_tokens": 8}, "add s9 1; finish; add s9 1; look; finish"),
          ({"min_prefix_tokens": 9}, "add s9 1; finish; add s9 1; look; finish"),
-         ({"preemption": "swap", "swap_blocks": 16}, "add s21 9; step; preempt; look")],
+         ({"preemption": "swap", "host_blocks": 16}, "add s21 9; step; preempt; look")],
         look=LOOKUP,
     ),
 )  # fmt: skip
@@ -1092,7 +1092,7 @@ scenario(
     Group(
         "short of blocks: some wait, some are preempted",
         [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
-         ({"num_blocks": 8, "preemption": "swap", "swap_blocks": 8}, "add s13 9; add q9 9; finish"),
+         ({"num_blocks": 8, "preemption": "swap", "host_blocks": 8}, "add s13 9; add q9 9; finish"),
          ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 2; add q9 2; add i3 2; finish")],
         look=ALL,
     ),
@@ -1196,6 +1196,7 @@ def busy(kind: type = minikv.Engine, loop: type = Loop, **parts) -> str:
         jobs.append((chat, params_of(5)))
         outputs += engine.generate([chat], params_of(5))
         chat = chat + outputs[-1].token_ids
+    witness([output.token_ids for output in outputs])
     for output, (prompt, params) in zip(outputs, jobs, strict=True):
         if output.token_ids != lm.generate_naively(prompt, params.max_tokens):
             raise AssertionError(f"a prompt of {len(prompt)} tokens: not the oracle's tokens")
@@ -1235,6 +1236,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         engine.loop = mine.Loop()
         params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
         [output] = engine.generate(together.TEXT, params)
+    witness(output.token_ids)
     if output.token_ids != lm.generate_naively(output.prompt_ids, params.max_tokens):
         raise AssertionError(f"{output.text!r} is not what the oracle writes")
     line = output.text.splitlines()[0]
