@@ -8,10 +8,11 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from minikv.backend import MakeBackend, backend_of
 from minikv.beam import beam_search, blocks_needed, make_room
@@ -88,6 +89,12 @@ class Engine:
         self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
+        self.tiers: Any = None
+        if config.host_blocks and config.prefix_cache:
+            from minikv.tiers import Tiers  # here, because only few need it
+
+            self.tiers = Tiers(self.runner, config)
+            self._parts = self.tiers.watch(*self._parts)
         self._make_parts()
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
@@ -318,6 +325,20 @@ class Engine:
                 )
         raise OutOfBlocks(needed, self.pool.num_free)
 
+    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
+        """Write a request's or a prompt's tokens with their K and V to a file: see
+        `minikv.tiers.session.save_session`, which also has the options."""
+        from minikv.tiers.session import save_session
+
+        return save_session(self, what, path, **options)
+
+    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
+        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
+        `minikv.tiers.session.load_session`."""
+        from minikv.tiers.session import load_session
+
+        return load_session(self, path, cache_salt)
+
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).
 
@@ -345,6 +366,7 @@ class Engine:
             steps=self._steps, computed_tokens=self.runner.num_tokens,
             generated_tokens=self._generated, model_seconds=self.runner.seconds,
             host_seconds=self._host_seconds,
+            tiers=self.tiers.stats() if self.tiers is not None else {},
         )  # fmt: skip
 
     def check(self) -> None:

@@ -45,7 +45,7 @@ class Runner:
 
             make = store_maker(config)
         self.store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
-        self.host_store = make(lm.config, config.swap_blocks, config.block_size, "cpu", lm.dtype)
+        self.host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(

@@ -66,7 +66,7 @@ BAD_CONFIG = {
     "prefix_cache": [1, 0, None, "yes"],
     "min_prefix_tokens": [-1, 1.5, "x", True, None],
     "preemption": ["", "drop", None, True],
-    "swap_blocks": [-1, 5, 1.5, "x", True, None],  # 5 without preemption="swap"
+    "host_blocks": [-1, 5, 1.5, "x", True, None],  # 5 without preemption="swap"
     "attention": ["", "fast", None, 3],
 }
 
@@ -92,7 +92,7 @@ def test_engine_config(name, value):
 
 
 def test_swap_needs_blocks():
-    with pytest.raises(ValueError, match=r"swap_blocks: .*at least 1.*was 0"):
+    with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")
 
 
@@ -661,7 +661,7 @@ def test_an_interrupted_stream_goes_on_nowhere(llama):
 
 def test_a_failing_swap_loses_nothing(llama, monkeypatch):
     """The copy to the host fails in the very step that preempts."""
-    config = small(num_blocks=9, preemption="swap", swap_blocks=8)
+    config = small(num_blocks=9, preemption="swap", host_blocks=8)
     prompts = llama.prompts(9, 10, 8, seed=6)
     engine = careful_engine(llama.lm, config)
     ids = [engine.add_request(p, SamplingParams(max_tokens=18)) for p in prompts]

@@ -248,7 +248,7 @@ def test_a_last_sequence_that_is_swapped_out_while_another_ends():
     lm = minikv.load("tinypy")
     config = small(
         num_blocks=8, max_num_seqs=4, max_batch_tokens=16, prefix_cache=False,
-        preemption="swap", swap_blocks=24,
+        preemption="swap", host_blocks=24,
     )  # fmt: skip
     prompts = [[5] * 12, [6] * 3, [7] * 10, [8] * 3, [9] * 10, [10] * 7]
     engine = Engine(lm, config)

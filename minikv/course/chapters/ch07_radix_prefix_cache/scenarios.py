@@ -965,7 +965,7 @@ scenario(
          ({}, "add s9 1; finish; add s9 1 empty; look; finish; add s9 1 zero; look"),
          ({"min_prefix_tokens": 8}, "add s9 1; finish; add s9 1; look; finish"),
          ({"min_prefix_tokens": 9}, "add s9 1; finish; add s9 1; look; finish"),
-         ({"preemption": "swap", "swap_blocks": 16}, "add s21 9; step; preempt; look")],
+         ({"preemption": "swap", "host_blocks": 16}, "add s21 9; step; preempt; look")],
         look=LOOKUP,
     ),
 )  # fmt: skip
@@ -1092,7 +1092,7 @@ scenario(
     Group(
         "short of blocks: some wait, some are preempted",
         [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
-         ({"num_blocks": 8, "preemption": "swap", "swap_blocks": 8}, "add s13 9; add q9 9; finish"),
+         ({"num_blocks": 8, "preemption": "swap", "host_blocks": 8}, "add s13 9; add q9 9; finish"),
          ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 2; add q9 2; add i3 2; finish")],
         look=ALL,
     ),
