@@ -2,8 +2,13 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
+
+import minikv
 from minikv.blocks import BlockPool
+from minikv.checkpoint import read_weights
 from minikv.errors import OutOfBlocks
+from minikv.model import Transformer
 from minikv.tiers.moves import Place, demote
 
 Names = dict[str, "File"]
@@ -160,3 +165,18 @@ class CrashingFolder:
 def prefixes(text: str) -> Sequence[str]:
     """The names of a text's blocks, one letter each: "ABC" has A, AB and ABC."""
     return [text[: end + 1] for end in range(len(text))]
+
+
+def with_heads_reversed(lm: minikv.LanguageModel) -> minikv.LanguageModel:
+    """tinypy with its KV heads listed in the opposite order, as another converter might list them:
+    in every layer the rows of k, v and q, and the columns of the output projection. It computes the
+    same logits, up to rounding; K and V of its heads have changed places."""
+    heads, width = lm.config.num_kv_heads, lm.config.hidden_size
+    weights = dict(read_weights(minikv.BUNDLED["tinypy"]))
+    for name, weight in weights.items():
+        if any(part in name for part in ("q_proj", "k_proj", "v_proj")):
+            weights[name] = weight.view(heads, -1, width).flip(0).reshape(weight.shape)
+        elif "o_proj" in name:
+            weights[name] = weight.view(width, heads, -1).flip(1).reshape(weight.shape)
+    transformer = Transformer(lm.config, weights, torch.device("cpu"), lm.dtype)
+    return minikv.LanguageModel("tinypy, heads reversed", transformer, lm.tokenizer)
