@@ -75,10 +75,6 @@ class EngineConfig:
             )
         if self.preemption == "swap" and self.host_blocks == 0:
             raise ValueError("host_blocks: must be at least 1 to swap, was 0")
-        if self.disk_path is not None or self.write_through is not False:
-            from minikv.tiers.settings import check_settings as check_tiers
-
-            check_tiers(self)
 
 
 @dataclass(frozen=True)

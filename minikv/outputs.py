@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from minikv.sequence import Request, Sequence
 
@@ -156,7 +155,7 @@ class Stats:
     generated_tokens: int
     model_seconds: float  # forward pass and sampling
     host_seconds: float  # all the rest of step(): scheduling and bookkeeping
-    tiers: dict[str, Any]  # by tier below the device, if there is one: `minikv.tiers.TierStats`
+    tiers: dict  # by tier below the device, if there is one: `minikv.tiers.TierStats`
 
     @property
     def hit_rate(self) -> float:

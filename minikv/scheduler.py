@@ -341,8 +341,7 @@ class Scheduler:
         sequence.host_block_ids = None
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self.running
-        yield from self.waiting
+        return iter([*self.running, *self.waiting])
 
 
 def _seats(sequence: Sequence) -> int:

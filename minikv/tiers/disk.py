@@ -30,9 +30,11 @@ class DiskTier:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
-        except (OSError, sqlite3.OperationalError) as error:
+        except OSError as error:
             raise ValueError(f"disk_path: cannot write in {str(folder)!r}: {error}") from error
         except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise ValueError(f"disk_path: cannot write in {str(folder)!r}: {error}") from error
             self._start_anew(error)
 
     def _open(self) -> None:
@@ -88,7 +90,9 @@ class DiskTier:
             excess = self.num_bytes + sum(len(e) + OVERHEAD for e in fitting.values())
             excess -= self.max_bytes
             while excess > 0:
-                oldest = self._run("SELECT name, size FROM entries ORDER BY used LIMIT 1").fetchone()
+                oldest = self._run(
+                    "SELECT name, size FROM entries ORDER BY used LIMIT 1"
+                ).fetchone()
                 if oldest is None:  # the new ones alone are too many
                     name, entry = fitting.popitem()
                     oldest = name, len(entry) + OVERHEAD
@@ -114,11 +118,17 @@ class DiskTier:
     def _run(self, sql: str, values: Seq = ()) -> sqlite3.Cursor:
         try:
             return self._db.execute(sql, values)
-        except sqlite3.OperationalError:
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                self._start_anew(error)
             raise
-        except sqlite3.DatabaseError as error:  # a page that makes no sense
-            self._start_anew(error)
-            raise
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file makes no sense, in contrast to: it cannot be read or written now."""
+    now = ("CANTOPEN", "READONLY", "IOERR", "FULL", "PERM", "BUSY", "LOCKED", "NOMEM", "AUTH")
+    name = getattr(error, "sqlite_errorname", "SQLITE_MISUSE")  # absent if Python raised it
+    return not name.startswith(tuple(f"SQLITE_{kind}" for kind in (*now, "MISUSE")))
 
 
 NEXT = "(SELECT ifnull(max(used), 0) + 1 FROM entries)"

@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 import minikv
-from minikv.blocks import BlockTable, blocks_for
+from minikv.blocks import BlockTable
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks, require_ids, require_one_of
 from minikv.outputs import RequestOutput
@@ -80,7 +80,10 @@ def save_session(
     stored = engine.config.kv_dtype if kv_dtype == "auto" else kv_dtype
     errors = 0.0, 0.0
     if kv_dtype != "auto":
-        kv, parts = parts["kv"], quantise(format_of(kv_dtype, engine.config.block_size), parts["kv"])
+        kv, parts = (
+            parts["kv"],
+            quantise(format_of(kv_dtype, engine.config.block_size), parts["kv"]),
+        )
         errors = largest_errors(kv, parts, format_of(kv_dtype, engine.config.block_size))
     num_blocks = next(iter(parts.values())).shape[1]
     if "kv" in parts:
@@ -104,9 +107,7 @@ def save_session(
     return Saved(len(token_ids), num_blocks, len(data), *errors)
 
 
-def load_session(
-    engine: Engine, path: str | os.PathLike, cache_salt: Hashable = None
-) -> list[int]:
+def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable = None) -> list[int]:
     """Put a session's K and V into the prefix cache, under this salt; returns its tokens.
 
     A prompt that begins with these tokens then finds them there. Raises SessionError, saying what

@@ -49,6 +49,7 @@ from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
 from minikv.tiers.store import Background, Fetch, Unpack
 
+
 @dataclass
 class TierStats:
     """What one tier below the device has done. Blocks in units of the pool's."""

@@ -66,7 +66,7 @@ BAD_CONFIG = {
     "prefix_cache": [1, 0, None, "yes"],
     "min_prefix_tokens": [-1, 1.5, "x", True, None],
     "preemption": ["", "drop", None, True],
-    "host_blocks": [-1, 5, 1.5, "x", True, None],  # 5 without preemption="swap"
+    "host_blocks": [-1, 1.5, "x", True, None],
     "attention": ["", "fast", None, 3],
 }
 
