@@ -9,9 +9,11 @@ For where another oracle serves better: a run of the real model, a compiler, add
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -85,6 +87,19 @@ def runs_model(*exercises: str):
 @cache
 def tinypy() -> minikv.LanguageModel:
     return minikv.load("tinypy")
+
+
+@contextmanager
+def in_place_of(target: str, part: Any) -> Iterator[None]:
+    """In here the module's name stands for `part`: target is "minikv.ring.cache:turn"."""
+    module, _, name = target.partition(":")
+    home = import_module(module)
+    before = getattr(home, name)
+    setattr(home, name, part)
+    try:
+        yield
+    finally:
+        setattr(home, name, before)
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ is read from the disk was written a moment ago, so the system may still have it 
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -95,7 +96,7 @@ def first_token_times(
     first.generate(write_code(lm, 64, "the first run is slower"), ONE_TOKEN)
 
     def serve(engine: Engine, length: int) -> list[float]:
-        return [timed(lambda: engine.generate(ids, ONE_TOKEN)) for ids in texts[length]]
+        return [timed(partial(engine.generate, ids, ONE_TOKEN)) for ids in texts[length]]
 
     def note(kind: str, seconds: list[float]) -> None:
         times[kind].append(median(seconds))

@@ -608,8 +608,8 @@ MISTAKES = {
                 "stops after one gap",
                 (
                     COUNTS,
-                    "    gap = next((i for i, name in enumerate(names) if name not in self.blocks), 0)\n"
-                    "    return gap\n",
+                    "    missing = [i for i, name in enumerate(names) if name not in self.blocks]\n"
+                    "    return missing[0] if missing else 0\n",
                 ),
                 "a prefix without a gap counts as not found",
                 "what if no name is missing?",
@@ -1034,7 +1034,8 @@ MISTAKES = {
                 (
                     "    found = json.dumps",
                     "    if set(header) - set(expected) - {'shapes', 'num_tokens', 'checksum'}:\n"
-                    "        raise SessionError('a field that nobody asked for')\n    found = json.dumps",
+                    "        raise SessionError('a field that nobody asked for')\n"
+                    "    found = json.dumps",
                 ),
                 "a file with one more field is refused, though it says nothing else that differs",
                 "which fields have to be equal?",
@@ -1079,7 +1080,8 @@ MISTAKES = {
                 "a file without one",
                 (
                     'if header.get("checksum") != checksum_of(header, tensors):',
-                    'if "checksum" in header and header["checksum"] != checksum_of(header, tensors):',
+                    'if "checksum" in header and '
+                    'header["checksum"] != checksum_of(header, tensors):',
                 ),
                 "a file without a checksum is accepted: a damaged one may have lost it",
                 "what if the field is missing?",

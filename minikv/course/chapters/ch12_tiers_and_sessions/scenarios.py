@@ -3,17 +3,24 @@
 import itertools
 import json
 import random
+from contextlib import ExitStack
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
+import minikv
 from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     CrashingFolder,
     Interrupted,
     SmallMachine,
     prefixes,
 )
+from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
+from minikv.course.harness.checking import in_place_of, runs_model
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
 
@@ -753,3 +760,120 @@ scenario(
 
 
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
+
+ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
+
+
+def small_engine(lm: minikv.LanguageModel) -> minikv.Engine:
+    """12 blocks of device, and a host."""
+    config = minikv.EngineConfig(
+        num_blocks=12, host_blocks=24, max_batch_tokens=128, max_num_seqs=4, attention="torch"
+    )
+    return minikv.Engine(lm, config)
+
+
+def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
+    expected = lm.generate_naively(prompt, len(found))
+    if found != expected:
+        raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
+
+
+def evict_and_return(lm: minikv.LanguageModel) -> int:
+    """A text is answered, evicted, and answered again. Returns how many blocks came back."""
+    engine, prompt = small_engine(lm), lm.encode(PROMPT * 4)
+    params = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
+    engine.generate([prompt], ONE_TOKEN)
+    engine.cache.evict(12)
+    [output] = engine.generate([prompt], params)
+    engine.check()
+    same_as_oracle(lm, prompt, output.token_ids)
+    return engine.stats().tiers["host"].hits
+
+
+@runs_model("12.1")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """The loop of conversations, simulated."""
+    answers = mine.what_two_tiers_find()
+    loop = [[10 * c + i for i in range(10)] for c in range(12)]
+    for name, kind, host in (
+        ("device alone", WriteBack, 0),
+        ("write-back, 80", WriteBack, 80),
+        ("write-through, 80", WriteThrough, 80),
+        ("write-through, 120", WriteThrough, 120),
+    ):
+        tiers = kind(60, host)
+        found = [sum(tiers.serve(ids)) for ids in loop * 5][12:]
+        if abs(answers[name] - 10 * sum(found) / len(found)) > 1:
+            raise AssertionError(f"{name}: {answers[name]}, the simulation finds otherwise")
+    return "48 turns of 12 conversations, simulated in four ways, found what you predicted."
+
+
+@runs_model("12.2")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """Blocks that go to the host and come back."""
+    with (
+        in_place_of("minikv.tiers.tiers:demote", mine.demote),
+        in_place_of("minikv.tiers.tiers:promote", mine.promote),
+    ):
+        count = evict_and_return(lm)
+    return f"{count} blocks of tinypy went to the host and came back: the oracle's 8 tokens."
+
+
+@runs_model("12.3")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """Real K and V in a host on which writes fail."""
+    prompt, size = lm.encode(PROMPT * 3), 8
+    whole = PreallocatedCache(lm.config, 256)
+    lm.logits(prompt, whole)
+    names = [str(prompt[: end + size]) for end in range(0, len(prompt) - size, size)]
+    blocks = [whole.kv[:, :, i * size : (i + 1) * size] for i in range(len(names))]
+    fails = {names[3]}
+
+    def write(memory: list, block: int, content: torch.Tensor) -> None:
+        if any(content is blocks[names.index(name)] for name in fails):
+            raise OSError("no space left")
+        memory[block] = content.clone()
+
+    tier = mine.HostTier(len(names), write)
+    tier.store(names, blocks)
+    found = tier.load(names)
+    cache = PreallocatedCache(lm.config, 256)
+    for i, block in enumerate(found):
+        cache.kv[:, :, i * size : (i + 1) * size] = block
+    cache.num_tokens = len(found) * size
+    new = [int(lm.logits(prompt[cache.num_tokens :], cache)[-1].argmax())]
+    while len(new) < 8:
+        new.append(int(lm.logits(new[-1:], cache)[-1].argmax()))
+    same_as_oracle(lm, prompt, new)
+    return f"{len(found)} of {len(names)} blocks came from your host: the oracle's 8 tokens."
+
+
+@runs_model("12.4")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """The engine's own decision."""
+    with in_place_of("minikv.tiers.tiers:blocks_to_fetch", mine.blocks_to_fetch):
+        count = evict_and_return(lm)
+    return f"your decision fetched {count} blocks from the host: the oracle's 8 tokens."
+
+
+@runs_model("12.5", "12.6")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """A session, saved and loaded by another engine."""
+    prompt = lm.encode(PROMPT * 3)
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        home = "minikv.tiers.session"
+        stack.enter_context(in_place_of(f"{home}:save", mine.save))
+        stack.enter_context(in_place_of(f"{home}:check_session", mine.check_session))
+        stack.enter_context(in_place_of("minikv.tiers.identity:add_tensors", mine.add_tensors))
+        path = Path(folder) / "chat"
+        saved = small_engine(lm).save_session(prompt, path)
+        engine = small_engine(lm)
+        token_ids = engine.load_session(path)
+        params = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
+        [output] = engine.generate([token_ids], params)
+        rest = [file.name for file in path.parent.iterdir()]
+    same_as_oracle(lm, prompt, output.token_ids)
+    if rest != ["chat"]:
+        raise AssertionError(f"the folder has {rest}")
+    return f"a session of {saved.num_bytes:,} bytes came back: the oracle's 8 tokens."
