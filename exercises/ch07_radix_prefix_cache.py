@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
+from typing import Any
 
 from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
@@ -350,3 +351,17 @@ class Engine(engine.Engine):
         above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
         `max_length` tokens, prompt included."""
         raise NotImplementedError("Exercise 07.7: Engine._finishes")
+
+    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
+        """Write a request's or a prompt's tokens with their K and V to a file: see
+        `minikv.tiers.session.save_session`, which also has the options."""
+        from minikv.tiers.session import save_session
+
+        return save_session(self, what, path, **options)
+
+    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
+        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
+        `minikv.tiers.session.load_session`."""
+        from minikv.tiers.session import load_session
+
+        return load_session(self, path, cache_salt)

@@ -52,7 +52,7 @@ class TraceRates(Table):
         device = DEVICES[0]
         alone, behind = (self.rates[device, times * device].together for times in (0, 10))
         title = (
-            f"{device:,} blocks of device find {alone:.0%}, with a host of ten times {behind:.0%}"
+            f"{device:,} blocks of device find {alone:.1%}, with a host of ten times {behind:.1%}"
         )
         figure, axes = style.new_axes(
             title, "blocks of the device (512 tokens each)", "found (% of all)", 3.2
