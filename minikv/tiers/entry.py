@@ -3,8 +3,8 @@
     magic 8 | identity 32 | name 32 | number of bytes 8 | checksum 16 | bytes of K and V
 
 Whoever stores an entry, a database or another machine, may hand out a wrong one, an old one or half
-of one. `unpack` raises EntryError for everything that is not, bit for bit, what `pack` made for this
-name and this identity.
+of one. `unpack` raises EntryError for everything that is not, bit for bit, what `pack` made for
+this name and this identity.
 """
 
 import hashlib

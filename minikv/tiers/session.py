@@ -98,13 +98,7 @@ def save_session(
         "v_error": repr(errors[1]),
     }
     header["checksum"] = checksum_of(header, tensors)
-    data = to_bytes(tensors, header)
-    path = Path(path)
-    try:
-        save(Folder(path.parent), path.name, data)
-    except OSError as error:
-        raise SessionError(f"path: cannot write {str(path)!r}: {error}") from error
-    return Saved(len(token_ids), num_blocks, len(data), *errors)
+    return Saved(len(token_ids), num_blocks, write_file(path, tensors, header), *errors)
 
 
 def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable = None) -> list[int]:
@@ -133,6 +127,18 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
     with engine._changing_state():
         _insert(engine, token_ids, tensors, cache_salt)
     return token_ids
+
+
+def write_file(
+    path: str | os.PathLike, tensors: dict[str, torch.Tensor], header: dict[str, str]
+) -> int:
+    """Write a session file, whole or not at all; returns its bytes."""
+    data, path = to_bytes(tensors, header), Path(path)
+    try:
+        save(Folder(path.parent), path.name, data)
+    except OSError as error:
+        raise SessionError(f"path: cannot write {str(path)!r}: {error}") from error
+    return len(data)
 
 
 def read_file(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, torch.Tensor]]:

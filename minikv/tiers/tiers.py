@@ -6,14 +6,14 @@
     disk       entries by name, read and written by a thread beside the engine (`Background`)
 
 Each tier drops its least recently used first; what the last tier drops is forgotten. A block that
-was brought back stays in the lower tiers as well: when it is evicted again there is nothing to copy.
+was brought back stays in the lower tiers as well: evicted again, it need not be copied.
 
 Going down: `TieredPool` sees that the last holder of a named block lets go. That happens while a
 step is planned, so the copy waits until the plan is complete and is made before it runs: until
 then nothing overwrites the block.
 
-Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could be
-admitted. What is on the host is copied into the tree, where the scheduler finds it like every
+Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could
+be admitted. What is on the host is copied into the tree, where the scheduler finds it like every
 other prefix. What is on the disk is fetched while other sequences run; its sequence stays out of
 the queue for that time, but no longer than computing the tokens would take. A step copies no more
 tokens than it may compute (`max_batch_tokens`), so a decode is not delayed by more than one chunk.
@@ -99,7 +99,8 @@ class Tiers:
     # ── The parts of the engine that tell the tiers what happens ──────────────
 
     def watch(self, block_pool: type, prefix_cache: type, scheduler: type, policy: Any) -> tuple:
-        """The same kinds of parts, joined to these tiers. Raises ValueError for what is no class."""
+        """The same kinds of parts, joined to these tiers. Raises ValueError for one that is no
+        class."""
         for name, part in (
             ("block_pool", block_pool), ("prefix_cache", prefix_cache), ("scheduler", scheduler)
         ):  # fmt: skip

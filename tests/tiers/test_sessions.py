@@ -152,7 +152,7 @@ def test_the_error_says_what_differs(engine_of, llama, other_lm, tmp_path):
     path = tmp_path / "s"
     engine = engine_of()
     engine.save_session(PROMPT, path)
-    with pytest.raises(SessionError, match="model is .* load the model that it was saved with"):
+    with pytest.raises(SessionError, match=r"model is .* load the model that it was saved with"):
         engine_of(other_lm).load_session(path)
     with pytest.raises(SessionError, match="stored is 'auto', here it is 'int8'"):
         engine_of(kv_dtype="int8").load_session(path)
@@ -255,3 +255,49 @@ def test_fingerprints():
         {"a": state["a"], "c": state["b"]}, state | {"a": torch.arange(4.0) * (1 + 2**-23)},
     ]  # fmt: skip
     assert len({one, *(fingerprint(config, other) for other in changed)}) == 5
+
+
+# ── Rings ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_ring_comes_back_as_the_same_bits(llama, other_lm, tmp_path):
+    """Two sequences that share cells, keys that have moved, a hole."""
+    from minikv.ring import RingCache
+    from minikv.tiers.ring_session import load_ring, save_ring
+
+    lm, path = llama.lm, tmp_path / "ring"
+    cache = RingCache(lm.config, 64, window=24, contiguous=False)
+    cache.append(lm, PROMPT, 0)
+    cache.seq_rm(0, 5, 9)
+    cache.seq_cp(0, 1)
+    cache.append(lm, [7, 8, 9], 1)
+    cache.seq_add(-1, 9, None, -4)
+    assert save_ring(cache, lm, path, PROMPT) == path.stat().st_size
+    again, tokens = load_ring(lm, path)
+    assert tokens == PROMPT
+    for name in ("positions", "sequences", "head", "windows", "num_cells", "contiguous"):
+        assert getattr(again, name) == getattr(cache, name)
+    for seq in (0, 1):
+        assert torch.equal(again.append(lm, [3, 4], seq), cache.append(lm, [3, 4], seq))
+    with pytest.raises(SessionError, match="model is"):
+        load_ring(other_lm, path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SessionError, match="no whole session file"):
+        load_ring(lm, path)
+
+
+@pytest.mark.parametrize("change", [
+    lambda h, t: h.update(sequences="[]"), lambda h, t: h.update(num_cells="3"),
+    lambda h, t: h.update(head="99"), lambda h, t: h.update(windows="7"), lambda h, t: t.pop("k"),
+    lambda h, t: t.update(cells=t["cells"] * 0), lambda h, t: t.update(v=t["v"][:1].contiguous()),
+])  # fmt: skip
+def test_a_ring_that_makes_no_sense(llama, tmp_path, change):
+    from minikv.ring import RingCache
+    from minikv.tiers.ring_session import load_ring, save_ring
+
+    cache = RingCache(llama.lm.config, 16)
+    cache.append(llama.lm, PROMPT[:9])
+    save_ring(cache, llama.lm, tmp_path / "s")
+    rewritten(tmp_path / "s", change)
+    with pytest.raises(SessionError, match="makes no sense"):
+        load_ring(llama.lm, tmp_path / "s")

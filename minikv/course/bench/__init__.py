@@ -25,6 +25,8 @@ from minikv.course.bench import (
     ragged,
     scheduler,
     serving,
+    tier_stores,
+    tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
 
@@ -40,6 +42,8 @@ BENCHMARKS = {
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
+    "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
+    "tier-stores": (tier_stores, "what a disk tier could be kept in: SQLite, files, LMDB"),
 }
 
 ON_A_GPU = {
