@@ -5,10 +5,9 @@ Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
-from typing import Any
 
 from minikv import engine, radix, scheduler
 from minikv.blocks import BlockPool
@@ -352,16 +351,18 @@ class Engine(engine.Engine):
         `max_length` tokens, prompt included."""
         raise NotImplementedError("Exercise 07.7: Engine._finishes")
 
-    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
-        """Write a request's or a prompt's tokens with their K and V to a file: see
-        `minikv.tiers.session.save_session`, which also has the options."""
-        from minikv.tiers.session import save_session
 
-        return save_session(self, what, path, **options)
+# ── 07.8 The clock tells ──────────────────────────────────────────────────────────
+def guess_prompt(
+    first_token_ms: Callable[[Seq[int]], float], guesses: Seq[Seq[int]], decoy: Seq[int]
+) -> int | None:
+    """Which of `guesses` another customer has sent: its index, or None if the clock shows none.
 
-    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
-        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
-        `minikv.tiers.session.load_session`."""
-        from minikv.tiers.session import load_session
-
-        return load_session(self, path, cache_salt)
+    first_token_ms(token_ids) sends a prompt to the server and returns the time to its first token.
+    The server caches whatever it is sent.
+    guesses: prompts of one length, each different from the others in its first block. Another
+    customer has sent one of them at most. decoy: a prompt of the same length that nobody has sent,
+    so it takes as long as a miss. The same work may take a quarter more or less time than usual;
+    a guess is a hit if it takes less than half as long as the decoy.
+    """
+    raise NotImplementedError("Exercise 07.8: guess_prompt")

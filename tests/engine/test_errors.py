@@ -54,10 +54,11 @@ BAD_PARAMS = {
     "top_p": [0, 0.0, -0.1, 1.1, INF, NAN, "x", True, None],
     "seed": [-1, 1.5, "x", True],
     "n": [0, -1, 1.5, "x", True, None],
-    "stop": ["text", 5, -1, b"x", None, ("",), (1.5,), (None,), (True,), ([], "ok")],
+    "stop": ["text", 5, -1, b"x", None, ("",), (1.5,), (None,), (True,), ([], "ok"), np.array(5),
+             torch.tensor(5), np.array([[1, 2]])],
     "ignore_eos": [1, 0, None, "yes"],
     "cache_salt": [[], {}, ([],), NAN],
-}
+}  # fmt: skip
 BAD_CONFIG = {
     "num_blocks": [0, -1, 1.5, "x", True, None],
     "block_size": [0, -16, 16.0, "x", True, None],

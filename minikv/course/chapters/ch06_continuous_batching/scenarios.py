@@ -9,7 +9,7 @@ from typing import Any
 
 import minikv
 from minikv import Plan, SamplingParams, Sequence
-from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy
+from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
@@ -796,6 +796,7 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
             raise Wrong(f"{len(texts)} requests of {new} tokens are not done after {steps} steps")
     for text, request_id in zip(texts, ids, strict=True):
         found, right = outputs[request_id], oracle(text, new)
+        witness(found)
         if found != right:
             raise Wrong(
                 f"{text!r} continues with {lm.decode(found)!r}, expected {lm.decode(right)!r}"

@@ -162,6 +162,12 @@ class CrashingFolder:
             raise self.fails[1](f"{operation} failed")
 
 
+def evict_all(engine: minikv.Engine) -> None:
+    """Let every block leave the device that no running request holds."""
+    assert engine.cache is not None
+    engine.cache.evict(engine.config.num_blocks)
+
+
 def prefixes(text: str) -> Sequence[str]:
     """The names of a text's blocks, one letter each: "ABC" has A, AB and ABC."""
     return [text[: end + 1] for end in range(len(text))]

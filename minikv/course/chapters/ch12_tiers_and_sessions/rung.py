@@ -3,22 +3,24 @@
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 from minikv.config import EngineConfig
+from minikv.course.chapters.ch12_tiers_and_sessions.given import evict_all
 from minikv.course.measure.running_table import Run
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 IDEA = "what is evicted goes one tier down, and a conversation outlives its process"
-SETTINGS = dict(num_blocks=64, attention="torch")  # as the other rungs in the engine
+SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch")  # as other rungs
 
 
 def run_from_host(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
     """The prompt was asked for before, and has been evicted to the host."""
     engine = Engine(lm, EngineConfig(host_blocks=64, **SETTINGS))
     engine.generate(prompt_ids, SamplingParams(max_tokens=1))
-    engine.cache.evict(engine.config.num_blocks)
+    evict_all(engine)
     return run(engine, prompt_ids, max_tokens)
 
 

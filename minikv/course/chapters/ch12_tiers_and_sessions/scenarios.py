@@ -11,10 +11,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 import minikv
+from minikv.blocks import BlockPool
 from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     CrashingFolder,
     Interrupted,
     SmallMachine,
+    evict_all,
     prefixes,
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
@@ -72,7 +74,7 @@ numbers(
 def told(machine: SmallMachine, text: str) -> dict:
     """Where a block's text can be read, by what its place says."""
     place = machine.places[text]
-    seen = {}
+    seen: dict[str, object] = {}
     for name, block, texts, pool in (
         ("device", place.device, machine.device_texts, machine.device),
         ("host", place.host, machine.host_texts, machine.host),
@@ -81,6 +83,12 @@ def told(machine: SmallMachine, text: str) -> dict:
         held = None if block is None else pool.ref_count(block)
         seen[f"holders of {text}'s block on the {name}:"] = held
     return seen
+
+
+def hold(pool: BlockPool, block: int | None) -> None:
+    """One more holder."""
+    assert block is not None
+    pool.acquire(block)
 
 
 def afterwards(machine: SmallMachine, log: Log) -> None:
@@ -123,11 +131,11 @@ def ways_down(mine, program, log: Log) -> None:
     machine = SmallMachine(4, size)
     first = machine.device.allocate()  # so that ids of both pools differ
     for i in range(used):
-        machine.host.acquire(machine.put(f"X{i}", host=True).host)  # in use: is not evicted
+        hold(machine.host, machine.put(f"X{i}", host=True).host)  # in use: is not evicted
     place = machine.put("A", device=True, host=has_copy)
     machine.device.release(first)
     for _ in range(others):
-        machine.device.acquire(place.device)
+        hold(machine.device, place.device)
     log(
         f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} holders; "
         f"{machine.host.num_free} of {size} blocks of the host are free"
@@ -160,7 +168,7 @@ def ways_up(mine, program, log: Log) -> None:
     for text in on_device:
         place = machine.put(text, device=True)
         if in_use:
-            machine.device.acquire(place.device)
+            hold(machine.device, place.device)
     log(
         f"device: {', '.join(on_device) or 'empty'}, {machine.device.num_free} free; host: "
         f"{', '.join(on_host)}, {machine.host.num_free} free; keep={keep}"
@@ -783,7 +791,7 @@ def evict_and_return(lm: minikv.LanguageModel) -> int:
     engine, prompt = small_engine(lm), lm.encode(PROMPT * 4)
     params = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
     engine.generate([prompt], ONE_TOKEN)
-    engine.cache.evict(12)
+    evict_all(engine)
     [output] = engine.generate([prompt], params)
     engine.check()
     same_as_oracle(lm, prompt, output.token_ids)
