@@ -29,7 +29,7 @@ if shutil.which("configurable-http-proxy") is None:
 CONFIG = Path(__file__).parents[2] / "docs" / "teaching" / "hub" / "jupyterhub_config.py"
 FILE = f"exercises/{chapter_of('04').file_name}"
 LIMIT = 300  # seconds for a server to start, on a busy machine
-IDLE = 60  # seconds after which a server is stopped
+IDLE = 90  # seconds after which a server is stopped
 
 
 def free_port():

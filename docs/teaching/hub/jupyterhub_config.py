@@ -40,6 +40,7 @@ c.Spawner.cpu_limit = 2
 if LOCAL:
     c.JupyterHub.spawner_class = "simple"
     c.SimpleLocalProcessSpawner.home_dir_template = str(HERE / "homes" / "{username}")
+    c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
 else:
     c.JupyterHub.spawner_class = "docker"
     c.DockerSpawner.image = "minikv"  # better: by its digest, the same for the whole term
