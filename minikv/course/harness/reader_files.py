@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -50,6 +50,25 @@ def folder() -> Path:
     """The folder of the exercises: $MINIKV_EXERCISES, or the one in the course's folder."""
     named = os.environ.get("MINIKV_EXERCISES")
     return Path(named).absolute() if named else course_folder() / "exercises"
+
+
+@contextmanager
+def in_folder(place: Path) -> Iterator[None]:
+    """Inside, the exercises are those of another folder."""
+    before = os.environ.get("MINIKV_EXERCISES")
+    os.environ["MINIKV_EXERCISES"] = str(place)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINIKV_EXERCISES"]
+        else:
+            os.environ["MINIKV_EXERCISES"] = before
+
+
+def nobodys() -> AbstractContextManager[None]:
+    """Inside, there are no exercises: nobody's code is found and run."""
+    return in_folder(Path(minikv.__file__).parent / "no-folder")
 
 
 def path_of(chapter: Chapter) -> Path:
