@@ -29,7 +29,6 @@ if shutil.which("configurable-http-proxy") is None:
 CONFIG = Path(__file__).parents[2] / "docs" / "teaching" / "hub" / "jupyterhub_config.py"
 FILE = f"exercises/{chapter_of('04').file_name}"
 LIMIT = 300  # seconds for a server to start, on a busy machine
-IDLE = 90  # seconds after which a server is stopped
 
 
 def free_port():
@@ -52,7 +51,6 @@ class Hub:
             "MINIKV_HUB_DATA": str(folder),
             "MINIKV_HUB_URL": self.address,
             "MINIKV_HUB_TOKEN": self.token,
-            "MINIKV_HUB_IDLE": str(IDLE),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         self.log = (folder / "hub.log").open("w")
@@ -157,6 +155,16 @@ def test_the_engine_runs_in_a_students_kernel(hub):
 
 
 def test_an_idle_server_is_stopped_and_its_files_stay(hub):
-    hub.until(lambda: not hub.ready("ada"), "the culler")
+    """By the culler that the hub runs, with a shorter time."""
+    command = [sys.executable, "-m", "jupyterhub_idle_culler", f"--url={hub.address}/hub/api"]
+    culler = subprocess.Popen(
+        [*command, "--timeout=1", "--cull-every=5"],
+        env=os.environ | {"JUPYTERHUB_API_TOKEN": hub.token}, stderr=hub.log,
+    )  # fmt: skip
+    try:
+        hub.until(lambda: not hub.ready("ada"), "the culler")
+    finally:
+        culler.terminate()
+        culler.wait(60)
     hub.start("ada")
     assert hub.file("ada", FILE)["content"] == "# Ada's\n"

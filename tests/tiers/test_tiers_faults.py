@@ -195,7 +195,10 @@ def test_files_with_damage_open_again(tmp_path, caplog):
         fresh, fresh_data = entries_of(rng, 2, 900)
         try:
             again.put_many(fresh)
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # it was damaged, is put aside, and is empty now
+        except (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
+        ):  # it was damaged, is put aside, and is empty now
             again.put_many(fresh)
         assert read(again, fresh_data) == 2
     assert found > 60
