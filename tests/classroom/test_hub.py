@@ -89,8 +89,12 @@ class Hub:
 
     def start(self, user):
         self.ask(f"/hub/api/users/{user}", "POST")
-        self.ask(f"/hub/api/users/{user}/server", "POST")
-        self.until(lambda: self.ready(user), f"the server of {user}")
+
+        def asked_again():  # a server that is just being stopped cannot be started
+            self.ask(f"/hub/api/users/{user}/server", "POST")
+            return self.ready(user)
+
+        self.until(asked_again, f"the server of {user}")
 
     def file(self, user, path, **more):
         return self.ask(f"/user/{user}/api/contents/{path}", **more)
