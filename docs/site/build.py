@@ -15,7 +15,7 @@ from pathlib import Path
 
 import api
 from cells import Pictures, on_site
-from links import FENCE, ROOT, Links, page_of
+from links import FENCE, OUTSIDE, ROOT, Links, page_of
 from shown import exercise_page, file_page, folder_page, title_of
 from tasks import all_exercises
 
@@ -28,9 +28,15 @@ ONLY_README = re.compile(r"<!-- only README -->\n.*?<!-- end -->\n", re.DOTALL)
 
 
 def markdown_files() -> list[str]:
-    """All of docs/, also what comes in later, without what builds the site."""
-    files = (path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md")))
-    return [file for file in files if not file.startswith("docs/site/")]
+    """All of docs/, also what comes in later, a folder's README first. A folder with a `conf.py`
+    is read by a builder of its own: the slides' sources, and this one."""
+    paths = [
+        path
+        for path in ROOT.glob("docs/**/*.md")
+        if not any((folder / "conf.py").exists() for folder in path.parents)
+    ]
+    paths.sort(key=lambda path: (path.parent, path.name != "README.md", path.name))
+    return [path.relative_to(ROOT).as_posix() for path in paths]
 
 
 def contents(notebooks: list[str], exercises: list[str]) -> str:
@@ -90,6 +96,8 @@ def front_matter_gone(text: str) -> str:
 def copy_pictures(folder: Path, text: str, file: str) -> None:
     """The pictures that a page names lie where they lie in the repository."""
     for target in re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", FENCE.sub("", text)):
+        if target.startswith(OUTSIDE):
+            continue
         path, _ = Links(file, set()).resolve(target)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, folder / path)

@@ -71,6 +71,8 @@ class Links:
         def markdown(found: re.Match) -> str:
             mark, words, target = found.groups()
             words = MARKDOWN.sub(markdown, words)
+            if mark and target.startswith(OUTSIDE):
+                return words  # a badge from another machine: its link says what it is
             if mark:
                 return f"![{words}]({self.to(target, '')})"
             return f"[{words}]({self.to(target, '.md')})"
