@@ -1,6 +1,7 @@
 """Python text with colours, and pages made of a file's text."""
 
 import ast
+import json
 import re
 from html import escape
 from pathlib import Path
@@ -35,8 +36,9 @@ def file_page(file: str) -> str:
 
 
 def title_of(folder: str) -> str:
-    """What a chapter is called, as `minikv.course.chapters.title` says it."""
-    return folder[5:].replace("_", " ").capitalize().replace("Kv", "KV")
+    """What a chapter is called in the first line of its notebook: "CPU kernels"."""
+    notebook = json.loads((ROOT / f"notebooks/{folder[2:]}.ipynb").read_text(encoding="utf-8"))
+    return "".join(notebook["cells"][0]["source"]).split("\n")[0].partition(" · ")[2]
 
 
 def exercise_page(file: str) -> str:
