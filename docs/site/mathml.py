@@ -19,7 +19,7 @@ def block(self, node) -> None:
     number = f"({get_node_equation_number(self, node)})" if node["number"] else ""
     # It scrolls on a narrow page, so the keyboard has to reach it.
     self.body.append(
-        f'<div class="math" tabindex="0" role="group" aria-label="formula">'
+        f'<div class="formula" tabindex="0" role="group" aria-label="formula">'
         f"{converted(node.astext(), 'block')}{number}</div>"
     )
 
