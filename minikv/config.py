@@ -73,8 +73,7 @@ class EngineConfig:
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
                 f"every sequence can decode in a step, was {self.max_batch_tokens}"
             )
-        if self.preemption == "swap" and self.host_blocks == 0:
-            raise ValueError("host_blocks: must be at least 1 to swap, was 0")
+        require_int("host_blocks", self.host_blocks, int(self.preemption == "swap"))  # 1 to swap
 
 
 @dataclass(frozen=True)

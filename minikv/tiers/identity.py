@@ -49,7 +49,8 @@ def add_tensors(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The bytes of a tensor, without a copy if it is contiguous and on a CPU."""
-    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(flat)  # type: ignore[arg-type]
 
 
 _known: WeakKeyDictionary[Transformer, str] = WeakKeyDictionary()

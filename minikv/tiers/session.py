@@ -30,6 +30,7 @@ from minikv.outputs import RequestOutput
 from minikv.quant.formats import KVFormat, Pieces, Shapes, format_of
 from minikv.quant.store import part_shapes
 from minikv.sampling import SamplingParams
+from minikv.tiers.blocks import drop_open, parts_of
 from minikv.tiers.folder import Folder, save
 from minikv.tiers.identity import (
     FORMAT,
@@ -40,7 +41,6 @@ from minikv.tiers.identity import (
     model_fingerprint,
     shapes_of,
 )
-from minikv.tiers.tiers import drop_open, parts_of
 
 What = int | str | Seq[int] | RequestOutput
 
@@ -266,7 +266,7 @@ def _insert(
 
 def quantise(kv_format: KVFormat, kv: torch.Tensor) -> dict[str, torch.Tensor]:
     """kv (layers, blocks, block_size, 2, K, D) -> the parts of a quantised store."""
-    parts = {}
+    parts: dict[str, torch.Tensor] = {}
     for name, one, x in _pair(kv_format, kv):
         parts |= {f"{name}_{piece}": values for piece, values in one.encode(x).items()}
     return parts

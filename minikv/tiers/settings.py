@@ -16,10 +16,11 @@ def join(runner: Runner, config: EngineConfig, parts: tuple) -> tuple[Any, tuple
     check_settings(config)
     if not config.prefix_cache:
         return None, parts
-    from minikv.tiers.tiers import Tiers  # here, because it is much
+    from minikv.tiers.joined import joined  # here, because it is much
+    from minikv.tiers.tiers import Tiers
 
     tiers = Tiers(runner, config)
-    return tiers, tiers.watch(*parts)
+    return tiers, joined(tiers, *parts)
 
 
 def check_settings(config: EngineConfig) -> None:

@@ -8,9 +8,9 @@
 Each tier drops its least recently used first; what the last tier drops is forgotten. A block that
 was brought back stays in the lower tiers as well: evicted again, it need not be copied.
 
-Going down: `TieredPool` sees that the last holder of a named block lets go. That happens while a
-step is planned, so the copy waits until the plan is complete and is made before it runs: until
-then nothing overwrites the block.
+Going down: the pool (`joined`) sees that the last holder of a named block lets go. That happens
+while a step is planned, so the copy waits until the plan is complete and is made before it runs:
+until then nothing overwrites the block.
 
 Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could
 be admitted. What is on the host is copied into the tree, where the scheduler finds it like every
@@ -28,23 +28,21 @@ from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-import torch
-
 import minikv
 from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks
-from minikv.paged import KVStore
 from minikv.quant.settings import parse_bytes
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
 from minikv.tiers import entry
+from minikv.tiers.blocks import parts_of, read_block, write_block
 from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch
 from minikv.tiers.disk import DiskTier
 from minikv.tiers.host import HostPool
-from minikv.tiers.identity import bytes_of, model_fingerprint
+from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
 from minikv.tiers.store import Background, Fetch, Unpack
@@ -95,18 +93,6 @@ class Tiers:
             tier = DiskTier(config.disk_path, max_bytes)
             self.disk = Background(tier)
             finalize(self, self.disk.close)
-
-    # ── The parts of the engine that tell the tiers what happens ──────────────
-
-    def watch(self, block_pool: type, prefix_cache: type, scheduler: type, policy: Any) -> tuple:
-        """The same kinds of parts, joined to these tiers. Raises ValueError for one that is no
-        class."""
-        for name, part in (
-            ("block_pool", block_pool), ("prefix_cache", prefix_cache), ("scheduler", scheduler)
-        ):  # fmt: skip
-            if not isinstance(part, type):
-                raise ValueError(f"{name}: with host_blocks it must be a class, was {part!r}")
-        return (*joined(self, block_pool, prefix_cache, scheduler), policy)
 
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps what it has: its entries are named
@@ -202,7 +188,9 @@ class Tiers:
         if block_id in self.going_down:
             self.copy_down()
         if self.disk is not None and name not in self.disk:
-            self.disk.put(name, entry.pack(self.identity, name, self.read(block_id)))
+            self.disk.put(
+                name, entry.pack(self.identity, name, read_block(self.host_store, block_id))
+            )
 
     def _write_through(self, block_ids: Seq[int]) -> None:
         """Copy new blocks of the tree to the host, and to the disk, at once."""
@@ -241,7 +229,7 @@ class Tiers:
         if self.host.num_named == 0 and (self.disk is None or not self.disk.known):
             return []
         budget = max(1, self.config.max_batch_tokens // self.config.block_size)
-        room = scheduler.pool.num_free + scheduler.cache.num_evictable_blocks
+        room = self.pool.num_free + self.cache.num_evictable_blocks
         room -= len(scheduler.running)
         held: list[Sequence] = []
         seats = max(0, self.config.max_num_seqs - len(scheduler.running))
@@ -268,7 +256,7 @@ class Tiers:
         self, sequence: Sequence, state: Returning, scheduler: Scheduler, budget: int, room: int
     ) -> tuple[int, int, bool]:
         """(blocks copied, blocks that the sequence will need, whether it has to wait)."""
-        size, cache = self.config.block_size, scheduler.cache
+        size, cache = self.config.block_size, self.cache
         if state.fetch is not None and not self._has_arrived(state):
             return 0, 0, True
         token_ids, salt = sequence.token_ids, sequence.request.params.cache_salt
@@ -313,7 +301,7 @@ class Tiers:
     def _copy_up(self, sequence: Sequence, match: MatchResult, names: list[Name]) -> int:
         """Copy these host blocks into the tree, behind `match`; returns how many."""
         cache, pool = self.cache, self.pool
-        sources = [self.host.find(name) for name in names]
+        sources = [block for block in map(self.host.find, names) if block is not None]
         for block_id in sources:  # before room is made: that may demote, and push out these
             self.host.acquire(block_id)
         cache.lock(match.node)
@@ -325,9 +313,14 @@ class Tiers:
                 cache.evict(short)
             self.copy_down()  # what was evicted, before anything is written over it
             for source in sources[: pool.num_free]:
-                place = Place(None, source)
-                promote(place, pool, self.host, lambda *pair: pairs.append(pair), keep=True)
-                new.append(place.device)
+                promote(
+                    Place(None, source),
+                    pool,
+                    self.host,
+                    lambda *pair: pairs.append(pair),
+                    keep=True,
+                )
+                new.append(pairs[-1][1])
             started = perf_counter()
             self.host_store.copy_to(self.store, pairs)
             seconds = perf_counter() - started
@@ -372,7 +365,7 @@ class Tiers:
                 block_id = self.host.allocate()
             except OutOfBlocks:
                 break
-            self.write(block_id, data)
+            write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
         return True
 
@@ -404,22 +397,6 @@ class Tiers:
             if fetch is not None:
                 fetch.done.wait(0.05)
                 return
-
-    # ── Bytes ─────────────────────────────────────────────────────────────────
-
-    def read(self, block_id: int) -> bytes:
-        """The bytes of a host block: all its parts, one after the other."""
-        return read_block(self.host_store, block_id)
-
-    def write(self, block_id: int, data: memoryview) -> None:
-        """Fill a host block with the bytes that `read` gave."""
-        drop_open(self.host_store, block_id)
-        flat, start = torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
-        for part in parts_of(self.host_store).values():
-            block = part[:, block_id]
-            end = start + block.numel() * block.element_size()
-            block.copy_(flat[start:end].view(part.dtype).view(block.shape))
-            start = end
 
     def _unpacker(self) -> Unpack:
         """What opens entries: with the identity of now, whatever the weights are by then."""
@@ -471,94 +448,3 @@ class Tiers:
 
     cache: RadixCache
     pool: BlockPool
-
-
-def parts_of(store: KVStore) -> dict[str, torch.Tensor]:
-    """Everything that a store keeps of a block, by name: tensors (num_layers, num_blocks, …)."""
-    return getattr(store, "parts", None) or {"kv": store.blocks}
-
-
-def drop_open(store: KVStore, block_id: int) -> None:
-    """Before a block is filled from outside: keys that wait for it to be full are another's."""
-    open_keys = getattr(store, "open", None)
-    if open_keys is not None:
-        open_keys.drop(block_id)
-
-
-def read_block(store: KVStore, block_id: int) -> bytes:
-    return b"".join(bytes_of(part[:, block_id]) for part in parts_of(store).values())
-
-
-def joined(tiers: Tiers, block_pool: type, prefix_cache: type, scheduler: type) -> tuple:
-    """Subclasses of an engine's parts that tell its tiers what they need to know."""
-
-    class TieredPool(block_pool):  # type: ignore[misc]
-        """Hands a named block to the tiers when its last holder lets go."""
-
-        def __init__(self, num_blocks: int):
-            super().__init__(num_blocks)
-            tiers.start_over()
-            tiers.pool = self
-
-        def release(self, block_id: int) -> None:
-            if self.ref_count(block_id) == 1:
-                tiers.let_go(block_id, super())
-            else:
-                super().release(block_id)
-
-    class TieredCache(prefix_cache):  # type: ignore[misc]
-        """Names the blocks that are inserted."""
-
-        def __init__(self, pool: BlockPool, block_size: int):
-            super().__init__(pool, block_size)
-            tiers.cache = self
-
-        def insert(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None):
-            result = super().insert(token_ids, block_ids, salt)
-            tiers.name(token_ids, result.block_ids, salt)
-            return result
-
-        def clear(self) -> None:
-            """Forget everything on the device and on the host."""
-            tiers.names.clear()
-            tiers.host.forget_all()
-            super().clear()
-
-        def check(self) -> None:
-            super().check()
-            tiers.check()
-
-    class TieredScheduler(scheduler):  # type: ignore[misc]
-        """Brings blocks back before it plans, and leaves out who still waits for some."""
-
-        def __init__(self, *arguments, **more):
-            super().__init__(*arguments, **more)
-            self.host_pool = tiers.host
-            self.may_wait = True
-
-        def schedule(self) -> Plan:
-            plan, held = self._schedule()
-            while held and self.may_wait and not (plan.sequences or self.running):
-                tiers.runner.move_blocks(plan)  # before anything is brought back over them
-                tiers.wait(held)
-                plan, held = self._schedule()
-            return plan
-
-        def schedule_without(self, leaving: list[Sequence]) -> Plan:
-            self.may_wait = False  # a step is under way
-            plan = super().schedule_without(leaving)
-            self.may_wait = True
-            return plan
-
-        def _schedule(self) -> tuple[Plan, list[Sequence]]:
-            with tiers.planning():
-                held = tiers.bring_back(self)
-                for sequence in held:
-                    self.waiting.remove(sequence)
-                plan = super().schedule()
-            tiers.measure(plan)
-            for sequence in held:
-                self.add(sequence)
-            return plan, held
-
-    return TieredPool, TieredCache, TieredScheduler

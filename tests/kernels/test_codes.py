@@ -239,7 +239,7 @@ def test_forks_and_preemption(llama, kv_dtype, ahead):
     for attention in ("torch", "triton"):
         engine = Engine(lm, EngineConfig(
             attention=attention, kv_dtype=kv_dtype, num_blocks=5, block_size=4, max_num_seqs=4,
-            max_batch_tokens=16, prefix_cache=False, preemption="swap", swap_blocks=8,
+            max_batch_tokens=16, prefix_cache=False, preemption="swap", host_blocks=8,
         ))  # fmt: skip
         if ahead:
             run_ahead(engine)

@@ -312,7 +312,8 @@ TRACES = [
     dict(host_blocks=10), dict(host_blocks=40, preemption="swap"),
     dict(host_blocks=3, disk=True), dict(host_blocks=12, disk=True, preemption="swap"),
     dict(host_blocks=12, disk=True, write_through=True), dict(host_blocks=9, disk=True, ahead=True),
-    dict(host_blocks=2, preemption="swap", ahead=True), dict(host_blocks=8, disk=True, block_size=3),
+    dict(host_blocks=2, preemption="swap", ahead=True),
+    dict(host_blocks=8, disk=True, block_size=3),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from helpers import generate
 from tiers_case import PROMPT, TINY, documents_of, engine_over, fill, params, prompts_of
 
 from minikv.tiers import entry, store, tiers
+from minikv.tiers.blocks import parts_of, read_block, write_block
 from minikv.tiers.disk import FILE, DiskTier
 from minikv.tiers.folder import Folder, save
 from minikv.tiers.names import identity_of
@@ -195,7 +196,10 @@ def test_files_with_damage_open_again(tmp_path, caplog):
         fresh, fresh_data = entries_of(rng, 2, 900)
         try:
             again.put_many(fresh)
-        except (sqlite3.DatabaseError, UnicodeDecodeError):  # it was damaged, is put aside, and is empty now
+        except (
+            sqlite3.DatabaseError,
+            UnicodeDecodeError,
+        ):  # it was damaged, is put aside, and is empty now
             again.put_many(fresh)
         assert read(again, fresh_data) == 2
     assert found > 60
@@ -285,11 +289,12 @@ def test_store_of_torch_tensors_is_untouched_by_a_write(tmp_path, engine_of):
     """Bytes of a block, out and in again, for every kind of part."""
     for kv_dtype in ("auto", "int8", "int4"):
         engine = engine_of(host_blocks=4, kv_dtype=kv_dtype)
-        parts = tiers.parts_of(engine.runner.host_store)
+        parts = parts_of(engine.runner.host_store)
         for part in parts.values():
             part.view(torch.uint8).random_(256)
         before = {name: part[:, 1].clone() for name, part in parts.items()}
-        engine.tiers.write(2, memoryview(engine.tiers.read(1)))
+        host = engine.runner.host_store
+        write_block(host, 2, memoryview(read_block(host, 1)))
         for name, part in parts.items():
             same = part[:, 2].contiguous().view(torch.uint8)
             assert torch.equal(same, before[name].contiguous().view(torch.uint8))

@@ -6,14 +6,20 @@ returning   one conversation comes back after everything was evicted: computed a
             the host, fetched from the disk (which the system may have in memory)
 no hits     prompts that have nothing in common: what the tiers cost where they give nothing
 trace       hit blocks of a trace, or of generated conversations without --trace, by tier
+bytes       real K and V of tinypy, as they are and quantised, through general compressors: a ratio
+            pays where the disk is slower than the compressor
+sizes       block sizes from 1 to 256 on the same conversations: slots left empty, entries of block
+            tables, and hits lost because only whole blocks are shared
 
 Weights are random; they are as large as --hidden and --layers make them, for tinypy's prefill is
 too short to be worth fetching anything.
 """
 
 import argparse
+import lzma
 import random
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,9 +34,10 @@ import torch
 import minikv
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.measure.tier_hits import tier_hits
-from minikv.course.measure.timing import no_gc
-from minikv.course.measure.workload import read_trace
+from minikv.course.measure.timing import no_gc, timed
+from minikv.course.measure.workload import chat_like, read_trace, write_code
 from minikv.model import Transformer
+from minikv.tiers.blocks import read_block
 
 SIZE = 16  # tokens per block
 TRACE_SIZES = (1_000, 10_000, 50_000)  # blocks of 512 tokens
@@ -43,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--conversations", type=positive, default=6)
     parser.add_argument("--turns", type=positive, default=3)
     parser.add_argument("--trace", type=Path, help="jsonl with hash_ids, as Mooncake's")
-    parser.add_argument("--only", nargs="+", default=("served", "returning", "no-hits", "trace"))
+    parser.add_argument("--only", nargs="+", default=tuple(PARTS), choices=tuple(PARTS))
 
 
 def run(args: argparse.Namespace) -> BenchTable:
@@ -54,9 +61,8 @@ def run(args: argparse.Namespace) -> BenchTable:
         f"a random model of {num_weights(lm) / 1e6:.0f} million weights, {per_token:,} bytes of K "
         f"and V per token, blocks of {SIZE}"
     )
-    steps = {"served": served, "returning": returning, "no-hits": no_hits, "trace": trace}
     for name in args.only:
-        steps[name](table, lm, args)
+        PARTS[name](table, lm, args)
     return table
 
 
@@ -135,8 +141,8 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         row = {
             "what": "served", "way": way,
             "hit rate": Spread([one.hit_rate for one in results]),
-            "first token P50, s": Spread([quantiles(one.first_token, n=100)[49] for one in results]),
-            "first token P99, s": Spread([quantiles(one.first_token, n=100)[98] for one in results]),
+            "first token P50, s": Spread([percent(one.first_token, 50) for one in results]),
+            "first token P99, s": Spread([percent(one.first_token, 99) for one in results]),
             "tokens/s": Spread([one.tokens_per_second for one in results]),
         }  # fmt: skip
         goal = None
@@ -147,6 +153,10 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
             )
             goal = Aim("hits of unlimited", ">=", 1.0)
         table.add(row, goal)
+
+
+def percent(values: list[float], rank: int) -> float:
+    return quantiles(values, n=100, method="inclusive")[rank - 1]
 
 
 # ── Returning ─────────────────────────────────────────────────────────────────
@@ -173,6 +183,7 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
             message = [rng.randrange(1, lm.config.vocab_size) for _ in range(SIZE)]
             for way in list(engines)[:: 1 if turn % 2 else -1]:
                 engine = engines[way]
+                assert engine.cache is not None
                 engine.cache.evict(engine.cache.num_cached_blocks)
                 if way == "disk":
                     engine.tiers.disk.wait()
@@ -251,6 +262,82 @@ def trace(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace)
         table.add(row)
 
 
+# ── Bytes ─────────────────────────────────────────────────────────────────────
+
+
+def compressed(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """Bytes of K and V of real text before and after each compressor."""
+    tinypy = minikv.load("tinypy")
+    prompt = write_code(tinypy, 512)
+    compressors: dict[str, tuple[Any, Any]] = {
+        "zlib, level 1": (partial(zlib.compress, level=1), zlib.decompress),
+        "zlib, level 6": (zlib.compress, zlib.decompress),
+        "zlib, level 1, bytes in planes": (
+            lambda data: zlib.compress(planes(data), 1), lambda data: zlib.decompress(data)
+        ),
+        "lzma": (partial(lzma.compress, preset=1), lzma.decompress),
+    }  # fmt: skip
+    full = tinypy.config.kv_bytes_per_token(tinypy.dtype) * SIZE
+    for kv_dtype in ("auto", "int8", "int4"):
+        config = minikv.EngineConfig(num_blocks=40, kv_dtype=kv_dtype, attention="torch")
+        engine = minikv.Engine(tinypy, config)
+        engine.generate([prompt], minikv.SamplingParams(max_tokens=1))
+        assert engine.cache is not None
+        blocks = [read_block(engine.store, block_id) for block_id in engine.cache.block_ids()]
+        size = sum(map(len, blocks))
+        for name, (pack, unpack) in compressors.items():
+            packed: list[bytes] = []
+            down: list[float] = []
+            up: list[float] = []
+            for _ in range(args.repeats):
+                seconds, packed = timed(partial(all_of, pack, blocks))
+                down.append(size / seconds / 1e6)
+                seconds, _ = timed(partial(all_of, unpack, packed))
+                up.append(size / seconds / 1e6)
+            small = sum(map(len, packed))
+            table.add({
+                "what": f"bytes: {'float32' if kv_dtype == 'auto' else kv_dtype}", "way": name,
+                "ratio": size / small, "ratio to float32": full * len(blocks) / small,
+                "compress, MB/s": Spread(down), "decompress, MB/s": Spread(up),
+            })  # fmt: skip
+
+
+def all_of(change: Any, blocks: list[bytes]) -> list[bytes]:
+    return [change(block) for block in blocks]
+
+
+def planes(data: bytes) -> bytes:
+    """The first byte of every four, then the second ones, …: exponents beside exponents."""
+    return b"".join(data[first::4] for first in range(4))
+
+
+# ── Block sizes ───────────────────────────────────────────────────────────────
+
+
+def block_sizes(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """What a block size costs and gives, by counting."""
+    more = argparse.Namespace(conversations=24, turns=6)
+    prompts = conversations(lm, more, 0)
+    lengths = [one.prompt + one.output for one in chat_like(2_000)]
+    seen: dict[int, set] = {}
+    hits: dict[int, int] = {}
+    for size in (1, 4, 16, 32, 64, 128, 256):
+        seen[size], hits[size] = set(), 0
+        for prompt in prompts:
+            # One message of these is 96 tokens: a size that does not divide it loses an end.
+            names = [hash(tuple(prompt[:end])) for end in range(size, len(prompt), size)]
+            found = next((i for i, name in enumerate(names) if name not in seen[size]), len(names))
+            hits[size] += found * size
+            seen[size].update(names)
+        slots = sum(-(-length // size) * size for length in lengths)
+        table.add({
+            "what": "sizes", "way": f"{size} tokens",
+            "slots left empty, %": 100 * (1 - sum(lengths) / slots),
+            "table entries per 1,000 tokens": 1000 * slots / size / sum(lengths),
+            "hits of size 1": hits[size] / hits[1],
+        })  # fmt: skip
+
+
 # ── Models and engines ────────────────────────────────────────────────────────
 
 
@@ -300,3 +387,9 @@ def num_weights(lm: minikv.LanguageModel) -> int:
     attention = c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)
     layer = attention + 3 * c.hidden_size * c.intermediate_size
     return c.vocab_size * c.hidden_size + c.num_layers * layer
+
+
+PARTS = {
+    "served": served, "returning": returning, "no-hits": no_hits, "trace": trace,
+    "bytes": compressed, "sizes": block_sizes,
+}  # fmt: skip
