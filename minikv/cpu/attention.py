@@ -11,10 +11,11 @@ from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
 # Steps of at most this many tokens run as one program. With more, starting operations from Python
-# costs little beside the arithmetic, in which oneDNN is nearly twice as fast as our loop. Measured
-# on tinypy and a 2-core Xeon: at 32 tokens, 2 threads, `bench decode` gave 1.2 times as many tokens
-# per second with oneDNN's products; at 8, on 1 thread, a step took 4.0 ms against 6.3 with them.
-FEW = 16
+# costs little beside the arithmetic, and oneDNN cuts large products to fit each cache. Measured on
+# a 2-core Xeon, one thread, by processor time: one program takes 0.77 of the time with oneDNN's
+# products at 32 tokens of tinypy, 0.80 at 128; on a model with layers of 47 MB 0.91 at 32 tokens,
+# 1.06 at 128 and 1.25 at 500.
+FEW = 64
 
 
 class CpuAttention(AttentionBackend):

@@ -17,6 +17,7 @@ from numba import njit
 
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
 from minikv.cpu.compiler import keep, kernel
+from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
 
@@ -39,56 +40,36 @@ def rms_norm(x, weight, eps, out):
 
 
 @kernel
-def matmul(x, weight, out, add, first, last):
-    """out[:, first:last] = x weight[first:last]^T, added to what is there if `add`.
+def matmul(x, panels, out, to, add, first, last):
+    """out[:, to + first : to + last] = x times the weight's outputs first to last, added to what
+    is there if `add`.
 
-    x (T, I), weight (O, I), out (T, O). A value that is loaded is used four times: four rows of
-    the weight meet four rows of x, and their 16 sums stay in registers.
+    x (T, I), panels (O / LANES, I, LANES) (see `tiles`), out (T, any). `first` is a multiple of
+    UNIT, and so is `last`, but for the end.
+
+    A panel stays in the first cache while all rows of x meet it, so the weight comes from memory
+    once. The rows are cut evenly: 16 are 8 and 8, and not 12 and 4.
     """
-    num_rows, size = x.shape
-    fours = num_rows // 4 * 4
-    o = first
-    while o + 4 <= last:
-        w0, w1, w2, w3 = weight[o], weight[o + 1], weight[o + 2], weight[o + 3]
-        for t in range(0, fours, 4):
-            x0, x1, x2, x3 = x[t], x[t + 1], x[t + 2], x[t + 3]
-            s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = zero
-            s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = zero
-            for i in range(size):
-                a, b, c, d = w0[i], w1[i], w2[i], w3[i]
-                p, q, r, s = x0[i], x1[i], x2[i], x3[i]
-                s00, s01, s02, s03 = s00 + p * a, s01 + p * b, s02 + p * c, s03 + p * d
-                s10, s11, s12, s13 = s10 + q * a, s11 + q * b, s12 + q * c, s13 + q * d
-                s20, s21, s22, s23 = s20 + r * a, s21 + r * b, s22 + r * c, s23 + r * d
-                s30, s31, s32, s33 = s30 + s * a, s31 + s * b, s32 + s * c, s33 + s * d
-            _store4(out[t], o, add, s00, s01, s02, s03)
-            _store4(out[t + 1], o, add, s10, s11, s12, s13)
-            _store4(out[t + 2], o, add, s20, s21, s22, s23)
-            _store4(out[t + 3], o, add, s30, s31, s32, s33)
-        for t in range(fours, num_rows):
-            row = x[t]
-            s0 = s1 = s2 = s3 = zero
-            for i in range(size):
-                v = row[i]
-                s0, s1, s2, s3 = s0 + v * w0[i], s1 + v * w1[i], s2 + v * w2[i], s3 + v * w3[i]
-            _store4(out[t], o, add, s0, s1, s2, s3)
-        o += 4
-    while o < last:  # at most three rows of the weight are left
-        weights = weight[o]
-        for t in range(num_rows):
-            row = x[t]
-            total = out[t, o] if add else zero
-            for i in range(size):
-                total += row[i] * weights[i]
-            out[t, o] = total
-        o += 1
+    num_rows = len(x)
+    sums = np.empty((ROWS, UNIT), np.float32)
+    for o in range(first, last, UNIT):
+        width = min(UNIT, last - o)
+        row, num_tiles = 0, (num_rows + ROWS - 1) // ROWS
+        while row < num_rows:
+            count = (num_rows - row + num_tiles - 1) // num_tiles
+            tile(x, row, count, panels, o // LANES, sums)
+            for r in range(count):
+                target, found = out[row + r, to + o : to + o + width], sums[r]
+                if add:
+                    for i in range(width):
+                        target[i] += found[i]
+                else:
+                    for i in range(width):
+                        target[i] = found[i]
+            row, num_tiles = row + count, num_tiles - 1
 
 
-@kernel
-def _store4(row, o, add, s0, s1, s2, s3):
-    if add:
-        s0, s1, s2, s3 = s0 + row[o], s1 + row[o + 1], s2 + row[o + 2], s3 + row[o + 3]
-    row[o], row[o + 1], row[o + 2], row[o + 3] = s0, s1, s2, s3
+UNIT = PANELS * LANES  # outputs that are computed together
 
 
 @kernel
@@ -142,11 +123,14 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     last `window` keys, all of them if that is 0. Item i is KV head i % K of sequence i // K:
     items first to last are computed, of S * K.
 
-    A block's K and V come from memory once, for all query heads that read them.
+    K and V come from memory once, for all query heads that read them: SPAN keys at a time, which
+    the caches keep while they are used.
     """
     block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
     group = out.shape[1] // kv_heads
-    scaled, acc, top, total, scores = _scratch(out.shape[1], head_dim, block_size)
+    scaled, acc, top, total = _scratch(out.shape[1], head_dim)
+    span = max(SPAN // block_size, 1)  # in blocks
+    scores = np.empty((out.shape[1], span * block_size + KEYS), np.float32)
     item = first
     while item < last:  # all heads of a sequence that are ours, together: a token's K and V of all
         row, kv_head = item // kv_heads, item % kv_heads  # heads lie side by side
@@ -158,14 +142,29 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
         for g in range(num_heads):
             _begin(q[row, head + g], scaled[g], acc[g])
             top[g], total[g] = -np.inf, zero
-        for index in range(start // block_size, (end + block_size - 1) // block_size):
-            begin = index * block_size
-            lo, hi = max(start - begin, 0), min(end - begin, block_size)
-            block = kv[block_tables[row, index]]
-            for g in range(num_heads):
-                _fold(scaled[g], block, kv_head + g // group, lo, hi, g, scores, top, total, acc[g])
+        num_blocks = (end + block_size - 1) // block_size
+        for begin in range(start // block_size, num_blocks, span):
+            blocks = range(begin, min(begin + span, num_blocks))
+            for g in range(0, num_heads, group):
+                count = 0
+                for index in blocks:
+                    lo, hi = max(start - index * block_size, 0), end - index * block_size
+                    rows = _rows(kv, block_tables[row, index], kv_head + g // group, lo, hi)
+                    _dot_keys(scaled, g, group, kv, rows, scores, count)
+                    count += rows.num_rows
+                for i in range(g, g + group):
+                    _soften(scores[i, :count], 0, count, i, top, total, acc[i])
+                count = 0
+                for index in blocks:
+                    lo, hi = max(start - index * block_size, 0), end - index * block_size
+                    rows = _rows(kv, block_tables[row, index], kv_head + g // group, lo, hi)
+                    _add_values(scores, count, g, group, kv, rows, acc)
+                    count += rows.num_rows
         for g in range(num_heads):
             _finish(acc[g], total[g], out[row, head + g])
+
+
+SPAN = 64  # keys whose scores are computed before the values are read
 
 
 @kernel
@@ -176,52 +175,57 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
     q (T, H or more, D), out (T, H, D), query_start (S + 1,), counted from the batch's start; the
     rest as in `attend_decode`. Items first to last are computed, of S * K.
 
-    For many queries this is two matrix products, so a few blocks at a time are laid out for them,
-    the values turned over. They are read once for a tile of queries of all heads of the group.
+    For many queries this is two matrix products, so a few blocks at a time are laid out for them
+    in panels. They are read once for a tile of queries of all heads of the group.
     """
     kv_heads, head_dim = kv.shape[3], kv.shape[4]
     group = out.shape[1] // kv_heads
-    scaled, acc, top, total, _ = _scratch(TILE * group, head_dim, 1)
-    keys, values = np.zeros((KEYS, head_dim), np.float32), np.zeros((head_dim, KEYS), np.float32)
-    scores = np.empty((TILE * group, KEYS), np.float32)
+    scaled, acc, top, total = _scratch(TILE * group, head_dim)
+    keys = np.zeros((COLUMNS // LANES, head_dim, LANES), np.float32)
+    num_panels = (head_dim + UNIT - 1) // UNIT * PANELS
+    values = np.zeros((num_panels, COLUMNS, LANES), np.float32)
+    scores = np.empty((TILE * group, COLUMNS), np.float32)
     for item in range(first, last):
         row, kv_head = item // kv_heads, item % kv_heads
         end_of_chunk = query_start[row + 1]
-        for tile in range(query_start[row], end_of_chunk, TILE):
-            num_queries = min(TILE, end_of_chunk - tile)
+        for query in range(query_start[row], end_of_chunk, TILE):
+            num_queries = min(TILE, end_of_chunk - query)
             num_rows = num_queries * group
-            seen = context_lens[row] - end_of_chunk + tile + 1  # positions for the first query
+            seen = context_lens[row] - end_of_chunk + query + 1  # positions for the first query
             for r in range(num_rows):
-                _begin(q[tile + r // group, kv_head * group + r % group], scaled[r], acc[r])
+                _begin(q[query + r // group, kv_head * group + r % group], scaled[r], acc[r])
                 top[r], total[r] = -np.inf, zero
             start, end = max(seen - window, 0) if window > 0 else 0, seen + num_queries - 1
-            for begin in range(start, end, KEYS):
-                count = min(KEYS, end - begin)
+            for begin in range(start, end, COLUMNS):
+                count = min(COLUMNS, end - begin)
                 _lay_out(kv, block_tables[row], kv_head, begin, count, keys, values)
-                matmul(scaled[:num_rows], keys, scores, False, 0, count)
+                matmul(scaled[:num_rows], keys, scores, 0, False, 0, count)
                 for r in range(num_rows):
                     hi = min(seen + r // group - begin, count)
                     lo = max(seen + r // group - window - begin, 0) if window > 0 else 0
                     _soften(scores[r], lo, hi, r, top, total, acc[r])
-                matmul(scores[:num_rows], values, acc, True, 0, head_dim)
+                matmul(scores[:num_rows], values, acc, 0, True, 0, head_dim)
             for r in range(num_rows):
-                _finish(acc[r], total[r], out[tile + r // group, kv_head * group + r % group])
+                _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
 
-TILE, KEYS = 32, 64  # queries, and keys, that meet in one product
+TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
 
 
 @kernel
 def _lay_out(kv, table, kv_head, begin, count, keys, values):
-    """Copy the K and V of `count` positions from `begin` on: keys (KEYS, D), values (D, KEYS)."""
+    """Copy the K and V of `count` positions from `begin` on into panels: of keys, whose inputs are
+    channels, and of channels, whose inputs are keys. Values after the last are 0, not what an
+    earlier call left: their weight is 0, and 0 times NaN is NaN."""
     block_size, head_dim = kv.shape[1], kv.shape[4]
     for t in range(count):
         position = begin + t
         block, slot = table[position // block_size], position % block_size
-        k, v, key = kv[block, slot, 0, kv_head], kv[block, slot, 1, kv_head], keys[t]
+        k, v, key = kv[block, slot, 0, kv_head], kv[block, slot, 1, kv_head], keys[t // LANES]
         for d in range(head_dim):
-            key[d] = k[d]
-            values[d, t] = v[d]
+            key[d, t % LANES] = k[d]
+            values[d // LANES, t, d % LANES] = v[d]
+    values[:, count:] = zero
 
 
 @kernel
@@ -283,12 +287,11 @@ def norm_heads(heads, first, last, weight, eps):
 
 
 @kernel
-def _scratch(rows, head_dim, block_size):
-    """Scaled queries and sums of `rows` running softmaxes, and the scores of one block."""
+def _scratch(rows, head_dim):
+    """Scaled queries, and sums of `rows` running softmaxes."""
     scaled = np.empty((rows, head_dim), np.float32)
     acc = np.empty((rows, head_dim), np.float32)
-    top, total = np.empty(rows, np.float32), np.empty(rows, np.float32)
-    return scaled, acc, top, total, np.empty(block_size, np.float32)
+    return scaled, acc, np.empty(rows, np.float32), np.empty(rows, np.float32)
 
 
 @kernel
@@ -301,44 +304,57 @@ def _begin(query, scaled, acc):
         acc[d] = zero
 
 
-@kernel
-def _fold(q, block, kv_head, lo, hi, row, scores, top, total, acc):
-    """Fold the keys lo to hi of a block into a running softmax (Milakov and Gimelshein, 2018).
+class Rows(NamedTuple):
+    """The keys or the values of one head in one block: row t begins at begin + t * stride."""
 
-    q (D,), scaled; block (block_size, 2, K, D). top[row] is the largest score so far, total[row]
-    the sum of exp(score - top), acc (D,) the sum of exp(score - top) v.
-    """
-    head_dim = q.shape[0]
-    highest = top[row]
-    for t in range(lo, hi):
-        k = block[t, 0, kv_head]
-        score = zero
-        for d in range(head_dim):
-            score += q[d] * k[d]
-        scores[t] = score
-        highest = max(highest, score)
-    if highest > top[row]:
-        shrink = exp(top[row] - highest)
-        total[row] *= shrink
-        for d in range(head_dim):
-            acc[d] *= shrink
-        top[row] = highest
-    for t in range(lo, hi):
-        scores[t] = exp(scores[t] - highest)
-        total[row] += scores[t]
-    t = lo
-    while t + 4 <= hi:  # four values for each time that the sum is loaded and stored
-        p0, p1, p2, p3 = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
-        v0, v1 = block[t, 1, kv_head], block[t + 1, 1, kv_head]
-        v2, v3 = block[t + 2, 1, kv_head], block[t + 3, 1, kv_head]
-        for d in range(head_dim):
-            acc[d] += p0 * v0[d] + p1 * v1[d] + p2 * v2[d] + p3 * v3[d]
-        t += 4
-    while t < hi:
-        p, v = scores[t], block[t, 1, kv_head]
-        for d in range(head_dim):
-            acc[d] += p * v[d]
-        t += 1
+    keys: int
+    values: int
+    stride: int
+    num_rows: int
+
+
+@kernel
+def _rows(kv, block_id, kv_head, lo, hi):
+    """The slots lo to hi of a block, which ends perhaps before hi."""
+    block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    stride = 2 * kv_heads * head_dim
+    begin = (block_id * block_size + lo) * stride + kv_head * head_dim
+    return Rows(begin, begin + stride // 2, stride, min(hi, block_size) - lo)
+
+
+@kernel
+def _dot_keys(q, head, num_heads, codes, rows, scores, to):
+    """scores[head + h, to + t] = q[head + h] . key t, for h < num_heads and t < rows.num_rows."""
+    if q.shape[1] % LANES == 0:
+        for h in range(head, head + num_heads, HEADS):
+            count = min(HEADS, head + num_heads - h)
+            dot_rows(q, h, count, codes, rows.keys, rows.stride, rows.num_rows, scores, to)
+        return
+    flat = codes.reshape(-1)
+    for h in range(head, head + num_heads):
+        for t in range(rows.num_rows):
+            key, score = flat[rows.keys + t * rows.stride :], zero
+            for d in range(q.shape[1]):
+                score += q[h, d] * key[d]
+            scores[h, to + t] = score
+
+
+@kernel
+def _add_values(weights, at, head, num_heads, codes, rows, acc):
+    """acc[head + h] += the sum of weights[head + h, at + t] * value t, as in `_dot_keys`."""
+    if acc.shape[1] % LANES == 0:
+        by_group = weights.reshape(len(weights), 1, -1)
+        for h in range(head, head + num_heads, HEADS):
+            count = min(HEADS, head + num_heads - h)
+            values, stride = rows.values, rows.stride
+            add_rows(by_group, at, h, count, codes, values, stride, rows.num_rows, acc)
+        return
+    flat = codes.reshape(-1)
+    for h in range(head, head + num_heads):
+        for t in range(rows.num_rows):
+            value, weight = flat[rows.values + t * rows.stride :], weights[h, at + t]
+            for d in range(acc.shape[1]):
+                acc[h, d] += weight * value[d]
 
 
 @kernel
@@ -399,19 +415,19 @@ class Weights(NamedTuple):
 
     embedding: np.ndarray  # (V, hidden)
     norm_1: np.ndarray  # (L, hidden)
-    qkv: np.ndarray  # (L, (H + 2 K) * D, hidden)
+    qkv: np.ndarray  # (L, (H + 2 K) * D, hidden), in panels: (L, outputs / LANES, hidden, LANES)
     qkv_bias: np.ndarray  # (L or 0, (H + 2 K) * D)
     q_norm: np.ndarray  # (L or 0, D)
     k_norm: np.ndarray
-    out: np.ndarray  # (L, hidden, H * D)
+    out: np.ndarray  # (L, hidden, H * D), in panels
     out_bias: np.ndarray  # (L or 0, hidden)
     norm_2: np.ndarray  # (L, hidden)
-    gate_up: np.ndarray  # (L, 2 * intermediate, hidden)
+    gate_up: np.ndarray  # (L, 2, intermediate, hidden), in panels
     gate_up_bias: np.ndarray  # (L or 0, 2 * intermediate)
-    down: np.ndarray  # (L, hidden, intermediate)
+    down: np.ndarray  # (L, hidden, intermediate), in panels
     down_bias: np.ndarray  # (L or 0, hidden)
     norm: np.ndarray  # (hidden,)
-    head: np.ndarray  # (V, hidden)
+    head: np.ndarray  # (V, hidden), in panels
     rope: np.ndarray  # (P, 2, D)
     windows: np.ndarray  # (L,), 0 for none
     eps: np.float32
@@ -544,25 +560,27 @@ def _compute(w, b, part, chunk, num_chunks):
         border, window = b.shared[DECODES] * b.kv.shape[4], w.windows[layer]
         attend(q, kv, tables, lens, b.query_start, window, out, first, last, border)
         return
-    num_rows, size, add, times = num_tokens, b.x.shape[1], True, 1
+    num_rows, x, out, add = num_tokens, b.normed, b.x, True
     if layer == len(w.norm_1):
-        x, weight, out, add = b.normed, w.head, b.logits, False
-        num_rows, size = num_seqs, len(w.head)
+        num_rows, weight, out, add = num_seqs, w.head, b.logits, False
     elif phase == QKV:
-        x, weight, out, add = b.normed, w.qkv[layer], b.qkv, len(w.qkv_bias) > 0
-        size = len(weight)
+        weight, out, add = w.qkv[layer], b.qkv, len(w.qkv_bias) > 0
     elif phase == OUT:
-        x, weight, out = b.attended, w.out[layer], b.x
+        x, weight = b.attended, w.out[layer]
     elif phase == GATE_UP:
-        x, weight, out, add = b.normed, w.gate_up[layer], b.gate_up, len(w.gate_up_bias) > 0
-        size, times = len(weight) // 2, 2
+        weight, out, add = w.gate_up[layer, 0], b.gate_up, len(w.gate_up_bias) > 0
     else:
-        x, weight, out = b.product, w.down[layer], b.x
-    first, last = _bounds(size, chunk, num_chunks, 4)
-    for i in range(times):  # the same channels of gate, and of up
-        matmul(x[:num_rows], weight, out, add, i * size + first, i * size + last)
-    if phase == GATE_UP and layer < len(w.norm_1):
-        silu_mul(b.gate_up, b.product[:num_rows], first, last)
+        x, weight = b.product, w.down[layer]
+    x = x[:num_rows]
+    if phase != GATE_UP or layer == len(w.norm_1):
+        first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
+        matmul(x, weight, out, 0, add, first, last)
+        return
+    size = b.product.shape[1]
+    first, last = _bounds(size, chunk, num_chunks, UNIT)
+    matmul(x, weight, out, 0, add, first, last)
+    matmul(x, w.gate_up[layer, 1], out, size, add, first, last)  # the same channels of both
+    silu_mul(out, b.product[:num_rows], first, last)
 
 
 @kernel

@@ -9,6 +9,7 @@ import logging
 import os
 from functools import partial
 from time import perf_counter, thread_time
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,8 +34,9 @@ from minikv.cpu.kernels import (
     silu_mul,
     write_cache,
 )  # fmt: skip
+from minikv.cpu.tiles import in_panels
 from minikv.fast import FastLinear, FastRMSNorm
-from minikv.model import Linear, Op, Transformer, mix, project
+from minikv.model import Linear, Transformer, mix, project
 from minikv.paged import KVStore
 
 log = logging.getLogger("minikv")
@@ -45,7 +47,7 @@ TOO_LONG = 200_000  # turns: a helper that needs these for a chunk has lost its 
 
 
 def weights_of(transformer: Transformer) -> Weights:
-    """The weights in the layout of the program: row by row, all layers of a kind in one array.
+    """The weights in the layout of the program: in panels, all layers of a kind in one array.
 
     This is a second copy. The first, in the layout that oneDNN reads fastest, computes steps of
     many tokens. Engines that serve one model share both.
@@ -61,42 +63,41 @@ _weights: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
 def _copy_weights(transformer: Transformer) -> Weights:
     layers, config = transformer.layers, transformer.config
 
-    def stack(ops: list[Op], name: str) -> np.ndarray:
-        values = [getattr(op, name) for op in ops if op is not None]
-        values = [_plain(value) for value in values if value is not None]
-        return np.stack(values) if values else np.empty((0, 1), np.float32)
+    def stack(rows: list) -> np.ndarray:
+        found = [plain(row) for row in rows if row is not None]
+        return np.stack(found) if found else np.empty((0, 1), np.float32)
 
     def norms(name: str) -> np.ndarray:
         ops = [getattr(layer, name) for layer in layers]
-        return (
-            np.stack([_norm_weight(op) for op in ops]) if ops[0] else np.empty((0, 1), np.float32)
-        )
+        return stack([_norm_weight(op) for op in ops if op is not None])
 
     products = {}
     for name in ("qkv", "out", "gate_up", "down"):
-        ops = [getattr(layer, name) for layer in layers]
-        products[name], products[f"{name}_bias"] = stack(ops, "weight"), stack(ops, "bias")
-    embedding = _plain(transformer.embedding)
-    head = _plain(transformer.head.weight)
+        ops: Any = [getattr(layer, name) for layer in layers]
+        halves = 2 if name == "gate_up" else 1
+        panels = [[in_panels(half) for half in np.split(plain(op.weight), halves)] for op in ops]
+        products[name] = np.stack(panels) if halves == 2 else np.concatenate(panels)
+        products[f"{name}_bias"] = stack([op.bias for op in ops])
     return Weights(
-        embedding=embedding,
-        head=embedding if np.array_equal(head, embedding) else head,
+        embedding=plain(transformer.embedding),
+        head=in_panels(plain(transformer.head.weight)),
         norm_1=norms("norm_1"), norm_2=norms("norm_2"),
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
-        norm=_norm_weight(transformer.norm),
-        rope=_plain(transformer.rope_table),
+        norm=plain(_norm_weight(transformer.norm)),
+        rope=plain(transformer.rope_table),
         windows=np.array([window or 0 for window in config.windows]),
         eps=np.float32(config.rms_norm_eps),
         **products,
     )  # fmt: skip
 
 
-def _plain(tensor: torch.Tensor) -> np.ndarray:
+def plain(tensor: torch.Tensor) -> np.ndarray:
+    """A weight row by row, whatever layout oneDNN gave it."""
     return (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous().numpy()
 
 
-def _norm_weight(norm) -> np.ndarray:
-    return (norm.weight / len(norm.weight) ** 0.5).numpy()  # `FastRMSNorm` has the root in it
+def _norm_weight(norm: Any) -> torch.Tensor:
+    return norm.weight / len(norm.weight) ** 0.5  # `FastRMSNorm` has the root in it
 
 
 def compile_for(weights: Weights, buffers: Buffers) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from numba.extending import overload
 
 from minikv.cpu.compiler import kernel
-from minikv.cpu.kernels import TILE, _begin, _finish, _fold, _scratch, exp, zero
+from minikv.cpu.kernels import TILE, _begin, _finish, _scratch, exp, zero
 
 
 class BFloat16Parts(NamedTuple):
@@ -141,7 +141,8 @@ def attend(
     kv_heads, head_dim = new_k.shape[1], new_k.shape[2]
     block_size = parts.v_codes.shape[2]
     group = q.shape[1] // kv_heads
-    scaled, acc, top, total, scores = _scratch(TILE * group, head_dim, block_size)
+    scaled, acc, top, total = _scratch(TILE * group, head_dim)
+    scores = np.empty(block_size, np.float32)
     block = np.empty((block_size, 2, 1, head_dim), np.float32)
     exact = np.empty((block_size, 2, 1, head_dim), np.float32)
     raw = np.empty(block_size * head_dim, np.float32)
@@ -184,6 +185,46 @@ def attend(
 
 
 @kernel
+def _fold(q, block, kv_head, lo, hi, row, scores, top, total, acc):
+    """Fold the keys lo to hi of a block into a running softmax (Milakov and Gimelshein, 2018).
+
+    q (D,), scaled; block (block_size, 2, K, D). top[row] is the largest score so far, total[row]
+    the sum of exp(score - top), acc (D,) the sum of exp(score - top) v.
+    """
+    head_dim = q.shape[0]
+    highest = top[row]
+    for t in range(lo, hi):
+        k = block[t, 0, kv_head]
+        score = zero
+        for d in range(head_dim):
+            score += q[d] * k[d]
+        scores[t] = score
+        highest = max(highest, score)
+    if highest > top[row]:
+        shrink = exp(top[row] - highest)
+        total[row] *= shrink
+        for d in range(head_dim):
+            acc[d] *= shrink
+        top[row] = highest
+    for t in range(lo, hi):
+        scores[t] = exp(scores[t] - highest)
+        total[row] += scores[t]
+    t = lo
+    while t + 4 <= hi:  # four values for each time that the sum is loaded and stored
+        p0, p1, p2, p3 = scores[t], scores[t + 1], scores[t + 2], scores[t + 3]
+        v0, v1 = block[t, 1, kv_head], block[t + 1, 1, kv_head]
+        v2, v3 = block[t + 2, 1, kv_head], block[t + 3, 1, kv_head]
+        for d in range(head_dim):
+            acc[d] += p0 * v0[d] + p1 * v1[d] + p2 * v2[d] + p3 * v3[d]
+        t += 4
+    while t < hi:
+        p, v = scores[t], block[t, 1, kv_head]
+        for d in range(head_dim):
+            acc[d] += p * v[d]
+        t += 1
+
+
+@kernel
 def attend_decode_int4(q, parts, open_keys, own_rows, tables, lens, window, out, first, last):
     """`attend` for int4 where every sequence has one query, without scaling a key or a value.
 
@@ -197,7 +238,7 @@ def attend_decode_int4(q, parts, open_keys, own_rows, tables, lens, window, out,
     block_size, groups = parts.v_codes.shape[2], parts.v_scale.shape[3]
     half, heads = head_dim // 2, q.shape[1] // kv_heads
     group = head_dim // groups
-    scaled, acc, top, total, _ = _scratch(heads, head_dim, block_size)
+    scaled, acc, top, total = _scratch(heads, head_dim)
     block = np.empty((block_size, 2, 1, head_dim), np.float32)
     raw = np.empty((2, block_size, half), np.float32)
     flat = raw.reshape(-1)

@@ -19,11 +19,12 @@ from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_a
 from minikv.cpu import choice
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
-from minikv.cpu import attention, helpers, kernels
+from minikv.cpu import attention, helpers, kernels, tiles
 from minikv.cpu import step as cpu_step
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import kernel
 from minikv.cpu.step import weights_of
+from minikv.cpu.tiles import in_panels
 
 
 @kernel
@@ -78,19 +79,57 @@ def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim
 
 
 @given(
-    rows=st.integers(0, 9), size=st.integers(1, 40), outputs=st.integers(1, 13), add=st.booleans()
-)
-def test_matmul(rows, size, outputs, add):
+    rows=st.integers(0, 40), size=st.integers(1, 40), outputs=st.integers(1, 99),
+    to=st.integers(0, 3), add=st.booleans(),
+)  # fmt: skip
+def test_matmul(rows, size, outputs, to, add):
     torch.manual_seed(0)
-    x, weight, out = (
-        torch.randn(rows, size),
-        torch.randn(outputs, size),
-        torch.randn(rows, outputs),
-    )
-    expected, first = out.clone(), outputs // 3
-    expected[:, first:] = x @ weight[first:].T + (out[:, first:] if add else 0)
-    kernels.matmul(x.numpy(), weight.numpy(), out.numpy(), add, first, outputs)
+    x, weight = torch.randn(rows, size), torch.randn(outputs, size)
+    out = torch.randn(rows, to + outputs + 2)
+    expected, first = out.clone(), outputs // 3 // kernels.UNIT * kernels.UNIT
+    columns = slice(to + first, to + outputs)
+    expected[:, columns] = x @ weight[first:].T + (out[:, columns] if add else 0)
+    kernels.matmul(x.numpy(), in_panels(weight.numpy()), out.numpy(), to, add, first, outputs)
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+@kernel
+def dots(q, codes, begin, stride, count, out):
+    tiles.dot_rows(q, 0, len(q), codes, begin, stride, count, out, 1)
+
+
+@kernel
+def sums(weights, codes, begin, stride, count, out):
+    tiles.add_rows(weights, 1, 0, len(out), codes, begin, stride, count, out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "int8", "uint8"])
+@pytest.mark.parametrize(("dim", "groups"), [(32, 1), (32, 2), (64, 4), (96, 1), (128, 2)])
+def test_rows_of_floats_and_codes(dtype, dim, groups):
+    rng, count = np.random.default_rng(dim), 21
+    numbers = rng.integers(-100, 100, (count + 2, 2, dim))
+    codes, values = numbers.astype(dtype), numbers.astype(np.float32)
+    if dtype == "uint16":  # bfloat16
+        codes = (values.view(np.uint32) >> 16).astype(dtype)
+    if dtype == "uint8":  # int4
+        codes = codes[:, :, : dim // 2].copy()
+        values = np.concatenate([codes & 15, codes >> 4], -1).astype(np.float32)
+    values = values[1 : 1 + count, 1]
+    place = 3 * codes.shape[2], 2 * codes.shape[2], count
+    for heads in range(1, tiles.HEADS + 1):
+        q = rng.standard_normal((heads, dim), np.float32)
+        scores = np.full((heads, 1 + count + tiles.KEYS), 7, np.float32)
+        dots(q, codes, *place, scores)
+        np.testing.assert_allclose(scores[:, 1 : 1 + count], q @ values.T, 1e-4, 1e-2)
+        assert (scores[:, 0] == 7).all()
+        weights = rng.standard_normal((heads, groups, count + 3), np.float32)
+        found = rng.standard_normal((heads, dim), np.float32)
+        expected = found + np.concatenate(
+            [weights[:, g, 1 : 1 + count] @ part
+             for g, part in enumerate(np.split(values, groups, 1))], 1
+        )  # fmt: skip
+        sums(weights, codes, *place, found)
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-2)
 
 
 def test_exp():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import njit
@@ -38,10 +39,20 @@ class Weights(NamedTuple):
 
 
 def weights_of(transformer: Transformer, block_size: int) -> Weights:
-    """The weights of a Llama without biases, as the engine's own step keeps them."""
-    kept = step.weights_of(transformer)
-    fields: Any = {name: getattr(kept, name) for name in Weights._fields[:-1]}
-    return Weights(**fields, block_size=block_size)
+    """The weights of a Llama without biases, row by row."""
+    if transformer not in _weights:
+        kept, products = step.weights_of(transformer), {}
+        for name in ("qkv", "out", "gate_up", "down"):
+            ops: Any = [getattr(layer, name) for layer in transformer.layers]
+            products[name] = np.stack([step.plain(op.weight) for op in ops])
+        head: Any = transformer.head
+        products["head"] = step.plain(head.weight)
+        others = {name: getattr(kept, name) for name in Weights._fields[:-1]}
+        _weights[transformer] = Weights(**others | products, block_size=block_size)
+    return _weights[transformer]._replace(block_size=block_size)
+
+
+_weights: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
 
 
 @cache

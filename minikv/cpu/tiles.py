@@ -1,0 +1,318 @@
+"""Products in vectors: the innermost parts of `kernels.matmul` and of attention.
+
+A loop in Numba becomes SIMD if the compiler sees how, and keeps few sums in registers. The
+compiler underneath can be told both, so three small programs are written for it directly. What
+they have in common: numbers are taken 16 at a time, and a tile of results stays in registers
+while everything that adds to it goes by.
+
+    tile        rows of x times panels of a weight
+    dot_rows    queries times keys
+    add_rows    the weighted sum of values
+
+A weight lies in *panels* of 16 outputs, input by input, so that no sum ends in adding up lanes:
+
+    weight (O, I)  ->  panels (O / 16, I, 16)
+
+Keys and values may be codes: what is read 16 at a time is turned into floats in registers.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+LANES = 16
+# The largest tiles whose sums fit the processor's registers, beside what they are made of: AVX-512
+# has 32 registers of 16 numbers, others at least 16 of 8, or 32 of 4.
+HAS_AVX512 = "+avx512f" in cpu_target.target_context.codegen()._tm_features
+ROWS, PANELS = (12, 2) if HAS_AVX512 else (6, 1)
+KEYS, HEADS = (8, 2) if HAS_AVX512 else (4, 1)
+
+INDEX, SHORT = ir.IntType(64), ir.IntType(32)
+VECTOR = ir.VectorType(ir.FloatType(), LANES)
+
+
+def in_panels(weight: np.ndarray) -> np.ndarray:
+    """weight (O, I) -> (panels, I, LANES): zeros fill the last panels up."""
+    outputs, inputs = weight.shape
+    panels = np.zeros((-(-outputs // (PANELS * LANES)) * PANELS * LANES, inputs), np.float32)
+    panels[:outputs] = weight
+    return np.ascontiguousarray(panels.reshape(-1, LANES, inputs).transpose(0, 2, 1))
+
+
+@intrinsic
+def tile(typing, x, row, num_rows, panels, panel, out):
+    """out[:num_rows] = x[row : row + num_rows] times PANELS panels, from number `panel` on.
+
+    x (T, I), panels (any, I, LANES), out (ROWS, PANELS * LANES); num_rows is 1 to ROWS.
+    """
+
+    def generate(context, builder, signature, args):
+        x, panels, out = (_array(context, builder, signature, args, i) for i in (0, 3, 5))
+        size = _shape(builder, x)[1]
+        x_at = _move(builder, x.data, args[1], size)
+        panel_at = _move(builder, panels.data, args[4], INDEX(LANES), size)
+
+        def multiply(rows: int) -> None:
+            row_at = [_move(builder, x_at, INDEX(row), size) for row in range(rows)]
+            begins = [_move(builder, panel_at, INDEX(p * LANES), size) for p in range(PANELS)]
+            sums = [[_empty_sum(builder) for _ in begins] for _ in row_at]
+            with cgutils.for_range(builder, size) as loop:
+                weights = [
+                    _load(builder, _move(builder, at, loop.index, INDEX(LANES))) for at in begins
+                ]
+                for at, of_row in zip(row_at, sums, strict=True):
+                    value = _in_all_lanes(builder, _move(builder, at, loop.index))
+                    for weight, one in zip(weights, of_row, strict=True):
+                        _add(builder, one, value, weight)
+            for i, one in enumerate(one for of_row in sums for one in of_row):
+                _store(builder, builder.load(one), _move(builder, out.data, INDEX(i * LANES)))
+
+        _choose(builder, args[2], range(1, ROWS + 1), multiply)
+        return context.get_dummy_value()
+
+    return types.none(x, types.int64, types.int64, panels, types.int64, out), generate
+
+
+@intrinsic
+def dot_rows(typing, q, first, num_heads, codes, begin, stride, count, out, to):
+    """out[first + h, to + t] = q[first + h] . row t of the codes, for h < num_heads, t < count.
+
+    q (H, D); num_heads is 1 to HEADS. Row t is D numbers at codes.flat[begin + t * stride]. Up to
+    KEYS - 1 numbers behind the last of `out` are overwritten. D is a multiple of `channels(codes)`.
+    """
+
+    def generate(context, builder, signature, args):
+        q, codes, out = (_array(context, builder, signature, args, i) for i in (0, 3, 7))
+        size, width = _shape(builder, q)[1], _shape(builder, out)[1]
+        read = _reader(builder, signature.args[3].dtype, size)
+        q_at = _move(builder, q.data, args[1], size)
+        out_at = _move(builder, _move(builder, out.data, args[1], width), args[8])
+        codes_at, last = _move(builder, codes.data, args[4]), builder.sub(args[6], INDEX(1))
+        num_tiles = builder.udiv(builder.add(args[6], INDEX(KEYS - 1)), INDEX(KEYS))
+
+        def multiply(heads: int) -> None:
+            with cgutils.for_range(builder, num_tiles) as loop:
+                key = builder.mul(loop.index, INDEX(KEYS))
+                rows = [  # behind the last row the last one again
+                    _move(builder, codes_at, _least(builder, builder.add(key, INDEX(i)), last),
+                          args[5])
+                    for i in range(KEYS)
+                ]  # fmt: skip
+                sums = [[_empty_sum(builder) for _ in rows] for _ in range(heads)]
+                with cgutils.for_range(builder, read.num_pieces) as piece:
+                    queries = [
+                        [_load(builder, _move(builder, _move(builder, q_at, INDEX(h), size), at))
+                         for at in read.places(piece.index)]
+                        for h in range(heads)
+                    ]  # fmt: skip
+                    for i, row in enumerate(rows):
+                        for j, numbers in enumerate(read(row, piece.index)):
+                            for h in range(heads):
+                                _add(builder, sums[h][i], queries[h][j], numbers)
+                for h in range(heads):
+                    found = _sum_lanes(builder, [builder.load(one) for one in sums[h]])
+                    at = _move(builder, _move(builder, out_at, INDEX(h), width), key)
+                    _store(builder, found, at)
+
+        _choose(builder, args[2], range(1, HEADS + 1), multiply)
+        return context.get_dummy_value()
+
+    number = types.int64
+    arguments = q, number, number, codes, number, number, number, out, number
+    return types.none(*arguments), generate
+
+
+@intrinsic
+def add_rows(typing, weights, at, first, num_heads, codes, begin, stride, count, out):
+    """out[first + h] += the sum of weights[first + h, n, at + t] * row t of the codes, t < count.
+
+    out (H, D), weights (H, groups, any); n is the group of the channel, of `groups` equal ones.
+    The rest is as in `dot_rows`. A group is a multiple of LANES.
+    """
+
+    def generate(context, builder, signature, args):
+        weights, codes, out = (_array(context, builder, signature, args, i) for i in (0, 4, 8))
+        size, (_, groups, width) = _shape(builder, out)[1], _shape(builder, weights)
+        read = _reader(builder, signature.args[4].dtype, size)
+        group = builder.udiv(size, groups)
+        of_head = builder.mul(groups, width)
+        out_at = _move(builder, out.data, args[2], size)
+        weights_at = _move(builder, _move(builder, weights.data, args[2], of_head), args[1])
+        codes_at, several = _move(builder, codes.data, args[5]), 4 // read.factor
+
+        def add(heads: int, first_piece, num_pieces: int) -> None:
+            pieces = [builder.add(first_piece, INDEX(i)) for i in range(num_pieces)]
+            places = [place for piece in pieces for place in read.places(piece)]
+            targets = [
+                [_move(builder, _move(builder, out_at, INDEX(h), size), at) for at in places]
+                for h in range(heads)
+            ]
+            factors = [
+                [_move(builder, _move(builder, weights_at, INDEX(h), of_head),
+                       builder.udiv(at, group), width) for at in places]
+                for h in range(heads)
+            ]  # fmt: skip
+            sums = [[_empty_sum(builder) for _ in places] for _ in range(heads)]
+            with cgutils.for_range(builder, args[7]) as loop:
+                row = _move(builder, codes_at, loop.index, args[6])
+                numbers = [one for piece in pieces for one in read(row, piece)]
+                for h in range(heads):
+                    for j, values in enumerate(numbers):
+                        factor = _in_all_lanes(builder, _move(builder, factors[h][j], loop.index))
+                        _add(builder, sums[h][j], factor, values)
+            for h in range(heads):
+                for one, target in zip(sums[h], targets[h], strict=True):
+                    total = builder.fadd(_load(builder, target), builder.load(one))
+                    _store(builder, total, target)
+
+        def add_all(heads: int) -> None:
+            tiles = builder.udiv(read.num_pieces, INDEX(several))
+            with cgutils.for_range(builder, tiles) as loop:
+                add(heads, builder.mul(loop.index, INDEX(several)), several)
+            rest = builder.urem(read.num_pieces, INDEX(several))
+            with cgutils.for_range(builder, rest) as loop:
+                add(heads, builder.sub(read.num_pieces, builder.add(loop.index, INDEX(1))), 1)
+
+        _choose(builder, args[3], range(1, HEADS + 1), add_all)
+        return context.get_dummy_value()
+
+    number = types.int64
+    arguments = weights, number, number, number, codes, number, number, number, out
+    return types.none(*arguments), generate
+
+
+# ── Codes ─────────────────────────────────────────────────────────────────────
+
+
+class _reader:
+    """Reads rows of `size` numbers in pieces. A piece is one load, and one or two vectors of
+    floats: in int4 a byte has channel i and channel i + size / 2."""
+
+    def __init__(self, builder, dtype, size):
+        self.builder, self.dtype, self.size = builder, dtype, size
+        self.factor = 2 if dtype == types.uint8 else 1
+        self.num_pieces = builder.udiv(size, INDEX(LANES * self.factor))
+
+    def places(self, piece) -> list:
+        """At which channels the vectors of a piece begin."""
+        first = self.builder.mul(piece, INDEX(LANES))
+        half = self.builder.udiv(self.size, INDEX(2))
+        return [first, self.builder.add(first, half)][: self.factor]
+
+    def __call__(self, row, piece) -> list:
+        """The vectors of a piece of the row at this address."""
+        builder, wide = self.builder, ir.VectorType(SHORT, LANES)
+        at = _move(builder, row, piece, INDEX(LANES))
+        if self.dtype == types.float32:
+            return [_load(builder, at)]
+        codes = _load(builder, at, row.type.pointee)
+        if self.dtype == types.uint16:  # bfloat16: the upper half of a float
+            bits = builder.shl(builder.zext(codes, wide), wide([16] * LANES))
+            return [builder.bitcast(bits, VECTOR)]
+        if self.dtype == types.int8:
+            return [builder.sitofp(builder.sext(codes, wide), VECTOR)]
+        codes = builder.zext(codes, wide)
+        low, high = builder.and_(codes, wide([15] * LANES)), builder.lshr(codes, wide([4] * LANES))
+        return [builder.sitofp(one, VECTOR) for one in (low, high)]
+
+
+# ── What the three are written in ─────────────────────────────────────────────
+
+
+def _array(context, builder, signature, args, i: int):
+    return context.make_array(signature.args[i])(context, builder, args[i])
+
+
+def _shape(builder, array) -> list:
+    return cgutils.unpack_tuple(builder, array.shape)
+
+
+def _move(builder, address, *factors):
+    """The address of the element that lies the product of the factors further on."""
+    steps = factors[0]
+    for factor in factors[1:]:
+        steps = builder.mul(steps, factor)
+    return builder.gep(address, [steps])
+
+
+def _least(builder, a, b):
+    return builder.select(builder.icmp_signed("<", a, b), a, b)
+
+
+def _choose(builder, number, numbers: range, emit: Callable[[int], None]) -> None:
+    """A program for each of the numbers, of which the one that is asked for runs."""
+    end = builder.append_basic_block("end")
+    switch = builder.switch(number, end)
+    for n in numbers:
+        block = builder.append_basic_block(f"for_{n}")
+        switch.add_case(INDEX(n), block)
+        builder.position_at_end(block)
+        emit(n)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def _empty_sum(builder):
+    """A variable, which becomes a register."""
+    one = cgutils.alloca_once(builder, VECTOR)
+    builder.store(VECTOR([0.0] * LANES), one)
+    return one
+
+
+def _add(builder, one, a, b) -> None:
+    """one += a * b, in one operation where the processor has it."""
+    product = builder.fmul(a, b, flags=("contract",))
+    builder.store(builder.fadd(product, builder.load(one), flags=("contract",)), one)
+
+
+def _load(builder, address, kind=None):
+    """16 numbers, which lie anywhere."""
+    kind = ir.VectorType(kind or ir.FloatType(), LANES)
+    vector = builder.load(builder.bitcast(address, kind.as_pointer()))
+    vector.align = 1
+    return vector
+
+
+def _store(builder, vector, address) -> None:
+    stored = builder.store(vector, builder.bitcast(address, vector.type.as_pointer()))
+    stored.align = 4
+
+
+def _in_all_lanes(builder, address):
+    value, empty = builder.load(address), ir.Constant(VECTOR, ir.Undefined)
+    first = builder.insert_element(empty, value, SHORT(0))
+    return builder.shuffle_vector(first, empty, ir.VectorType(SHORT, LANES)([0] * LANES))
+
+
+def _sum_lanes(builder, vectors: list):
+    """The sum of each vector's lanes, in a vector with a lane for each.
+
+    Two vectors become one whose first half belongs to the first: each lane of it is the sum of
+    two. So after log2(16) rounds every lane is a sum of 16.
+    """
+    parts = 1  # of how many vectors a vector has lanes
+    shuffle = partial(ir.VectorType, SHORT)
+    while vectors[0].type.count > parts:
+        count = vectors[0].type.count
+        length = count // parts  # lanes of a part
+        pairs = list(zip(vectors[::2], vectors[1::2], strict=False)) or [(vectors[0], vectors[0])]
+        taken = 2 * parts if len(vectors) > 1 else parts
+        begins = [i * length for i in range(taken)]
+        half = range(length // 2)
+        lower = [begin + i for begin in begins for i in half]
+        upper = [begin + length // 2 + i for begin in begins for i in half]
+        vectors = [
+            builder.fadd(
+                builder.shuffle_vector(a, b, shuffle(len(lower))(lower)),
+                builder.shuffle_vector(a, b, shuffle(len(upper))(upper)),
+            )
+            for a, b in pairs
+        ]
+        parts = taken
+    return vectors[0]
