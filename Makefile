@@ -49,7 +49,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-class test-install wheel lint notebooks site clean
+.PHONY: help setup lab test test-class test-install wheel lint notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -60,6 +60,7 @@ help:
 	@echo "make test-class    nbgrader's round trip, part of make test"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
+	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
 	@echo "make notebooks  run every notebook and store its outputs in place"
 	@echo "make clean      remove .venv and every cache"
 
@@ -121,7 +122,7 @@ test: setup
 	@$(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-test: lint site
+test: lint site slides
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
@@ -174,6 +175,11 @@ site: $(SITE)/installed
 	@echo "== The site"
 	@$(SITE)/bin/python docs/site/build.py build/site
 	@$(SITE)/bin/python docs/site/check.py build/site
+
+slides: $(SITE)/installed
+	@echo "== The slides"
+	@$(SITE)/bin/python -m sphinx --fail-on-warning --quiet -b revealjs docs/teaching/slides build/slides
+	@echo "build/slides/index.html"
 
 notebooks: setup
 	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \

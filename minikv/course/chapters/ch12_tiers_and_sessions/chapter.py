@@ -96,7 +96,7 @@ the size finds several times as much as the device alone.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="A block that is released one line too early is given to somebody else while "
+            matters="A block that is released one line too early is given to another request while "
             "its keys are still being read. Nothing fails, and the text is another one.",
             hints=(
                 "At the moment when K and V are copied, which of the two blocks may be given out "
