@@ -6,7 +6,10 @@ import torch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.model import Attend
+from minikv.cpu.attention import FEW
+from minikv.cpu.step import Program, can_compile
+from minikv.cpu.tiles import LANES
+from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels
 from minikv.quant.attention import require_quantised
@@ -21,14 +24,30 @@ class CompiledAttention(AttentionBackend):
     def __init__(self, config: ModelConfig, store: KVStore):
         self.config, self.store = config, require_quantised(store)
         kind = kernels.PARTS[self.store.format.name]
-        arrays = {name: as_arrays(part) for name, part in self.store.parts.items()}
+        arrays = {name: as_array(part) for name, part in self.store.parts.items()}
         self.parts = [
             kind(**{name: layers[i] for name, layers in arrays.items()})
             for i in range(config.num_layers)
         ]
+        self.of_all_layers = kind(**arrays)
+        self.program: Program | None = None
         scales = self.store.parts.get("v_scale")
         self.folds = scales is not None and scales.ndim == 5 and scales.shape[-1] % 2 == 0
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
+
+    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
+        """The logits of a step of few tokens, valid until the next call; otherwise None. Where K
+        is stored by block, more has to be planned for each step than one program knows."""
+        is_possible = self.store.open is None and self.config.head_dim % LANES == 0
+        if not is_possible or len(batch.token_ids) > FEW:
+            return None
+        width = batch.block_tables.shape[1]
+        if self.program is None or not self.program.fits(transformer, width):
+            if not can_compile(transformer):
+                return None
+            kv = self.of_all_layers
+            self.program = Program(transformer, self.store, kv, FEW, 2 * width)
+        return self.program.run(batch)
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once per step."""
@@ -60,9 +79,6 @@ class CompiledAttention(AttentionBackend):
         return attend
 
 
-def as_arrays(part: torch.Tensor) -> list[np.ndarray]:
-    """A part layer by layer as NumPy sees it; bfloat16, which it does not know, as uint16."""
-    return [
-        (layer.view(torch.uint16) if layer.dtype == torch.bfloat16 else layer).numpy()
-        for layer in part
-    ]
+def as_array(part: torch.Tensor) -> np.ndarray:
+    """A part as NumPy sees it; bfloat16, which it does not know, as uint16."""
+    return (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy()

@@ -13,10 +13,29 @@ are the upper half of a float32's.
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numba.extending import overload
 
-from minikv.cpu.compiler import kernel
-from minikv.cpu.kernels import TILE, _begin, _finish, _scratch, exp, zero
+from minikv.cpu.compiler import keep, kernel
+from minikv.cpu.kernels import (
+    SHIFT,
+    TILE,
+    _begin,
+    _finish,
+    _scratch,
+    add_values,
+    answer,
+    attend_decode,
+    attend_items,
+    dims_of,
+    dot_keys,
+    exp,
+    layer_of,
+    write_new,
+    zero,
+)  # fmt: skip
+from minikv.cpu.tiles import HEADS, add_rows, dot_rows
+from minikv.quant.formats import TINY
 
 
 class BFloat16Parts(NamedTuple):
@@ -47,6 +66,11 @@ PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
 def widen(bits):
     """The float32 whose upper 16 bits these are."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@kernel
+def bits_of(x):
+    return np.float32(x).view(np.uint32)
 
 
 def fetch(parts, block_id, head, lo, hi, block, raw):
@@ -138,9 +162,9 @@ def attend(
     own_rows (S,) the row of each sequence's first query's block; else open_keys has no rows.
     Item i is KV head i % K of sequence i // K: items first to last are computed, of S * K.
     """
-    kv_heads, head_dim = new_k.shape[1], new_k.shape[2]
+    kv_heads, head_dim = parts.v_codes.shape[1], new_k.shape[2]
     block_size = parts.v_codes.shape[2]
-    group = q.shape[1] // kv_heads
+    group = out.shape[1] // kv_heads
     scaled, acc, top, total = _scratch(TILE * group, head_dim)
     scores = np.empty(block_size, np.float32)
     block = np.empty((block_size, 2, 1, head_dim), np.float32)
@@ -338,3 +362,153 @@ def _add_values(codes, offset, p, lo, base, out):
         for d in range(size):
             out[d] += p0 * a[d]
         t += 1
+
+
+# ── A step as one program, for the formats that store K and V by token ─────────
+
+
+@keep
+@njit(nogil=True, error_model="numpy")
+def quantise_int8(x, codes):
+    """`formats.quantise_int8` of one vector: fills the codes (D,), returns the scale's bits.
+
+    Each operation is the one that PyTorch does, so the codes are the same.
+    """
+    top, is_nan = zero, False
+    for d in range(len(x)):
+        size = abs(x[d])
+        top = max(top, size)
+        is_nan |= size != size
+    bits = bits_of(np.float32(np.nan) if is_nan else top / np.float32(127))
+    scale = (bits >> np.uint32(16)) + np.uint32(bits & np.uint32(0xFFFF) != 0)  # rounded up
+    step = widen(scale)
+    if step < TINY_STEP:
+        step = TINY_STEP
+    for d in range(len(x)):
+        code = x[d] / step
+        code = code if abs(code) < np.float32(128) else zero  # NaN, too
+        codes[d] = np.int8(np.rint(code))  # of two as near the even one
+    return np.uint16(scale)
+
+
+TINY_STEP = np.float32(TINY)
+
+
+@kernel
+def quantise_bfloat16(x, codes):
+    """The nearest bfloat16, of two as near the even one."""
+    for d in range(len(x)):
+        bits = bits_of(x[d])
+        nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        codes[d] = np.uint16(nearest >> np.uint32(16)) if x[d] == x[d] else np.uint16(0x7FC0)
+
+
+def _is_bfloat16(kind) -> bool:
+    return getattr(kind, "instance_class", None) is BFloat16Parts
+
+
+def _is_int8(kind) -> bool:
+    return getattr(kind, "instance_class", None) is Int8Parts
+
+
+def _int8_layer(kv, layer):
+    return Int8Parts(kv.k_codes[layer], kv.k_scale[layer], kv.v_codes[layer], kv.v_scale[layer])
+
+
+def _dims(kv):
+    return kv.v_codes.shape[2], kv.v_codes.shape[1]
+
+
+def _write_int8(kv, qkv, slots, num_tokens):
+    kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
+    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    for t in range(num_tokens):
+        block, slot = slots[t] // size, slots[t] % size
+        for head in range(kv_heads):
+            k, v = qkv[t, keys + head], qkv[t, values + head]
+            kv.k_scale[block, head, slot] = quantise_int8(k, kv.k_codes[block, head, slot])
+            kv.v_scale[block, head, slot] = quantise_int8(v, kv.v_codes[block, head, slot])
+
+
+def _write_bfloat16(kv, qkv, slots, num_tokens):
+    kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
+    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    for t in range(num_tokens):
+        block, slot = slots[t] // size, slots[t] % size
+        for head in range(kv_heads):
+            quantise_bfloat16(qkv[t, keys + head], kv.k_codes[block, head, slot])
+            quantise_bfloat16(qkv[t, values + head], kv.v_codes[block, head, slot])
+
+
+@kernel
+def _dot_codes(q, head, num_heads, codes, place, scores, to):
+    block_id, kv_head, lo, hi = place
+    dim = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * dim
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        dot_rows(q, h, count, codes, begin, dim, hi - lo, scores, to)
+
+
+@kernel
+def _add_codes(weights, at, head, num_heads, codes, place, acc):
+    block_id, kv_head, lo, hi = place
+    dim = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * dim
+    by_group = weights.reshape(len(weights), 1, -1)
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        add_rows(by_group, at, h, count, codes, begin, dim, hi - lo, acc)
+
+
+def _dot_int8(q, head, num_heads, kv, place, scores, to):
+    """The scale of a key is multiplied into its score."""
+    _dot_codes(q, head, num_heads, kv.k_codes, place, scores, to)
+    block_id, kv_head, lo, hi = place
+    scales = kv.k_scale[block_id, kv_head, lo:hi]
+    for h in range(head, head + num_heads):
+        row = scores[h, to : to + hi - lo]
+        for t in range(hi - lo):
+            row[t] *= widen(scales[t])
+
+
+def _add_int8(weights, at, head, num_heads, kv, place, acc):
+    """The scale of a value is multiplied into its weight, which is not needed afterwards."""
+    block_id, kv_head, lo, hi = place
+    scales = kv.v_scale[block_id, kv_head, lo:hi]
+    for h in range(head, head + num_heads):
+        row = weights[h, at : at + hi - lo]
+        for t in range(hi - lo):
+            row[t] *= widen(scales[t])
+    _add_codes(weights, at, head, num_heads, kv.v_codes, place, acc)
+
+
+def _attend_codes(q, kv, tables, lens, starts, window, out, first, last, border):
+    if first < border:
+        attend_decode(q, kv, tables, lens, window, out, first, min(last, border))
+    if last > border:
+        nothing = np.empty((0, kv.v_codes.shape[1], kv.v_codes.shape[2], q.shape[2]), np.float32)
+        start, rows = max(first, border), lens
+        attend(q, q, kv, nothing, rows, tables, lens, starts, window, out, start, last)
+
+
+for _kind, _layer, _write, _dot, _add in (
+    (_is_int8, _int8_layer, _write_int8, _dot_int8, _add_int8),
+    (
+        _is_bfloat16,
+        lambda kv, layer: BFloat16Parts(kv.k_codes[layer], kv.v_codes[layer]),
+        _write_bfloat16,
+        lambda q, head, num_heads, kv, place, scores, to: _dot_codes(
+            q, head, num_heads, kv.k_codes, place, scores, to
+        ),
+        lambda weights, at, head, num_heads, kv, place, acc: _add_codes(
+            weights, at, head, num_heads, kv.v_codes, place, acc
+        ),
+    ),
+):
+    answer(layer_of, _kind, _layer)
+    answer(dims_of, _kind, _dims)
+    answer(write_new, _kind, _write)
+    answer(dot_keys, _kind, _dot)
+    answer(add_values, _kind, _add)
+    answer(attend_items, _kind, _attend_codes)
