@@ -5,7 +5,7 @@ Then check("07.1") in the notebook, or in a terminal: python -m minikv check 07.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 
@@ -350,3 +350,19 @@ class Engine(engine.Engine):
         above 0 and `hits_stop_string` says so; otherwise "length" when the sequence has
         `max_length` tokens, prompt included."""
         raise NotImplementedError("Exercise 07.7: Engine._finishes")
+
+
+# ── 07.8 The clock tells ──────────────────────────────────────────────────────────
+def guess_prompt(
+    first_token_ms: Callable[[Seq[int]], float], guesses: Seq[Seq[int]], decoy: Seq[int]
+) -> int | None:
+    """Which of `guesses` another customer has sent: its index, or None if the clock shows none.
+
+    first_token_ms(token_ids) sends a prompt to the server and returns the time to its first token.
+    The server caches whatever it is sent.
+    guesses: prompts of one length, each different from the others in its first block. Another
+    customer has sent one of them at most. decoy: a prompt of the same length that nobody has sent,
+    so it takes as long as a miss. The same work may take a quarter more or less time than usual;
+    a guess is a hit if it takes less than half as long as the decoy.
+    """
+    raise NotImplementedError("Exercise 07.8: guess_prompt")

@@ -36,9 +36,30 @@ def check_paged(
             f"kv has shape {tuple(kv.shape)}: want (num_blocks, block_size, 2, num_kv_heads, "
             f"head_dim), with the head_dim of q, {q.shape[2]}"
         )
-    if q.shape[1] % kv.shape[3]:
+    if q.dtype not in DTYPES:
+        raise ValueError(f"q is {q.dtype}: want float32, float16 or bfloat16")
+    if kv.dtype != q.dtype:
+        raise ValueError(f"kv is {kv.dtype}: want the dtype of q, {q.dtype}")
+    if kv.device != q.device:
+        raise ValueError(f"kv is on {kv.device}: want the device of q, {q.device}")
+    if not kv.is_contiguous():
+        raise ValueError(f"kv has strides {kv.stride()}: want it contiguous")
+    check_contexts(q, kv.shape[0], kv.shape[1], kv.shape[3], block_tables, context_lens, window)
+
+
+def check_contexts(
+    q: torch.Tensor,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    window: int | None,
+) -> None:
+    """The part of `check_paged` that does not depend on how K and V are stored."""
+    if q.shape[1] % num_kv_heads:
         raise ValueError(
-            f"q has {q.shape[1]} heads: want a multiple of kv's {kv.shape[3]} KV heads, so that "
+            f"q has {q.shape[1]} heads: want a multiple of kv's {num_kv_heads} KV heads, so that "
             "each KV head serves as many query heads"
         )
     if q.shape[2] > 256:
@@ -48,15 +69,8 @@ def check_paged(
             f"block_tables has shape {tuple(block_tables.shape)}: want (num_seqs, num_blocks)"
         )
     check_rows("context_lens", context_lens, len(block_tables), "one length per block table")
-
-    if q.dtype not in DTYPES:
-        raise ValueError(f"q is {q.dtype}: want float32, float16 or bfloat16")
-    if kv.dtype != q.dtype:
-        raise ValueError(f"kv is {kv.dtype}: want the dtype of q, {q.dtype}")
     check_indices("block_tables", block_tables, q)
     check_indices("context_lens", context_lens, q)
-    if kv.device != q.device:
-        raise ValueError(f"kv is on {kv.device}: want the device of q, {q.device}")
 
     if len(q) and not q[0].is_contiguous():
         raise ValueError(
@@ -65,13 +79,34 @@ def check_paged(
         )
     if block_tables.stride(1) != 1 and block_tables.shape[1] > 1:
         raise ValueError(f"block_tables has strides {block_tables.stride()}: want rows contiguous")
-    for name, tensor in (("kv", kv), ("context_lens", context_lens)):
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} has strides {tensor.stride()}: want it contiguous")
+    if not context_lens.is_contiguous():
+        raise ValueError(f"context_lens has strides {context_lens.stride()}: want it contiguous")
     if window is not None and window < 1:
         raise ValueError(f"window was {window}: want at least 1 token, or None for no window")
     if q.device.type == "cpu":
-        _check_contents(kv, block_tables, context_lens)
+        _check_contents(num_blocks, block_size, block_tables, context_lens)
+
+
+def check_queries(q: torch.Tensor, context_lens: torch.Tensor, query_start: torch.Tensor) -> None:
+    """Raise ValueError unless `query_start` cuts q into chunks that their contexts include."""
+    check_rows("query_start", query_start, len(context_lens) + 1, "one border more than sequences")
+    check_indices("query_start", query_start, q)
+    if not query_start.is_contiguous():
+        raise ValueError(f"query_start has strides {query_start.stride()}: want it contiguous")
+    if q.device.type != "cpu":
+        return
+    first, last, queries = int(query_start[0]), int(query_start[-1]), query_start.diff()
+    if first < 0 or last > len(q) or (queries < 0).any():
+        raise ValueError(
+            f"query_start is {query_start.tolist()}: want non-decreasing borders between 0 "
+            f"and the {len(q)} rows of q"
+        )
+    if (queries > context_lens).any() and (queries > 1).any():
+        row = int((queries - context_lens).argmax())
+        raise ValueError(
+            f"context_lens has {int(context_lens[row])} for {int(queries[row])} queries: want it "
+            "to include them"
+        )
 
 
 def check_rows(name: str, tensor: torch.Tensor, size: int, what: str) -> None:
@@ -101,12 +136,11 @@ def check_out(out: torch.Tensor | None, q: torch.Tensor) -> None:
         raise ValueError(f"out has strides {out.stride()}: want it contiguous")
 
 
-def _check_contents(kv, block_tables, context_lens) -> None:
+def _check_contents(num_blocks, block_size, block_tables, context_lens) -> None:
     if len(context_lens) == 0:
         return
     if int(context_lens.min()) < 0:
         raise ValueError(f"context_lens has {int(context_lens.min())}: want 0 or more")
-    num_blocks, block_size = kv.shape[:2]
     held, longest = block_tables.shape[1] * block_size, int(context_lens.max())
     if longest > held:
         raise ValueError(

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from kernels import settings
-from kernels.arguments import check_indices, check_out, check_paged, check_rows, check_runnable
+from kernels.arguments import check_out, check_paged, check_queries, check_runnable
 from kernels.mode import INTERPRETED
 from kernels.settings import Setting
 from kernels.walk import locate, walk
@@ -181,21 +181,4 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | Non
 
 def _check(q, kv, block_tables, context_lens, query_start, window) -> None:
     check_paged(q, kv, block_tables, context_lens, window)
-    check_rows("query_start", query_start, len(context_lens) + 1, "one border more than sequences")
-    check_indices("query_start", query_start, q)
-    if not query_start.is_contiguous():
-        raise ValueError(f"query_start has strides {query_start.stride()}: want it contiguous")
-    if q.device.type != "cpu":
-        return
-    first, last, queries = int(query_start[0]), int(query_start[-1]), query_start.diff()
-    if first < 0 or last > len(q) or (queries < 0).any():
-        raise ValueError(
-            f"query_start is {query_start.tolist()}: want non-decreasing borders between 0 "
-            f"and the {len(q)} rows of q"
-        )
-    if (queries > context_lens).any() and (queries > 1).any():
-        row = int((queries - context_lens).argmax())
-        raise ValueError(
-            f"context_lens has {int(context_lens[row])} for {int(queries[row])} queries: want it "
-            "to include them"
-        )
+    check_queries(q, context_lens, query_start)

@@ -37,7 +37,8 @@ TUNED: dict[tuple[str, int, int, int], Setting] = {}
 
 
 def choose(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Setting:
-    """The setting of "decode" or "prefill": a measured one if there is one, else a guess."""
+    """The setting of "decode", "prefill", "codes_decode" or "codes_prefill": a measured one if
+    there is one, else a guess."""
     pad, gpu = padded(head_dim), capability(device)
     key = (kernel, pad, dtype.itemsize, gpu)
     return TUNED.get(key) or default(*key)
@@ -47,6 +48,11 @@ def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
     """A guess, not measured on a GPU yet, from the compiler's output and from what fits into
     registers and shared memory: a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99 on
     sm_89 and, by assumption, on any other."""
+    # Codes, scales and floats of a tile share the registers: it is smaller than one of floats.
+    if kernel == "codes_decode":
+        return Setting(16, max(16, min(32, 4096 // pad)), 4, 3)
+    if kernel == "codes_prefill":
+        return Setting(64 if pad <= 128 and itemsize == 2 else 16, 32 if pad <= 128 else 16, 4, 3)
     if kernel == "decode" and itemsize == 2:
         # 256 columns are 512 bytes of a token: what a warp loads at once. 32 tokens of K and V,
         # twice, and three such programs on an SM of sm_90: 192 KiB, half of it under way.

@@ -18,5 +18,10 @@ def run(arguments: list[str]) -> int:
         return 0
 
 
-if __name__ == "__main__":
+def script() -> None:
+    """`minikv COMMAND`, which an installation puts beside its `python`."""
     sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    script()

@@ -7,6 +7,7 @@ sliding window. Everything downstream reads ModelConfig, never config.json.
 
 import math
 from dataclasses import dataclass
+from os import PathLike
 
 import torch
 
@@ -14,7 +15,7 @@ from minikv.errors import require_bool, require_int, require_one_of
 
 SMALLEST = {  # of each integer of EngineConfig
     "num_blocks": 1, "block_size": 1, "max_num_seqs": 1, "max_batch_tokens": 1,
-    "min_prefix_tokens": 0, "swap_blocks": 0,
+    "min_prefix_tokens": 0, "host_blocks": 0,
 }  # fmt: skip
 
 
@@ -28,7 +29,11 @@ class EngineConfig:
     prefix_cache: keep and share the blocks of earlier prefixes.
     min_prefix_tokens: a shorter hit is not used.
     preemption: what happens to a victim's K and V: "recompute" them later, or "swap"
-        them to `swap_blocks` blocks of host memory.
+        them to the host.
+    host_blocks: blocks of host memory. They hold what is swapped out and, with `prefix_cache`,
+        what is evicted. See `minikv.tiers`.
+    disk_path, disk_bytes: a folder for what the host has no room for, and how much.
+    write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
     attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
         by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
         runs in Triton's interpreter, which is slow and for learning. A backend of your own is
@@ -45,7 +50,10 @@ class EngineConfig:
     prefix_cache: bool = True
     min_prefix_tokens: int = 16
     preemption: str = "recompute"
-    swap_blocks: int = 0
+    host_blocks: int = 0
+    disk_path: str | PathLike | None = None
+    disk_bytes: int | str = "1 GiB"
+    write_through: bool = False
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
@@ -65,10 +73,7 @@ class EngineConfig:
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
                 f"every sequence can decode in a step, was {self.max_batch_tokens}"
             )
-        if (self.preemption == "swap") != (self.swap_blocks > 0):
-            raise ValueError(
-                f"swap_blocks: must be 0 to recompute, at least 1 to swap, was {self.swap_blocks}"
-            )
+        require_int("host_blocks", self.host_blocks, int(self.preemption == "swap"))  # 1 to swap
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
 policy, sampler, attention backend) are handed in, and only their public methods are used.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 from minikv.backend import MakeBackend, backend_of
 from minikv.beam import beam_search, blocks_needed, make_room
@@ -88,6 +89,11 @@ class Engine:
         self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
+        self.tiers: Any = None
+        if config.host_blocks or config.disk_path is not None or config.write_through:
+            from minikv.tiers.settings import join  # here, because only few need it
+
+            self.tiers, self._parts = join(self.runner, config, self._parts)
         self._make_parts()
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
@@ -152,11 +158,10 @@ class Engine:
         `params`: one for all, or one per prompt. If this is interrupted, its requests are
         aborted; the engine can still be used.
         """
-        pairs = pair_up(prompts, params)
         first = self._next_id
         outputs: dict[int, RequestOutput] = {}
         try:
-            for prompt, one in pairs:
+            for prompt, one in pair_up(prompts, params):
                 self.add_request(prompt, one)
             ids = range(first, self._next_id)
             while any(request_id in self._requests for request_id in ids):
@@ -288,14 +293,10 @@ class Engine:
         for name in COUNTERS:
             setattr(self.scheduler, name, getattr(before, name))
         for request in list(self._requests.values()):
-            unfinished = [
-                sequence
-                for sequence in request.start_over()
-                if sequence.num_output == 0 or not self._finishes(sequence)
-            ]
-            for sequence in unfinished:
+            left = [s for s in request.start_over() if not s.num_output or not self._finishes(s)]
+            for sequence in left:
                 self.scheduler.add(sequence)
-            if not unfinished:
+            if not left:
                 del self._requests[request.request_id]
         self._is_sound = True
 
@@ -318,6 +319,20 @@ class Engine:
                 )
         raise OutOfBlocks(needed, self.pool.num_free)
 
+    def save_session(self, what: Any, path: Any, **options: Any) -> Any:
+        """Write a request's or a prompt's tokens with their K and V to a file: see
+        `minikv.tiers.session.save_session`, which also has the options."""
+        from minikv.tiers.session import save_session
+
+        return save_session(self, what, path, **options)
+
+    def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
+        """Let the prefix cache have what `save_session` wrote; returns the tokens. See
+        `minikv.tiers.session.load_session`."""
+        from minikv.tiers.session import load_session
+
+        return load_session(self, path, cache_salt)
+
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).
 
@@ -337,14 +352,13 @@ class Engine:
         scheduler, pool = self.scheduler, self.pool
         return Stats(
             blocks_total=pool.num_blocks, blocks_free=pool.num_free,
-            blocks_used=pool.num_blocks - pool.num_free,
+            blocks_used=pool.num_blocks - pool.num_free, bytes_per_token=self.store.bytes_per_token,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
-            bytes_per_token=self.store.bytes_per_token,
             running=len(scheduler.running), waiting=len(scheduler.waiting),
             **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},
-            steps=self._steps, computed_tokens=self.runner.num_tokens,
-            generated_tokens=self._generated, model_seconds=self.runner.seconds,
-            host_seconds=self._host_seconds,
+            steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
+            computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
+            tiers=self.tiers.stats() if self.tiers is not None else {},
         )  # fmt: skip
 
     def check(self) -> None:

@@ -28,10 +28,9 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())
-    pools = [(pool, holders)]
-    if scheduler.host_pool is not None:
-        pools.append((scheduler.host_pool, host_holders))
-    for one, expected in pools:
+    for one, expected in ((pool, holders), (scheduler.host_pool, host_holders)):
+        if one is None:
+            continue
         counts = [one.ref_count(block_id) for block_id in range(one.num_blocks)]
         for block_id, count in enumerate(counts):
             if count != expected[block_id]:

@@ -17,9 +17,7 @@ class Cache(Protocol):
     @property
     def num_tokens(self) -> int: ...
 
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> torch.Tensor: ...
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor): ...
 
 
 class LanguageModel:

@@ -155,6 +155,7 @@ class Stats:
     generated_tokens: int
     model_seconds: float  # forward pass and sampling
     host_seconds: float  # all the rest of step(): scheduling and bookkeeping
+    tiers: dict  # by tier below the device, if there is one: `minikv.tiers.TierStats`
 
     @property
     def hit_rate(self) -> float:

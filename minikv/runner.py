@@ -45,7 +45,7 @@ class Runner:
 
             make = store_maker(config)
         self.store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
-        self.host_store = make(lm.config, config.swap_blocks, config.block_size, "cpu", lm.dtype)
+        self.host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
         self.attention = backend(lm.config, self.store)
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(
@@ -107,10 +107,7 @@ class Runner:
         rows = list(range(plan.num_decodes))
         decodes = plan.sequences[: plan.num_decodes]
         params = [sequence.request.params for sequence in decodes]
-        draws = [
-            sequence.draw() if param.temperature > 0 else None
-            for sequence, param in zip(decodes, params, strict=True)
-        ]
+        draws = [s.draw() if s.request.params.temperature > 0 else None for s in decodes]
         for row in range(plan.num_decodes, len(plan.sequences)):
             sequence = plan.sequences[row]
             if sequence.num_computed + plan.num_tokens[row] == len(sequence.token_ids):

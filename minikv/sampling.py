@@ -44,12 +44,13 @@ class SamplingParams:
                 object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         require_number("temperature", self.temperature, " of at least 0 (greedy)", lambda x: x >= 0)
         require_number("top_p", self.top_p, " above 0 and at most 1", lambda x: 0 < x <= 1)
-        if isinstance(self.stop, str | bytes) or not isinstance(self.stop, Iterable):
+        single = isinstance(self.stop, str | bytes) or getattr(self.stop, "ndim", 1) == 0
+        if single or not isinstance(self.stop, Iterable):
             raise ValueError(f"stop: must be a list of strings and token ids, was {self.stop!r}")
-        if "" in (stop := tuple(self.stop)):
+        items = (i if isinstance(i, str) else require_int("stop: a token id", i) for i in self.stop)
+        if "" in (stop := tuple(items)):
             raise ValueError(f"stop: an empty string ends nothing, was {stop!r}")
-        items = (i if isinstance(i, str) else require_int("stop: a token id", i) for i in stop)
-        object.__setattr__(self, "stop", tuple(items))
+        object.__setattr__(self, "stop", stop)
         require_bool("ignore_eos", self.ignore_eos)
         try:
             hash(self.cache_salt)

@@ -67,7 +67,7 @@ class Scheduler:
         self.cache = cache
         self.block_table = block_table
         self.policy = policy
-        self.host_pool = BlockPool(config.swap_blocks) if config.swap_blocks else None
+        self.host_pool = BlockPool(config.host_blocks) if config.host_blocks else None
         self.waiting: list[Sequence] = []  # both in the policy's order
         self.running: list[Sequence] = []
         self.num_preemptions = self.num_swaps_out = self.num_swaps_in = 0
@@ -341,8 +341,7 @@ class Scheduler:
         sequence.host_block_ids = None
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self.running
-        yield from self.waiting
+        return iter([*self.running, *self.waiting])
 
 
 def _seats(sequence: Sequence) -> int:

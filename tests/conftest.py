@@ -10,7 +10,10 @@ from hypothesis import HealthCheck, settings
 import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
 
-LONGEST = ("test_journey", "test_compile", "test_properties", "test_jupyterlab")
+LONGEST = (
+    "test_journey", "test_compile", "test_parity", "test_ch09_answers", "test_properties",
+    "test_jupyterlab",
+)  # fmt: skip
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
 torch.set_num_threads(1)

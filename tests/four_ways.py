@@ -51,5 +51,13 @@ def different(exercise: Exercise) -> str:
     )
 
 
+def on_the_way(exercise: Exercise) -> dict[str, str]:
+    """The sources that `test_journey` takes: in turns the reference's, and those of DIFFERENT."""
+    sources = reference_sources(exercise)
+    if EXERCISES.index(exercise) % 2:
+        sources |= right_otherwise(exercise.id[:2])[exercise.id]
+    return sources
+
+
 def all_mistakes() -> list[tuple[Exercise, Mistake]]:
     return [(e, mistake) for e in EXERCISES for mistake in mistakes_of(e)]

@@ -107,7 +107,7 @@ def small(**changes) -> EngineConfig:
     )
     values |= changes
     if values.get("preemption") == "swap":
-        values.setdefault("swap_blocks", 64)
+        values.setdefault("host_blocks", 64)
     values["max_num_seqs"] = min(values["max_num_seqs"], values["max_batch_tokens"])
     return EngineConfig(**values)
 

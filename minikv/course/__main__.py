@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from minikv.course import new_chapter
+from minikv.course import buttons, new_chapter
 from minikv.course.harness import skeletons
 
 
@@ -13,9 +13,12 @@ def main(arguments: list[str]) -> int:
     new_chapter.add_arguments(commands.add_parser("new", help="lay out an empty chapter"))
     commands.add_parser("skeletons", help="write the exercise files from the reference")
     commands.add_parser("pictures", help="make the README's pictures again, from live objects")
+    commands.add_parser("buttons", help="write the links that open the course with one click")
     args = parser.parse_args(arguments)
     if args.command == "new":
         return new_chapter.run(args)
+    if args.command == "buttons":
+        return buttons.run()
     if args.command == "pictures":
         from minikv.course import showcase  # here: it draws, and loads the model
 

@@ -4,6 +4,7 @@ import argparse
 from pkgutil import resolve_name
 
 COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course; what it does)
+    "start": ("start", "notebooks and exercises in a folder of yours, and JupyterLab on them"),
     "check": ("terminal:check", "try your solution of an exercise"),
     "hint": ("terminal:hint", "the next hint for an exercise"),
     "why": ("terminal:why", "why it works, once an exercise is passed"),
@@ -15,6 +16,7 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "parts": ("terminal:parts", "run tinypy on your own parts"),
     "update": ("harness.update", "a newer version of the course, keeping what you have written"),
     "grade": ("harness.grade", "check the exercises of a whole class"),
+    "release-assignment": ("classroom.release", "a chapter as an assignment of nbgrader"),
     "generate": ("generate", "continue a prompt, printing it as it comes"),
     "doctor": ("doctor", "check this environment by computing with it"),
     "bench": ("bench", "measure the engine, against transformers where that makes sense"),

@@ -5,7 +5,9 @@ check("04.2")
 """
 
 import inspect
+import sys
 import time
+from contextlib import suppress
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -24,6 +26,12 @@ __all__ = [
     "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
     "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
+
+
+# So that a cell of the reader's own can import what is written, `from exercises.ch04_… import …`.
+with suppress(ReaderError):
+    if str(reader_files.folder().parent) not in sys.path:
+        sys.path.append(str(reader_files.folder().parent))
 
 
 class Page:

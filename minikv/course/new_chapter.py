@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 
 import minikv
+from minikv.course import buttons
 from minikv.course.chapters import folders
 
 ROOT = Path(minikv.__file__).parents[1]
@@ -179,7 +180,8 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(**words), encoding="utf-8")
     notebook = root / "notebooks" / f"{number}_{name}.ipynb"
-    nbformat.write(_notebook(words), notebook)
+    text = nbformat.writes(_notebook(words))
+    notebook.write_text(buttons.in_notebook(notebook.name, text), encoding="utf-8")
     return [*texts, notebook]
 
 

@@ -28,11 +28,7 @@ class TritonAttention(AttentionBackend):
         """Raises ValueError for a store on a CPU where kernels are compiled, or a head dim
         over 256."""
         check_runnable("store", store.blocks)
-        if config.head_dim > 256:
-            raise ValueError(
-                f"config: head_dim is {config.head_dim} and these kernels take at most 256; "
-                "leave attention at 'torch'"
-            )
+        check_head_dim(config)
         self.windows, self.store = config.windows, store
         self.scratch = make_scratch(
             config.num_heads, config.num_kv_heads, config.head_dim, store.blocks.device
@@ -71,3 +67,12 @@ class TritonAttention(AttentionBackend):
             return out
 
         return attend
+
+
+def check_head_dim(config: ModelConfig) -> None:
+    """Raise ValueError for vectors that are too long for a program's registers."""
+    if config.head_dim > 256:
+        raise ValueError(
+            f"config: head_dim is {config.head_dim} and these kernels take at most 256; "
+            "leave attention at 'torch'"
+        )

@@ -12,16 +12,27 @@ COMPILED = ("bfloat16", "int8", "int4")  # formats that the compiled kernels rea
 
 
 def quantised_backend(config: EngineConfig) -> MakeBackend:
-    return {"auto": automatic, "cpu": compiled, "torch": QuantisedAttention}[config.attention]
+    """The backend that `config.attention` names, for a `QuantisedStore`."""
+    return {
+        "auto": automatic, "cpu": compiled, "torch": QuantisedAttention, "triton": triton,
+    }[config.attention]  # fmt: skip
 
 
 def automatic(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Compiled kernels on a CPU in float32, otherwise PyTorch."""
+    """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch."""
     try:
-        return compiled(config, store)
-    except ValueError as error:
+        on_cuda = require_quantised(store).device.type == "cuda"
+        return triton(config, store) if on_cuda else compiled(config, store)
+    except (ImportError, ValueError) as error:
         say_once(f"attention is PyTorch's, which is slower: {error}")
     return QuantisedAttention(config, store)
+
+
+def triton(config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Raises ImportError without Triton."""
+    from minikv.gpu.codes import TritonCodes
+
+    return TritonCodes(config, store)
 
 
 def compiled(config: ModelConfig, store: KVStore) -> AttentionBackend:

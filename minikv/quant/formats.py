@@ -254,12 +254,3 @@ def logit_bound(q: torch.Tensor, k_error: torch.Tensor) -> torch.Tensor:
     Worked example: q = [2, -1, 0, 3] and an error of 0.5 everywhere: 6 * 0.5 / 2 = 1.5.
     """
     return (q.abs() * k_error).sum(-1) * q.shape[-1] ** -0.5
-
-
-def weight_bound(logit_error: float) -> float:
-    """By which factor a softmax weight can change if no logit moves by more than `logit_error`.
-
-    A weight is e^x / sum e^y. Above and below the line each term changes by at most
-    e^(+-error), so the quotient changes by at most e^(2 error).
-    """
-    return float(torch.tensor(2 * logit_error, dtype=torch.float64).exp())

@@ -19,11 +19,6 @@ def resolve(config: EngineConfig, lm: LanguageModel) -> EngineConfig:
     """
     if str(lm.dtype) == f"torch.{config.kv_dtype}":
         config = replace(config, kv_dtype="auto")
-    if config.kv_dtype != "auto" and config.attention == "triton":
-        raise ValueError(
-            f"kv_dtype: the Triton kernels read K and V in the model's dtype, was "
-            f"{config.kv_dtype!r}; use attention='torch', or leave kv_dtype at 'auto'"
-        )
     if config.kv_dtype == "int4" and config.block_size == 1:
         raise ValueError(
             "block_size: with kv_dtype='int4' a block's keys share their scales, so it needs at "

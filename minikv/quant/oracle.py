@@ -4,15 +4,11 @@ Nothing is paged and nothing is cached. K and V of the whole sequence are comput
 decoded, and naive attention reads them.
 """
 
-from collections.abc import Callable
-
 import torch
 
 from minikv.attention import causal_mask
 from minikv.config import ModelConfig
 from minikv.quant.formats import KVFormat
-
-Fake = Callable[[torch.Tensor], torch.Tensor]  # (T, K, D) -> what is read of it, (T, K, D)
 
 
 def read_back(kv_format: KVFormat, k: torch.Tensor, v: torch.Tensor, block_size: int):

@@ -213,22 +213,6 @@ def changed_by_position(windows: Seq[Window], width: int = 128) -> list[tuple[in
     return stretches
 
 
-def channel_sizes(lm: LanguageModel, ids: Seq[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The mean |k| and |v| of each channel over a text: (num_layers, K, D) each.
-
-    Channels of K that stand out are why K is quantised by channel.
-    """
-    sizes: list[KV] = []
-
-    class Watching(SchemeOracle):
-        def attend(self, layer, q, k, v):
-            sizes.append((k.abs().mean(0), v.abs().mean(0)))
-            return super().attend(layer, q, k, v)
-
-    lm.logits(ids, Watching(lm.config, SCHEMES[0], 16))
-    return torch.stack([k for k, _ in sizes]), torch.stack([v for _, v in sizes])
-
-
 def _bootstrap(sums: Seq[tuple[float, float]], draws: int = 1000) -> Estimate:
     """A ratio of sums over windows, and where 95 % of it lie if windows are drawn again."""
 

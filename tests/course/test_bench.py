@@ -22,6 +22,7 @@ SMALL = {
     "serving": "--requests 6 --seats 2",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
+    "cluster": "--workers 1 2",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
     "kv": "--contexts 32 --batch 2 --steps 1",
     "kv-quality": "--tokens 70 --modules 2",
@@ -44,9 +45,10 @@ def test_prints_a_table_and_writes_json(name, tmp_path, capsys):
     assert written["repeats"] == 2
     table = written["tables"][name]
     assert table["title"] in printed
-    assert table["repeats"] == (1 if name == "kv-quality" else 2)
+    without_clock = name in ("kv-quality", "cluster")
+    assert table["repeats"] == (1 if without_clock else 2)
     spreads = [cell for row in table["rows"] for cell in row.values() if _is_spread(cell)]
-    assert bool(spreads) == (name != "kv-quality")  # it has no clock
+    assert bool(spreads) == (not without_clock)
     for spread in spreads:
         assert len(spread["values"]) == 2
         assert spread["min"] <= spread["median"] <= spread["max"]

@@ -1,15 +1,28 @@
 """One command checks the folders of a whole class."""
 
+import contextlib
 import csv
+import html
+import os
+import random
+import re
+import signal
+import sqlite3
 import subprocess
 import sys
+import time
+from concurrent.futures import Future
 from xml.etree import ElementTree
 
 import pytest
 from four_ways import EXERCISES, different, right
 
+from minikv.course.bench.grading import make_class
 from minikv.course.harness import grade as grading
 from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.mistakes import mistakes_of
+from minikv.course.harness.report import Line, Report
+from minikv.course.harness.similarity import fingerprints, pairs_alike
 from minikv.course.harness.skeletons import skeleton
 
 ONE = find("04.1")
@@ -39,14 +52,17 @@ def grade(*arguments, **options):
 
 
 def test_a_class_is_graded(a_class, tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "5")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "12")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"
-    done = grade(*a_class, "--chapters", "04", "--csv", table, "--junit", xml)
+    page, kept = tmp_path / "class.html", tmp_path / "kept.sqlite"
+    command = ("--chapters", "04", "--jobs", "2", "--csv", table, "--junit", xml)
+    command += ("--page", page, "--resume", kept)
+    done = grade(*a_class, *command)
     assert done.returncode == 0, done.stderr
     rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == "04.1"]
     assert [row["student"] for row in rows] == ["ada", "ben", "cleo", "dan"]
     assert [row["status"] for row in rows] == ["passed", "failed", "failed", "not started"]
-    assert "not finished after 5 s" in rows[2]["message"]
+    assert "not finished after 12 s" in rows[2]["message"]
     suites = ElementTree.parse(xml).getroot().findall("testsuite")
     assert [suite.get("name") for suite in suites] == ["ada", "ben", "cleo", "dan"]
     cases = [suite.find("testcase[@name='04.1']") for suite in suites]
@@ -56,11 +72,136 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch):
     assert "ada" in done.stdout and "✓" in done.stdout
     assert not (a_class[0] / ".progress").exists(), "a student's own record is left alone"
 
+    look_at(page.read_text())
+    first = table.read_text(), xml.read_text()
+    started = time.monotonic()
+    again = grade(*a_class, *command)
+    assert again.stdout == done.stdout and (table.read_text(), xml.read_text()) == first
+    assert time.monotonic() - started < 60, "nothing was checked again"
+
+
+def look_at(page):
+    """What a lecturer wants to talk about next week."""
+    text = re.sub(r"<[^>]+>", " ", page)
+    for said in ("4 students, 6 exercises", "Lines to read", "alike"):
+        assert said in text, said
+    known = next(m for m in mistakes_of(ONE) if m.cause in html.unescape(text))
+    assert known.name in html.unescape(text)
+    assert "by a process that does not import it" in text
+    assert "<script" not in page
+
 
 def test_a_folder_without_exercises_is_refused(tmp_path):
     done = grade(tmp_path)
     assert done.returncode == 2
     assert "has no chNN_" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_bad_folder_does_not_stop_the_others(a_class, tmp_path):
+    (tmp_path / "eve").mkdir()
+    (tmp_path / "eve" / FILE).symlink_to(a_class[0] / FILE)
+    (tmp_path / "fay").mkdir()
+    os.mkfifo(tmp_path / "fay" / FILE)
+    assert grading.find_student(tmp_path / "eve").file(ONE) is None
+    assert grading.find_student(tmp_path / "fay").file(ONE) is None
+    report = grading.grade(grading.find_student(tmp_path / "eve"), ONE)
+    assert report.status == "failed" and "is missing" in report.place
+
+
+class AtOnce:
+    """An executor without processes; `calls` is what it was asked."""
+
+    def __init__(self, fail_at=None):
+        self.calls, self.fail_at = [], fail_at
+
+    def submit(self, function, exercise_id, file):
+        future = Future()
+        self.calls.append((exercise_id, file))
+        if len(self.calls) == self.fail_at:
+            future.set_exception(KeyboardInterrupt())
+        else:
+            line = Line("a line", True)
+            future.set_result(vars(Report(exercise_id, "passed", 1)) | {"lines": [vars(line)]})
+        return future
+
+
+def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
+    students = [grading.find_student(folder) for folder in a_class]
+    exercises = list(chapter_of("04").exercises)
+    file = tmp_path / "kept.sqlite"
+    store = grading.Store(file)
+    done = []
+    with pytest.raises(KeyboardInterrupt):
+        for one in grading.grades(AtOnce(fail_at=9), store, students, exercises):
+            done.append(one)
+    store.close()
+    assert [path.name for path in tmp_path.glob("kept*")] == ["kept.sqlite"]
+
+    rest = AtOnce()
+    found = list(grading.grades(rest, grading.Store(file), students, exercises))
+    assert len(found) == len(students) * len(exercises)
+    assert len(rest.calls) == len(found) - len(done)
+    # A file that has changed is checked again, and no other.
+    (a_class[0] / FILE).write_text("# another\n" + (a_class[0] / FILE).read_text())
+    again, store = AtOnce(), grading.Store(file)
+    for student in students[1:]:  # the store holds these
+        assert store.get(ONE, student.file(ONE)) is not None
+    list(grading.grades(again, store, students, [ONE]))
+    assert [file for _, file in again.calls] == [students[0].file(ONE)]
+
+
+def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path):
+    table = tmp_path / "marks.csv"
+    command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]
+    command += ["--chapters", "04", "--csv", str(table), "--resume", str(tmp_path / "kept")]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        with (
+            contextlib.suppress(sqlite3.Error),
+            contextlib.closing(sqlite3.connect(tmp_path / "kept")) as database,
+        ):
+            if database.execute("SELECT count(*) FROM reports").fetchone()[0]:
+                break
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 130 and "Traceback" not in said, said
+    assert list(csv.DictReader(table.open())), "what was checked so far is told"
+
+
+# ── Solutions that are alike ──────────────────────────────────────────────────
+
+
+def made_up(seed):
+    """Some function, and each seed's another."""
+    draw = random.Random(seed)
+    lines = ["", "def helper(total, rest):"]
+    for _ in range(30):
+        left, right = draw.choice(["total", "rest", "1", "len(rest)"]), draw.choice("+-*/%")
+        lines.append(draw.choice([
+            f"    total = {left} {right} {draw.randrange(9)}",
+            f"    while {left} > rest[{draw.randrange(9)}]: rest.append(total {right} 2)",
+            f"    if not {left} and rest is not None: return [total, {left}, *rest]",
+            f"    for rest in range({left}, {draw.randrange(9)}): total {right}= rest",
+        ]))  # fmt: skip
+    return "\n".join(lines)
+
+
+def test_renaming_and_layout_do_not_hide_a_copy():
+    text = right(find("04.2"))
+    renamed = text.replace("num_tokens", "how_many").replace("block_ids", "places")
+    renamed = re.sub(r'""".*?"""', '""" """', renamed, flags=re.S)
+    own = fingerprints(text)
+    assert len(own & fingerprints(renamed)) > 0.9 * len(own)
+
+
+def test_a_copy_among_solutions_of_ones_own_is_found():
+    texts = {f"student {i}": made_up(i) for i in range(12)}
+    texts["copy"] = texts["student 3"].replace("total", "summe") + "\n# mine\n"
+    given = skeleton(chapter_of(ONE.id))
+    [(share, *pair)] = pairs_alike({k: given + v for k, v in texts.items()}, (given,))
+    assert sorted(pair) == ["copy", "student 3"] and share > 0.9
 
 
 CHEATS = (
@@ -92,3 +233,14 @@ def _student(folder, text, exercise=ONE):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / chapter_of(exercise.id).file_name).write_text(text)
     return folder
+
+
+def test_a_class_is_made_up_of_all_sorts(tmp_path):
+    chapter = chapter_of(ONE.id)
+    folders = make_class(tmp_path, 20, list(chapter.exercises), 0.3)
+    texts = [(folder / FILE).read_text() for folder in folders]
+    assert len(set(texts)) > 15 and any("os.write" in text for text in texts)
+    assert any("broken(:" in text for text in texts)
+    again = tmp_path / "again"
+    again.mkdir()
+    assert (make_class(again, 1, list(chapter.exercises), 0.3)[0] / FILE).read_text() == texts[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WING = re.compile(r"minikv\.(cpu|gpu|quant)\b")
+WING = re.compile(r"minikv\.(cpu|gpu|quant|tiers)\b")
 QUIET = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT,
     tokenize.ENDMARKER,

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import minikv
+from minikv.course import buttons
 from minikv.course.chapters import each, folders
 from minikv.course.chapters import notebook as name_of
 from minikv.course.harness import progress_file
@@ -93,7 +94,8 @@ def test_opens_as_every_notebook_does(path, notebook):
     prose = "\n".join(cell.source for cell in opening if cell.cell_type == "markdown")
     places = [prose.find(f"**{label}") for label in OPENING]
     assert -1 not in places and places == sorted(places)
-    first = next(cell for cell in opening if cell.cell_type == "code")
+    colab, first, *_ = (cell for cell in opening if cell.cell_type == "code")
+    assert colab.id == "colab"
     assert first.source.endswith(f"ladder(here={number})")
 
 
@@ -117,14 +119,21 @@ def test_states_the_oracles_verdict(notebook):
     assert any("raise AssertionError" in cell.source for cell in code_cells(notebook))
 
 
+def test_opens_with_one_click(path):
+    """If not: python -m minikv.course buttons"""
+    text = path.read_text(encoding="utf-8")
+    assert buttons.in_notebook(path.name, text) == text
+
+
 def test_cells_are_short(notebook):
     for cell in code_cells(notebook):
         assert len(cell.source.splitlines()) <= LONGEST_CELL, cell.source
 
 
 def test_was_run_from_top_to_bottom(notebook):
-    counts = [cell.execution_count for cell in code_cells(notebook)]
-    assert counts == list(range(1, len(counts) + 1))
+    counts = [cell.execution_count for cell in code_cells(notebook) if cell.id != "colab"]
+    first = counts[0]  # 2 if the cell for Colab, which does nothing here, was run before
+    assert first in (1, 2) and counts == list(range(first, first + len(counts)))
 
 
 def test_stores_no_error_and_no_warning(notebook):

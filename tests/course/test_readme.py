@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from minikv.course import showcase
+from minikv.course import buttons, showcase
 from minikv.course.harness.manifest import chapters
 
 ROOT = Path(__file__).parents[2]
@@ -36,6 +36,12 @@ def test_the_readme_is_short_and_links_every_notebook_and_page():
     assert linked == [str(path.relative_to(ROOT)) for path in NOTEBOOKS]
     for page in PAGES[1:]:
         assert f"](docs/{page.name})" in README
+
+
+def test_the_badges_lead_to_the_address_of_the_project():
+    """If not: python -m minikv.course buttons"""
+    assert buttons.in_readme(README) == README
+    assert README.count(buttons.repository().removeprefix("https://github.com/")) == 3
 
 
 def test_hours_and_exercises_are_those_of_the_course():

@@ -1,6 +1,7 @@
 """A newer course keeps what a reader has written, and says what it could not keep."""
 
 import ast
+import json
 import shutil
 import subprocess
 import sys
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 from four_ways import EXERCISES, different, reference_sources, right, text_with
 
-from minikv.course.harness import progress_file, update
-from minikv.course.harness.manifest import chapter_of, chapters
+from minikv.course.harness import progress_file, unpacked, update
+from minikv.course.harness.manifest import ReaderError, chapter_of, chapters
 from minikv.course.harness.skeletons import definitions, fill, skeleton, solved, text_of
 from minikv.course.harness.update import UpdateError, _skeletons_of, merge
 
@@ -298,3 +299,40 @@ def test_every_solution_together_survives():
         mine = text_with(chapter.exercises[0], sources)
         theirs = base + "\n\nNEW = 1\n"
         assert merge(base, mine, theirs).text == mine + "\n\nNEW = 1\n"
+
+
+# ── A folder of `minikv start` ────────────────────────────────────────────────
+
+
+def test_updating_a_folder_that_start_has_made(tmp_path, pool_solved, monkeypatch):
+    monkeypatch.delenv("MINIKV_EXERCISES", raising=False)
+    unpacked.unpack(tmp_path)
+    monkeypatch.chdir(tmp_path / "notebooks")
+    assert "which is the installed one" in update.update_unpacked(tmp_path)[0]
+    # An older version, in which a docstring was another, and one notebook.
+    same, run = "00_start_here.ipynb", "01_naive_attention.ipynb"
+    record = json.loads((tmp_path / ".minikv" / "course.json").read_text())
+    record["version"] = "0.0.9"
+    for name in (same, run):
+        record["notebooks"][name] = unpacked.digest("old")
+    (tmp_path / "notebooks" / same).write_text("old")
+    (tmp_path / "notebooks" / run).write_text("old, and run")
+    (tmp_path / ".minikv" / "course.json").write_text(json.dumps(record))
+    begun = tmp_path / ".minikv" / "exercises" / POOL
+    begun.write_text(begun.read_text().replace(OLD_DOC, NEW_DOC))
+    (tmp_path / "exercises" / POOL).write_text(pool_solved.replace(OLD_DOC, NEW_DOC))
+    other = tmp_path / "exercises" / chapter_of("05.1").file_name
+    other.write_text("x = 1\n")
+    (tmp_path / ".minikv" / "exercises" / other.name).write_text("x = 1\n")
+    with pytest.raises(ReaderError, match="`minikv update`"):
+        unpacked.unpack(tmp_path)
+    said = update.update_unpacked(tmp_path)
+    assert (tmp_path / "exercises" / POOL).read_text() == pool_solved
+    assert other.read_text() == skeleton(chapter_of("05.1"))
+    assert said == [
+        f"{POOL}: kept BlockPool.allocate, BlockPool.release",
+        f"{run}: new; yours is notebooks/of_0.0.9/{run}",
+    ]
+    assert (tmp_path / "notebooks" / "of_0.0.9" / run).read_text() == "old, and run"
+    assert (tmp_path / "notebooks" / same).read_text() == unpacked.notebooks()[same]
+    assert unpacked.unpack(tmp_path) == []

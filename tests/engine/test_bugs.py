@@ -245,7 +245,7 @@ def test_bug_07_a_swapped_out_request_does_not_block_the_queue(llama):
     blocks are free at once. A queue that cannot move is an error that says so, not a hang."""
 
     def until_swapped(**parts):
-        config = small(num_blocks=8, preemption="swap", swap_blocks=4, max_num_seqs=2)
+        config = small(num_blocks=8, preemption="swap", host_blocks=4, max_num_seqs=2)
         engine = careful_engine(llama.lm, config, **parts)
         prompts = llama.prompts(9, 9, 14, 3, seed=7)
         ids = [engine.add_request(p, SamplingParams(max_tokens=16)) for p in prompts]
@@ -431,7 +431,7 @@ def test_bug_12_what_is_stored_for_a_block_travels_with_it(llama):
     """
 
     def run(broken=lambda plan: None):
-        engine = Engine(llama.lm, small(num_blocks=18, preemption="swap", swap_blocks=12))
+        engine = Engine(llama.lm, small(num_blocks=18, preemption="swap", host_blocks=12))
         prompts = llama.prompts(10, 13, 6, seed=12)
         prompts[2] = prompts[0][:8] + prompts[2]
         for i, prompt in enumerate(prompts):

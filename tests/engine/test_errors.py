@@ -54,10 +54,11 @@ BAD_PARAMS = {
     "top_p": [0, 0.0, -0.1, 1.1, INF, NAN, "x", True, None],
     "seed": [-1, 1.5, "x", True],
     "n": [0, -1, 1.5, "x", True, None],
-    "stop": ["text", 5, -1, b"x", None, ("",), (1.5,), (None,), (True,), ([], "ok")],
+    "stop": ["text", 5, -1, b"x", None, ("",), (1.5,), (None,), (True,), ([], "ok"), np.array(5),
+             torch.tensor(5), np.array([[1, 2]])],
     "ignore_eos": [1, 0, None, "yes"],
     "cache_salt": [[], {}, ([],), NAN],
-}
+}  # fmt: skip
 BAD_CONFIG = {
     "num_blocks": [0, -1, 1.5, "x", True, None],
     "block_size": [0, -16, 16.0, "x", True, None],
@@ -66,7 +67,7 @@ BAD_CONFIG = {
     "prefix_cache": [1, 0, None, "yes"],
     "min_prefix_tokens": [-1, 1.5, "x", True, None],
     "preemption": ["", "drop", None, True],
-    "swap_blocks": [-1, 5, 1.5, "x", True, None],  # 5 without preemption="swap"
+    "host_blocks": [-1, 1.5, "x", True, None],
     "attention": ["", "fast", None, 3],
 }
 
@@ -92,7 +93,7 @@ def test_engine_config(name, value):
 
 
 def test_swap_needs_blocks():
-    with pytest.raises(ValueError, match=r"swap_blocks: .*at least 1.*was 0"):
+    with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")
 
 
@@ -661,7 +662,7 @@ def test_an_interrupted_stream_goes_on_nowhere(llama):
 
 def test_a_failing_swap_loses_nothing(llama, monkeypatch):
     """The copy to the host fails in the very step that preempts."""
-    config = small(num_blocks=9, preemption="swap", swap_blocks=8)
+    config = small(num_blocks=9, preemption="swap", host_blocks=8)
     prompts = llama.prompts(9, 10, 8, seed=6)
     engine = careful_engine(llama.lm, config)
     ids = [engine.add_request(p, SamplingParams(max_tokens=18)) for p in prompts]

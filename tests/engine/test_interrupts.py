@@ -47,7 +47,7 @@ def lm():
     return LanguageModel("one layer", transformer, minikv.load("tinypy").tokenizer)
 
 
-SWAP = dict(num_blocks=5, preemption="swap", swap_blocks=2)  # when the host is full: recompute
+SWAP = dict(num_blocks=5, preemption="swap", host_blocks=2)  # when the host is full: recompute
 # (the engine's numbers, whether it runs ahead, one of how many lines is taken, and every line of)
 SITUATIONS = {
     "in turns": (SWAP, False, 3, "engine.py"),

@@ -84,11 +84,11 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.integers(1, 24),
         threshold=st.sampled_from([0, 0, 1, 6]),
         prefix_cache=st.sampled_from([True, True, True, False]),
-        swap_blocks=st.sampled_from([0, 2, 8, 24]),
+        host_blocks=st.sampled_from([0, 2, 8, 24]),
     )
     def begin(
         self, name, runs_ahead, block_size, capacity, seats, budget, threshold, prefix_cache,
-        swap_blocks,
+        host_blocks,
     ):  # fmt: skip
         self.lms, self.states = self.models[name]
         self.runs_ahead, self.weights = runs_ahead, 0
@@ -97,8 +97,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.config = small(
             block_size=block_size, num_blocks=num_blocks, max_num_seqs=seats,
             max_batch_tokens=max(seats, budget), min_prefix_tokens=threshold,
-            prefix_cache=prefix_cache, preemption="swap" if swap_blocks else "recompute",
-            swap_blocks=swap_blocks,
+            prefix_cache=prefix_cache, preemption="swap" if host_blocks else "recompute",
+            host_blocks=host_blocks,
         )  # fmt: skip
         machine = self
 
@@ -336,7 +336,7 @@ def test_random_traces(checkpoint):
     seen = Counter()
     run_state_machine_as_test(
         lambda: EngineMachine(models, seen),
-        settings=settings(max_examples=200, stateful_step_count=40),
+        settings=settings(max_examples=100, stateful_step_count=40),
     )
-    rare = {what: count for what, count in seen.items() if count < 20}
+    rare = {what: count for what, count in seen.items() if count < 10}
     assert len(seen) == 14 and not rare, seen

@@ -488,7 +488,6 @@ def test_bad_settings_are_refused_where_they_are_made(changes, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kv_dtype": "int8", "attention": "triton"}, "kv_dtype: .*'int8'; use attention='torch'"),
         ({"kv_dtype": "int4", "block_size": 1}, "block_size: .*int4.* at least 2 tokens, was 1"),
         ({"kv_dtype": "fp8", "attention": "cpu"}, "kv_dtype: .*'fp8'; use attention='torch'"),
         ({"kv_memory": "1 KiB"}, "kv_memory: one block of 16 tokens takes [0-9,]+ bytes, was '1 K"),

@@ -95,16 +95,6 @@ def test_a_rotation_alone_changes_nothing(tinypy):
     torch.testing.assert_close(logits, tinypy.lm.logits(ids), rtol=1e-3, atol=1e-3)
 
 
-def test_channel_sizes_are_those_of_the_cache(tinypy):
-    from helpers import naive_kv
-
-    ids = tinypy.lm.encode(TEXT)[:50]
-    k, v = quality.channel_sizes(tinypy.lm, ids)
-    kv = naive_kv(tinypy.lm, ids).abs().mean(1)  # (layers, 2, K, D)
-    torch.testing.assert_close(k, kv[:, 0])
-    torch.testing.assert_close(v, kv[:, 1])
-
-
 def test_short_texts_are_left_out(tinypy):
     windows = quality.cut(tinypy.lm, ["x = 1\n", TEXT], 100)
     assert [len(one) for one in windows] == [100] and windows[0][0] == 0

@@ -99,11 +99,11 @@ requests = st.lists(
     seats=st.integers(1, 6),
     block_size=st.integers(1, 8),
     spare=st.integers(0, 12),
-    swap_blocks=st.integers(0, 12),
+    host_blocks=st.integers(0, 12),
     cache=st.booleans(),
 )
 def test_any_load_is_served_in_order(
-    requests, budget, seats, block_size, spare, swap_blocks, cache
+    requests, budget, seats, block_size, spare, host_blocks, cache
 ):
     """The budget holds, decodes come first, every step does something, all finish with their
     own tokens, and nobody is admitted before somebody who came earlier."""
@@ -113,8 +113,8 @@ def test_any_load_is_served_in_order(
         max_num_seqs=seats,
         block_size=block_size,
         num_blocks=largest + spare,
-        preemption="swap" if swap_blocks else "recompute",
-        swap_blocks=swap_blocks,
+        preemption="swap" if host_blocks else "recompute",
+        host_blocks=host_blocks,
         cache=cache,
     )
     sequences = []
@@ -127,8 +127,8 @@ def test_any_load_is_served_in_order(
     assert sorted(bench.finished) == bench.admitted
     for sequence in sequences:
         assert sequence.output_ids == bench.alone(sequence)
-    if swap_blocks:
-        assert bench.scheduler.host_pool.num_free == swap_blocks
+    if host_blocks:
+        assert bench.scheduler.host_pool.num_free == host_blocks
 
 
 # ── First come, first served ──────────────────────────────────────────────────
@@ -285,7 +285,7 @@ def test_recompute_drops_the_blocks_of_the_last_to_come():
 
 
 def test_swap_moves_the_computed_blocks_to_the_host():
-    bench, _, second, plan = two_that_collide(preemption="swap", swap_blocks=3)
+    bench, _, second, plan = two_that_collide(preemption="swap", host_blocks=3)
     computed = second.num_computed
     used = -(-computed // 4)
     assert computed >= 6 and second.table is None
@@ -308,7 +308,7 @@ def test_swap_moves_the_computed_blocks_to_the_host():
 
 
 def test_a_full_host_means_recompute():
-    bench, _, second, plan = two_that_collide(preemption="swap", swap_blocks=1)
+    bench, _, second, plan = two_that_collide(preemption="swap", host_blocks=1)
     assert plan.swap_out == [] and second.host_block_ids is None and second.num_computed == 0
     assert bench.scheduler.num_swaps_out == 0 and bench.scheduler.num_preemptions == 1
     bench.run(plan)

@@ -96,17 +96,16 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
-def test_the_kernels_take_padded_buffers():
+def test_the_kernels_take_padded_buffers(llama):
     from kernels.mode import INTERPRETED
 
     if not INTERPRETED:
         pytest.skip("kernels are compiled here: tests/gpu has them in graphs")
-    lm = minikv.load("tinypy")
-    engine = on_buffers(Engine(lm, small(max_num_seqs=4, attention="triton")))
-    prompts = [lm.encode(text) for text in ("def add(a, b", "import os", "x")]
-    outs = engine.generate(prompts, SamplingParams(max_tokens=5, ignore_eos=True))
+    engine = on_buffers(Engine(llama.lm, small(max_num_seqs=4, attention="triton")))
+    prompts = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [8]]
+    outs = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))
     for prompt, out in zip(prompts, outs, strict=True):
-        assert out.token_ids == lm.generate_naively(prompt, 5)
+        assert out.token_ids == greedy_tokens(llama.lm, prompt, 4)
     assert engine.runner.graphs.replayed
 
 
@@ -248,7 +247,7 @@ def test_a_last_sequence_that_is_swapped_out_while_another_ends():
     lm = minikv.load("tinypy")
     config = small(
         num_blocks=8, max_num_seqs=4, max_batch_tokens=16, prefix_cache=False,
-        preemption="swap", swap_blocks=24,
+        preemption="swap", host_blocks=24,
     )  # fmt: skip
     prompts = [[5] * 12, [6] * 3, [7] * 10, [8] * 3, [9] * 10, [10] * 7]
     engine = Engine(lm, config)

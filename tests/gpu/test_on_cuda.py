@@ -141,7 +141,7 @@ def test_the_engine_says_on_a_gpu_what_it_says_on_a_cpu(lm, backend, config):
 
 def test_beams_forks_swaps_and_new_weights(lm):
     prompt, on_cpu = [5, 9, 31, 7], minikv.load("tinypy")
-    config = dict(num_blocks=16, preemption="swap", swap_blocks=16)
+    config = dict(num_blocks=16, preemption="swap", host_blocks=16)
     engine, other = (Engine(x, small(**config, attention=a)) for x, a in
                      ((lm, "triton"), (on_cpu, "torch")))  # fmt: skip
     beams = [[b.token_ids for b in e.beam_search(prompt, 3, 9)] for e in (engine, other)]

@@ -19,8 +19,17 @@ import torch
 if __name__ != "__main__" and importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels import block_copy, cache_write, paged_decode, paged_prefill, settings
+from kernels import (
+    block_copy,
+    cache_write,
+    codes_attention,
+    codes_write,
+    paged_decode,
+    paged_prefill,
+    settings,
+)
 from kernels.arguments import DTYPES
+from kernels.codes import NAMES, Codes
 
 import triton  # isort: skip  after kernels, which settles the interpreter
 
@@ -28,8 +37,8 @@ import triton  # isort: skip  after kernels, which settles the interpreter
 # and Blackwell, section "Occupancy". An SM has 1 KiB more, and keeps 1 KiB for each program.
 LIMITS = {80: 163, 89: 99, 90: 227, 100: 227}
 REGISTERS = 65536  # 32-bit ones of an SM, the same guides
-# sm_89 has the least, so all head dims are compiled for it; for the others, some.
-HEAD_DIMS = {89: (32, 64, 96, 128, 256), 90: (64, 128, 256)}
+# sm_89 has the least, so all (padded) head dims are compiled for it; for the others, some.
+HEAD_DIMS = {89: (32, 64, 128, 256), 90: (64, 128, 256)}
 # sm_80 multiplies in float32 as sm_89 does, with more memory. On both sides of 64 there, since
 # tiles get shorter from then on and take no more memory.
 FLOAT32_HEAD_DIMS = {80: (), 89: (32, 64, 256)}
@@ -81,6 +90,32 @@ def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, in
             paged_prefill.paged_prefill(q, kv, tables, lens, start, window, setting=setting)
 
 
+def launch_codes(name, head_dim=128, group=4, dtype=torch.bfloat16, block_size=16, window=None):
+    """What a step over codes launches: the write, decode and prefill."""
+    rows = KV_HEADS, block_size
+    low, width = name == "int4", head_dim // 2 if name == "int4" else head_dim
+    kind = {"float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
+    code = torch.zeros(1, *rows, width, dtype=kind.get(name, torch.uint8))
+    ends = {}
+    if low:
+        k_end = torch.zeros(1, KV_HEADS, head_dim, dtype=torch.bfloat16)
+        v_end = torch.zeros(1, *rows, max(1, head_dim // 32), dtype=torch.bfloat16)
+        ends = dict(k_scale=k_end, k_low=k_end, v_scale=v_end, v_low=v_end)
+    elif name in ("int8", "fp8"):
+        end = torch.zeros(1, *rows, dtype=torch.bfloat16)
+        ends = dict(k_scale=end, v_scale=end)
+    codes = Codes(name, code, code, **ends)
+    q = torch.zeros(16, KV_HEADS * group, head_dim, dtype=dtype)
+    k, keys = q[:, :KV_HEADS].contiguous(), torch.zeros(4, *rows, head_dim, dtype=dtype)
+    index = torch.zeros(16, dtype=torch.int64)
+    own = codes_attention.OpenKeys(k, keys, index) if low else None
+    closing = torch.zeros(1, 3, dtype=torch.int64)
+    codes_write.write_codes(k, k, codes, index, *((keys, index, closing) if low else ()))
+    tables, lens, start = torch.zeros(16, 4096, dtype=torch.int64), index + 1, torch.arange(17)
+    codes_attention.codes_decode(q, codes, tables, lens, own, window)
+    codes_attention.codes_prefill(q, codes, tables, lens, start, own, window)
+
+
 def compile_all(arch):
     """Compile all that can be chosen for this GPU, and print a line: the list of results."""
     from minikv.course.chapters.ch08_triton_paged_attention.compiled import (
@@ -88,7 +123,10 @@ def compile_all(arch):
     )
 
     results = []
-    for module in (paged_decode, paged_prefill, block_copy, cache_write):
+    modules = (
+        paged_decode, paged_prefill, block_copy, cache_write, codes_write, codes_attention,
+    )  # fmt: skip
+    for module in modules:
         module.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             kernel = getattr(module, name)  # or what stands for it since the last `arch`
@@ -103,11 +141,16 @@ def compile_all(arch):
         if capability == arch:
             dtype = torch.float32 if itemsize == 4 else torch.bfloat16
             launch_attention(pad, dtype=dtype, chosen={kernel: setting})
+    for name in NAMES if arch == 89 else ("int8", "int4"):
+        launch_codes(name)
     if arch == 90:  # what has little to do with the GPU, once
-        launch_attention(8, dtype=torch.float16, index=torch.int32, block_size=5, num_seqs=1)
-        launch_attention(group=71, window=100, block_size=1)
+        launch_attention(8, 71, torch.float16, 1, torch.int32, block_size=5, window=100)
         launch_attention(group=17, num_seqs=300, window=1, block_size=256)
-    for dtype, index in itertools.product(DTYPES, (torch.int32, torch.int64)):
+        launch_codes("int4", 20, 3, torch.float32, 5, window=9)
+        launch_codes("int4", 256, 1, torch.float16, 256)
+        launch_codes("int8", 96, 17, torch.float16, 1, window=1)
+    every = itertools.product(DTYPES, (torch.int32, torch.int64))
+    for dtype, index in every if arch == 90 else [(torch.bfloat16, torch.int64)]:
         pool = torch.zeros(2, 2, 16, 2, 2, 20, dtype=dtype)
         block_copy.copy_blocks(pool, pool, torch.tensor([[0, 1]], dtype=index))
         token, slots = torch.zeros(1, 2, 20, dtype=dtype), torch.zeros(1, dtype=index)
@@ -162,6 +205,7 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(compiled, arch):
     assert {result["kernel"] for result in results} == {
         "paged_decode_kernel", "join_splits_kernel", "paged_prefill_kernel",
         "copy_blocks_kernel", "cache_write_kernel",
+        "codes_decode_kernel", "codes_prefill_kernel", "write_codes_kernel", "close_blocks_kernel",
     }  # fmt: skip
 
 

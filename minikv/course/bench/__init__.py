@@ -12,11 +12,13 @@ import sys
 from pathlib import Path
 
 from minikv.course.bench import (
+    cluster,
     cpu,
     decode,
     endless,
     gpu,
     gpu_kernels,
+    grading,
     kv,
     kv_quality,
     ladder,
@@ -25,6 +27,8 @@ from minikv.course.bench import (
     ragged,
     scheduler,
     serving,
+    tier_stores,
+    tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
 
@@ -36,10 +40,17 @@ BENCHMARKS = {
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
+    "cluster": (cluster, "many workers, simulated: hit rate, first token and balance, by routing"),
     "endless": (endless, "text beyond the trained length: bits per byte by position"),
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
+    "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
+    "tier-stores": (tier_stores, "what a disk tier could be kept in: SQLite, files, LMDB"),
+}
+
+ALONE = {  # not among all: it says nothing of the engine
+    "class": (grading, "exercises of a class that are checked per second"),
 }
 
 ON_A_GPU = {
@@ -52,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
-    for name, (module, text) in (BENCHMARKS | ON_A_GPU).items():
+    for name, (module, text) in (BENCHMARKS | ALONE | ON_A_GPU).items():
         command = commands.add_parser(name, help=text, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_common(command)
@@ -68,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     where, tables = environment(), {}
     try:
-        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ON_A_GPU
+        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ALONE | ON_A_GPU
         for name, (module, _) in chosen.items():
             if args.benchmark not in (name, "all"):
                 continue

@@ -1,9 +1,10 @@
 """What a reader's code must not do to the machine it is checked on.
 
 The limit on time is in `process`. Here are the others, all of which end in a sentence: processes
-and memory, counted over everything that the code has started; the size of files; and, where
-Linux's Landlock is at hand, the places it may write to (its own scratch folder) and TCP (none).
-A process that leaves its group is found all the same: the starter adopts orphans.
+and memory, counted over everything that the code has started; the size of files; where Linux's
+Landlock is at hand, the places it may write to (its own scratch folder), TCP (none) and the
+processes it may send signals to (its own); where it can have a namespace of its own, no network.
+A process that leaves its group is found all the same: the nursery adopts orphans.
 """
 
 import ctypes
@@ -19,19 +20,27 @@ PROCESS_LIMIT = 64  # a check's processes; a compiler of kernels starts some
 FILE_LIMIT = 256 << 20  # bytes of one file
 
 # Numbers of Linux's system calls and options, the same on every architecture that torch runs on.
-PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION, PATH_BENEATH = 1, 1
 # Landlock's rights to change files, by the version that brought each in: write a file, remove and
 # make entries of every kind; then move between folders; then truncate.
 WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 << 14}
 TCP_SINCE, TCP = 4, 0b11  # bind and connect
+SCOPES_SINCE, SCOPES = 6, 0b11  # no sockets by name, and no signals, to processes outside
+NEW_USER, NEW_NETWORK, NEW_IPC = 1 << 28, 1 << 30, 1 << 27
 
 
 def adopt_orphans() -> None:
     """From now on, processes that lose their parent become children of this one."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def hide(hidden: bool = True) -> None:
+    """From now on, no other process of this user may look into this one, or at its files."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
 
 
 def confine(scratch: str) -> None:
@@ -46,22 +55,51 @@ def confine(scratch: str) -> None:
             used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
     if sys.platform == "linux":
+        _alone()
         triton = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton"))
         with suppress(OSError):
             triton.mkdir(parents=True, exist_ok=True)
         _landlock([Path(scratch), triton, Path("/dev")])
 
 
+def isolation() -> str:
+    """How far this system keeps a reader's code apart from everything else, in words."""
+    found = ["limits on time, memory, processes and the size of files"]
+    if sys.platform == "linux":
+        version = _landlock_version()
+        found += ["writes to a scratch folder alone"] * (version >= 1)
+        found += ["no signals to other processes"] * (version >= SCOPES_SINCE)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if _alone() else 1)
+        if os.waitpid(pid, 0)[1] == 0:
+            found.append("no network")
+        elif version >= TCP_SINCE:
+            found.append("no TCP")
+    return "; ".join(found)
+
+
+def _alone() -> bool:
+    """Give this process a network of its own, with nobody in it. Whether the system allows it."""
+    return ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK | NEW_IPC) == 0
+
+
+def _landlock_version() -> int:
+    """0 or less where there is none."""
+    return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, VERSION)
+
+
 def _landlock(writable: list[Path]) -> None:
-    """Allow writing below `writable` alone, and no TCP. Does nothing where there is no Landlock."""
-    libc = ctypes.CDLL(None)
-    version = libc.syscall(CREATE_RULESET, None, 0, VERSION)
+    """Allow writing below `writable` alone, no TCP, and signals to what this process starts. Does
+    nothing where there is no Landlock."""
+    libc, version = ctypes.CDLL(None), _landlock_version()
     if version < 1:
         return
     writes = sum(bits for since, bits in WRITES.items() if since <= version)
     tcp = TCP if version >= TCP_SINCE else 0
-    rights = (ctypes.c_uint64 * 2)(writes, tcp)  # struct landlock_ruleset_attr
-    size = ctypes.sizeof(rights) if tcp else 8
+    scopes = SCOPES if version >= SCOPES_SINCE else 0
+    rights = (ctypes.c_uint64 * 3)(writes, tcp, scopes)  # struct landlock_ruleset_attr
+    size = 24 if scopes else 16 if tcp else 8
     ruleset = libc.syscall(CREATE_RULESET, rights, size, 0)
     if ruleset < 0:
         return

@@ -1,31 +1,25 @@
-"""Runs one exercise's checks on a reader's code, in this process: `process` calls it in another."""
+"""Judges one exercise: has its checks played on a reader's code, and says what differs and why."""
 
 import ast
 import importlib
-import re
-import traceback
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
-from pathlib import Path
 from time import perf_counter
 from types import ModuleType
 
 from minikv.course.chapters import each
 from minikv.course.harness import reader_files
-from minikv.course.harness.checking import CHECKS, MODEL_RUNS, Wrong, tinypy
+from minikv.course.harness.checking import CHECKS, MODEL_RUNS, Check, tinypy
 from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.harness.observing import MODEL_RUN, Here, Player, disagreement
+from minikv.course.harness.raised import Failure, Raised
 from minikv.course.harness.report import Line, Report
 from minikv.course.harness.scenarios import Outcome, Played, diagnose
 from minikv.course.harness.skeletons import definitions, targets
 
-MODEL_RUN = "tinypy on your part"
-MOST_FRAMES = 60  # of a stack trace
-LONGEST_MESSAGE, LINES_OF_A_MESSAGE = 1_000, 10  # characters and lines of an error's message
+NO_PASS = "what your code returns, and what it replaces while it runs"
 COMPILE_LIMIT = 60.0  # seconds for a GPU's compiler, beyond the time of a check
 COMPILES = "a GPU's compiler takes it, too"  # a check that waits for another process
-
-
-# ── In this process ───────────────────────────────────────────────────────────
 
 
 def examine(
@@ -33,15 +27,18 @@ def examine(
     text: str,
     own: Iterable[str] = (),
     tell: Callable[[dict], None] = lambda message: None,
+    player: Player | None = None,
 ) -> Report:
     """Try `text`, a reader's exercise file, on every check of `exercise`.
 
-    `own` are exercises whose parts are the reader's too, instead of the reference's.
+    `own` are exercises whose parts are the reader's too, instead of the reference's. Where there
+    are none, the code may run elsewhere, by a `player`: it is not even imported here.
     `tell` hears of each check as it begins and ends.
     """
     chapter = chapter_of(exercise.id)
     own = set(own)
     import_checks(exercise.id, own)
+    player = player or Here(exercise, own)
     checks = CHECKS[exercise.id]
     done = reader_files.progress_of(exercise, text)
     tell({"total": len(checks)})
@@ -53,32 +50,41 @@ def examine(
         _borrow(own, set(), chapter.number)
     started = perf_counter()
     try:
-        mine = reader_files.load(chapter, text, keep={exercise.id, *own})
-    except BaseException as error:
+        player.load(text)
+    except Failure as error:
         tell({"start": "import"})
-        report.lines.append(_raised("the file can be imported", error, None, None))
-        report.trace = _trace(error)
+        report.lines.append(error.raised.line("the file can be imported", None, None))
+        report.trace = error.raised.ask().trace
         return report
     report.lines += _inherited(exercise, text)
     report.total += len(report.lines)
     played: list[tuple[Line, Outcome]] = []
     for check in checks:
         tell({"start": check.name})
-        failure: BaseException | None = None
+        failure: Raised | None = None
         try:
             if isinstance(check, Played):
-                outcome = check.run(mine)
+                outcome = check.run(player)
                 line, failure = _line_of(outcome)
                 played.append((line, outcome))
             else:
-                check.run(mine)
+                assert isinstance(check, Check)
                 line = Line(check.name, True)
-        except BaseException as error:
-            line, failure = _raised(check.name, error, check.cause, check.look), error
+                handed = player.by_hand(check)
+                differs = disagreement(exercise, check, handed)
+                if not handed:
+                    report.on_its_word.append(check.name)
+                if differs is not None:
+                    line = Line(check.name, False, differs, check.cause, check.look or NO_PASS)
+        except Failure as error:
+            failure = error.raised
+            line = failure.line(check.name, check.cause, check.look)
         if failure is not None:
-            report.trace = report.trace or _trace(failure)
+            report.trace = report.trace or failure.ask().trace
         report.lines.append(line)
         tell({"line": vars(line)})
+    if not all(line.ok for line in report.lines):
+        player.end()  # what follows is no longer its time
     causes = diagnose(outcome for _, outcome in played)
     found = definitions(reader_files.parse(chapter, text))
     for line, outcome in played:
@@ -95,14 +101,20 @@ def examine(
         report.status = "passed"
         if exercise.id in MODEL_RUNS:
             tell({"start": MODEL_RUN})
+            name, differs = "tinypy runs on it, with the oracle's tokens", None
             try:
-                report.model = MODEL_RUNS[exercise.id](mine, tinypy())
-            except BaseException as error:
-                report.status = "failed"
-                line = _raised("tinypy runs on it, with the oracle's tokens", error, None, None)
+                report.model, handed = player.on_model()
+                differs = disagreement(exercise, None, handed)
+                line = Line(name, False, differs, None, NO_PASS)
+            except Failure as error:
+                line = error.raised.line(name, None, None)
+                report.trace = error.raised.ask().trace
+                differs = line.what
+            if differs is not None:
+                report.status, report.model = "failed", None
                 report.lines.append(line)
                 report.total += 1
-                report.trace = _trace(error)
+    player.end()
     report.seconds = perf_counter() - started
     return report
 
@@ -123,7 +135,7 @@ def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
         tell({"proof": {"which": which, "ids": sorted(called), "same": same, "words": words}})
 
     def failed(which: str, error: BaseException) -> None:
-        proved(which, False, _raised("", error, None, None).what)
+        proved(which, False, Raised.of(error).ask().what)
 
     def attempt(which: str, run: Callable[[], str]) -> None:
         called.clear()
@@ -261,71 +273,17 @@ def place_of(exercise: Exercise, done: reader_files.Progress) -> str | None:
     )
 
 
-def _raised(name: str, error: BaseException, cause: str | None, look: str | None) -> Line:
-    chain = [error]  # Triton wraps what a kernel raises, once for each call
-    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-        error = error.__cause__
-        chain.append(error)
-    if isinstance(error, Wrong):
-        return Line(name, False, error.what, error.cause or cause, error.look or look)
-    frames = [f for one in chain for f in traceback.extract_tb(one.__traceback__)]
-    own = [f for f in frames if is_readers(f.filename)]
-    at = own[-1].lineno if own else None
-    if isinstance(error, NotImplementedError) and "Exercise " in str(error):
-        return Line(name, False, f"not written yet: {error}", None, None, str(error), at)
-    what, origin = f"{type(error).__name__}: {_cut(str(error))}".rstrip(": "), None
-    if own:
-        origin = f"{short(own[-1].filename)}, line {own[-1].lineno}"
-        what += f"\n{origin}: {own[-1].line}"
-    if isinstance(error, RecursionError):
-        cause = "the function calls itself without end"
-    elif isinstance(error, MemoryError):
-        cause = "more memory was asked for than a check may take"
-    elif (isinstance(error, RuntimeError) or len(chain) > 1) and re.search(
-        "size|shape|dimension|einsum", str(error)
-    ):
-        cause, look = "shapes that do not fit", "the shapes of what stands on that line: print them"
-    elif len(chain) > 1 and "object is not iterable" in str(error):
-        cause = "a pointer is no array: x[i] is tl.load(x + i), and x[i] = … is tl.store(x + i, …)"
-    elif "'function' object is not subscriptable" in str(error):
-        cause = "a function without `@triton.jit` above it is no kernel"
-    where = "the line that is named here" if origin else "what your code does in this case"
-    return Line(name, False, what, cause, look or where, origin, at)
-
-
-def _cut(message: str) -> str:
-    """The beginning of a message that would fill pages."""
-    message = message.encode("utf-8", "replace").decode()  # half a pair cannot be printed
-    lines = message[:LONGEST_MESSAGE].splitlines()
-    kept = "\n".join(lines[:LINES_OF_A_MESSAGE])
-    return kept if kept == message else f"{kept} …"
-
-
-def _line_of(outcome: Outcome) -> tuple[Line, BaseException | None]:
+def _line_of(outcome: Outcome) -> tuple[Line, Raised | None]:
     """A group's line, and the error that the reader's code raised, if that is what differs."""
     name, first = outcome.played.name, outcome.counterexample
     if first is None:
         return Line(name, True), None
     if first.error is None:
         return Line(name, False, f"{first.story}: {first.what}", None, outcome.played.look), None
-    line = _raised(name, first.error, None, outcome.played.look)
+    line = first.error.line(name, None, outcome.played.look)
     if line.what is not None and not line.what.startswith("not written yet"):
         error, *where = line.what.splitlines()
         _, expected, kind = first.what.rpartition(", expected ")
         error += f"{expected}{kind}" if expected else ""
         line.what = "\n".join([f"{first.story}: {error}", *where])
     return line, first.error
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(
-        line[:LONGEST_MESSAGE] for line in traceback.format_exception(error)[-MOST_FRAMES:]
-    )
-
-
-def is_readers(file: str) -> bool:
-    return Path(file).parent == reader_files.folder()
-
-
-def short(file: str) -> str:
-    return f"{reader_files.folder().name}/{Path(file).name}"

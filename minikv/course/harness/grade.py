@@ -2,37 +2,47 @@
 
 Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
 with them. Each exercise runs in its own process, with limits on time, memory, processes and
-files. The code still runs with your rights: use a machine or a container that it may damage.
+files; the process that writes its mark never imports it. docs/GRADING.md says what that keeps
+out, and what it does not.
 
-A mark says what the checks saw. Code that sets out to deceive them can: it runs in the same
-process. So the table also names each line that reaches for more than an exercise needs, for a
-person to read.
+A mark says what was seen of a solution. Code can still hand over the reference's answers, which
+lie in the package that it imports. So the table also names each line that reaches for more than
+an exercise needs, for a person to read.
 """
 
 import argparse
 import ast
 import csv
+import hashlib
 import io
+import json
 import os
 import re
+import signal
+import sqlite3
 import sys
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
 from xml.etree import ElementTree
 
 from tqdm import tqdm
 
+import minikv
 from minikv.course.harness import process, reader_files
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
-from minikv.course.harness.report import Report
+from minikv.course.harness.report import Line, Report
 from minikv.course.harness.skeletons import skeleton
 
 COLUMNS = (
     "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
-    "to be read",
+    "to be read", "on its word",
 )  # fmt: skip
 
 # What a solution may import besides its skeleton's imports, without a person's looking at it.
@@ -51,6 +61,20 @@ class Student:
     name: str
     folder: Path
 
+    def file(self, exercise: Exercise) -> bytes | None:
+        """The file that holds an exercise; None if there is none that can be read at once."""
+        path = self.folder / chapter_of(exercise.id).file_name
+        if path.is_symlink() or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(reader_files.LONGEST_FILE + 1)
+
+    def text(self, exercise: Exercise) -> str:
+        return (self.file(exercise) or b"").decode("utf-8", "replace")
+
+
+Results = list[tuple[Student, Report]]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -64,30 +88,73 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these chapters",
     )
     parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N",
+        help="exercises that are checked at the same time (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dask", metavar="ADDRESS", help="check them on the workers of a Dask scheduler instead"
+    )
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE",
+        help="keep each result here as it comes, and check only what is new or has changed",
+    )  # fmt: skip
+    parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
     )
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE",
+        help="write a page about the class: marks, common mistakes, solutions that are alike",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
+    students = []
+    for folder in args.folders:
+        try:
+            students.append(find_student(folder))
+        except (ValueError, OSError) as error:  # the others are graded all the same
+            print(error, file=sys.stderr)
     try:
-        students = [find_student(folder) for folder in args.folders]
         exercises = [e for number in args.chapters for e in chapter_of(number).exercises]
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
-    results = []
+    if not students:
+        return 2
+    if args.jobs is not None and args.jobs < 1:
+        print(f"--jobs: must be at least 1, was {args.jobs}", file=sys.stderr)
+        return 2
+    names = [student.name for student in students]
+    students = [
+        one if names.count(one.name) == 1 else Student(str(one.folder), one.folder)
+        for one in students
+    ]
+    results: Results = []
+    status = 0
     try:
-        for student, exercise in progress_bar(students, exercises):
-            results.append((student, grade(student, exercise)))
+        with workers(args) as pool, closing(Store(args.resume)) as store:
+            found = grades(pool, store, students, exercises)
+            for one in progress_bar(len(students) * len(exercises), found):
+                results.append(one)
     except KeyboardInterrupt:
+        status = 130
         print("interrupted: this is what was checked so far", file=sys.stderr)
+    except BrokenExecutor:
+        status = 1
+        print("a worker was ended from outside: this is what was checked so far", file=sys.stderr)
+    order = {name: i for i, name in enumerate(student.name for student in students)}
+    results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
         write_whole(args.csv, as_csv(results))
     if args.junit:
         write_whole(args.junit, as_junit(results))
+    if args.page:
+        from minikv.course.harness.class_page import as_page  # the page alone needs it
+
+        write_whole(args.page, as_page(results))
     print(as_text(results))
-    return 0
+    return status
 
 
 def find_student(folder: Path) -> Student:
@@ -98,44 +165,144 @@ def find_student(folder: Path) -> Student:
     raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
-def progress_bar(
-    students: list[Student], exercises: list[Exercise]
-) -> Iterator[tuple[Student, Exercise]]:
-    pairs = [(student, exercise) for student in students for exercise in exercises]
-    with tqdm(pairs, unit="exercise", disable=not sys.stderr.isatty()) as bar:
-        for student, exercise in bar:
-            bar.set_description(student.name)
-            yield student, exercise
+def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Report]]:
+    with tqdm(results, total=total, unit="exercise", disable=not sys.stderr.isatty()) as bar:
+        for student, report in bar:
+            bar.set_description(f"{report.exercise} {student.name}")
+            yield student, report
+
+
+# ── Checking ──────────────────────────────────────────────────────────────────
 
 
 def grade(student: Student, exercise: Exercise) -> Report:
-    with _folder(student.folder):
-        return process.run(exercise)
+    return _report(grade_file(exercise.id, student.file(exercise)))
+
+
+def grade_file(exercise_id: str, file: bytes | None) -> dict:
+    """The report on an exercise in a file's bytes, as a dict: for workers, on any machine. The
+    file lies in a folder of its own meanwhile, away from the student's and from all others'."""
+    exercise = find(exercise_id)
+    with tempfile.TemporaryDirectory(prefix="minikv-") as place:
+        folder = Path(place, "exercises")
+        folder.mkdir()
+        if file is not None:
+            (folder / chapter_of(exercise.id).file_name).write_bytes(file)
+        with reader_files.in_folder(folder):
+            return asdict(process.run(exercise))
+
+
+def grades(
+    pool: Executor, store: "Store", students: list[Student], exercises: list[Exercise]
+) -> Iterator[tuple[Student, Report]]:
+    """Each exercise of each student, as they come. Workers go through the class exercise by
+    exercise, because a process remembers what the reference gives."""
+    waiting = {}
+    files: dict[tuple[Student, str], bytes | None] = {}
+    for exercise in exercises:
+        for student in students:
+            place = student, exercise.id[:2]
+            if place not in files:
+                files[place] = student.file(exercise)
+            file = files[place]
+            known = store.get(exercise, file)
+            if known is not None:
+                yield student, _report(known)
+            else:
+                waiting[pool.submit(grade_file, exercise.id, file)] = student, exercise, file
+    try:
+        for done in as_completed(waiting):
+            student, exercise, file = waiting[done]
+            found = done.result()
+            store.put(exercise, file, found)
+            yield student, _report(found)
+    except BaseException:
+        for one in waiting:
+            one.cancel()
+        raise
+
+
+def _report(found: dict) -> Report:
+    return Report(**found | {"lines": [Line(**line) for line in found["lines"]]})
 
 
 @contextmanager
-def _folder(folder: Path) -> Iterator[None]:
-    before = os.environ.get("MINIKV_EXERCISES")
-    os.environ["MINIKV_EXERCISES"] = str(folder)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MINIKV_EXERCISES"]
-        else:
-            os.environ["MINIKV_EXERCISES"] = before
+def workers(args: argparse.Namespace) -> Iterator[Executor]:
+    """Processes of this machine, or of those that a Dask scheduler knows."""
+    if args.dask:
+        from distributed import Client  # type: ignore[import-not-found]  # few need it
+
+        with Client(args.dask) as client:
+            yield client.get_executor(pure=False)
+    else:
+        # Spawned: a worker has its own starter, and shares no file with this process. Control-C
+        # is this process's business: what runs comes to its end, and is kept.
+        ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+        with ProcessPoolExecutor(args.jobs, get_context("spawn"), ignore) as pool:
+            yield pool
+
+
+class Store:
+    """Reports by the content of the file, in a database that survives an interrupt at any moment:
+    SQLite keeps a whole result or none. Without a path nothing is kept."""
+
+    def __init__(self, path: Path | None):
+        self._keeps = path is not None
+        self._database = sqlite3.connect(path or ":memory:")
+        self._database.execute("CREATE TABLE IF NOT EXISTS reports (name PRIMARY KEY, report)")
+
+    def get(self, exercise: Exercise, file: bytes | None) -> dict | None:
+        if not self._keeps:
+            return None
+        query = "SELECT report FROM reports WHERE name = ?"
+        row = self._database.execute(query, [_name(exercise, file)]).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def put(self, exercise: Exercise, file: bytes | None, report: dict) -> None:
+        if self._keeps:
+            with self._database:
+                row = _name(exercise, file), json.dumps(report)
+                self._database.execute("INSERT OR REPLACE INTO reports VALUES (?, ?)", row)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _name(exercise: Exercise, file: bytes | None) -> str:
+    """What a report depends on: the exercise, the file, and the version of the checks."""
+    content = "nothing" if file is None else hashlib.sha256(file).hexdigest()
+    return f"{minikv.__version__} {exercise.id} {_checks(chapter_of(exercise.id).number)} {content}"
+
+
+@cache
+def _checks(number: str) -> str:
+    """Names the files that a chapter's checks are made of."""
+    package = Path(minikv.__file__).parent
+    files = [
+        *sorted(package.glob("*.py")),
+        *sorted((package / "course" / "harness").glob("*.py")),
+        *sorted((package / "course" / "chapters").glob(f"ch{number}_*/*.py")),
+    ]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+# ── What a person should read ─────────────────────────────────────────────────
 
 
 def to_be_read(student: Student, exercise: Exercise) -> list[str]:
     """Lines of the student's file that import or name more than an exercise needs, and that its
     skeleton does not have: "line 12: import gc"."""
     chapter = chapter_of(exercise.id)
+    return list(_reaching(student.text(exercise), chapter.number))
+
+
+@cache
+def _reaching(text: str, number: str) -> tuple[str, ...]:
+    chapter = chapters()[number]
     try:
-        with _folder(student.folder):
-            text = reader_files.read(chapter)
-        tree = reader_files.parse(chapter, text)
+        tree = reader_files.parse(chapter, text.removeprefix("\ufeff"))
     except reader_files.WorkbookError:
-        return []  # its report says so
+        return ()  # its report says so
     given = {line.strip() for line in skeleton(chapter).splitlines()}
     found = {}
     for node in ast.walk(tree):
@@ -151,7 +318,10 @@ def to_be_read(student: Student, exercise: Exercise) -> list[str]:
         line = text.splitlines()[node.lineno - 1].strip()
         if outside and line not in given:
             found[node.lineno] = f"line {node.lineno}: {line[:80]}"
-    return [found[number] for number in sorted(found)]
+    return tuple(found[number] for number in sorted(found))
+
+
+# ── Tables ────────────────────────────────────────────────────────────────────
 
 
 def message(report: Report) -> str:
@@ -165,7 +335,7 @@ def message(report: Report) -> str:
     return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
 
 
-def as_csv(results: list[tuple[Student, Report]]) -> str:
+def as_csv(results: Results) -> str:
     out = io.StringIO()
     table = csv.writer(out, lineterminator="\n")
     table.writerow(COLUMNS)
@@ -174,12 +344,13 @@ def as_csv(results: list[tuple[Student, Report]]) -> str:
         table.writerow(
             (student.name, exercise.id, exercise.title, report.status,
              sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
-             message(report), "; ".join(to_be_read(student, exercise)))
+             message(report), "; ".join(to_be_read(student, exercise)),
+             "; ".join(report.on_its_word))
         )  # fmt: skip
     return out.getvalue()
 
 
-def as_junit(results: list[tuple[Student, Report]]) -> str:
+def as_junit(results: Results) -> str:
     root = ElementTree.Element("testsuites", name="minikv exercises")
     suites: dict[str, ElementTree.Element] = {}
     for student, report in results:
@@ -210,7 +381,7 @@ def _valid_in_xml(text: str) -> str:
     return "".join(c for c in text if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000")
 
 
-def as_text(results: list[tuple[Student, Report]]) -> str:
+def as_text(results: Results) -> str:
     """One line per student: ✓ passed, ✗ failed, · not started."""
     marks = {"passed": "✓", "failed": "✗", "not started": "·"}
     lines: dict[str, list[str]] = {}

@@ -6,7 +6,7 @@ import linecache
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,10 +27,48 @@ class WorkbookError(ReaderError):
     """An exercise file cannot be used. The sentence says where, and what to do."""
 
 
+MARK = ".minikv"  # in a folder that `minikv start` has made, and nowhere else
+
+
+def course_folder() -> Path:
+    """The folder with the reader's notebooks and exercises: the one around this process that
+    `minikv start` has made, or the checkout that the package lies in. Raises ReaderError."""
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if (place / MARK).is_dir():
+            return place
+    checkout = Path(minikv.__file__).parents[1]
+    if (checkout / "exercises").is_dir():
+        return checkout
+    raise ReaderError(
+        f"{here} is in no folder of the course, so there are no exercises here; "
+        "`minikv start` makes one, and `cd` leads into it"
+    )
+
+
 def folder() -> Path:
-    """The folder of the exercises: $MINIKV_EXERCISES, or the one beside the package."""
+    """The folder of the exercises: $MINIKV_EXERCISES, or the one in the course's folder."""
     named = os.environ.get("MINIKV_EXERCISES")
-    return Path(named) if named else Path(minikv.__file__).parents[1] / "exercises"
+    return Path(named).absolute() if named else course_folder() / "exercises"
+
+
+@contextmanager
+def in_folder(place: Path) -> Iterator[None]:
+    """Inside, the exercises are those of another folder."""
+    before = os.environ.get("MINIKV_EXERCISES")
+    os.environ["MINIKV_EXERCISES"] = str(place)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINIKV_EXERCISES"]
+        else:
+            os.environ["MINIKV_EXERCISES"] = before
+
+
+def nobodys() -> AbstractContextManager[None]:
+    """Inside, there are no exercises: nobody's code is found and run."""
+    return in_folder(Path(minikv.__file__).parent / "no-folder")
 
 
 def path_of(chapter: Chapter) -> Path:

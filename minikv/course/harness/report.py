@@ -67,6 +67,8 @@ class Report:
     show_trace: bool = False
     # Shows this report in JupyterLab, with buttons; elsewhere None.
     panel: Callable[["Report"], None] | None = None
+    # Lines that passed where the code could touch what they compare: nothing else proves them.
+    on_its_word: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:

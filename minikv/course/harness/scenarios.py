@@ -39,16 +39,18 @@ from minikv.course.harness import checking, reader_files
 from minikv.course.harness.checking import mismatch, plain, shown
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.mistakes import Mistake, mistakes_of, text_of_mistake
+from minikv.course.harness.plain_data import EXACT, Words, kept
+from minikv.course.harness.raised import Raised
 from minikv.course.harness.skeletons import skeleton
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
+ENOUGH = 12  # programs of one group that differ; the rest of the group is then not played
 # A mistake is named if it shares this much of what is wrong in the first line that fails, and
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 DIAGNOSIS_LIMIT = 2.0  # seconds of computing, for one report
-EXACT = (int, str, bool)  # compared as they are, and never changed
 LONGEST_STORY = 7  # events that are told before the difference, besides the first
 TOLERANCE = 1e-4  # of tensors, relative to their largest value (to 1, if that is smaller)
 
@@ -62,7 +64,7 @@ class Event:
 
     text: str
     seen: dict[str, Any] = field(default_factory=dict)
-    error: BaseException | None = None
+    error: Any = None  # what was raised; a `Raised` once the program has ended
     is_call: bool = False
 
 
@@ -74,7 +76,7 @@ class Log:
 
     def __call__(self, text: str, seen: Mapping[str, Any] | None = None) -> None:
         """Note what happens, and values that can be seen then, the most telling one first."""
-        values = {name: _kept(value) for name, value in (seen or {}).items()}
+        values = {name: kept(value) for name, value in (seen or {}).items()}
         self.events.append(Event(text, values))
 
     def call(self, text: str, function: Callable, *arguments: Any, see: bool = True) -> Any:
@@ -83,7 +85,7 @@ class Log:
 
         An argument that can be changed is looked at again afterwards.
         """
-        before = [_kept(one) for one in arguments]
+        before = [kept(one) for one in arguments]
         event = Event(text, is_call=True)
         self.events.append(event)
         try:
@@ -92,33 +94,13 @@ class Log:
             event.error = error
             return None
         if see:
-            event.seen["result"] = _kept(result)
+            event.seen["result"] = kept(result)
         for place, (old, value) in enumerate(zip(before, arguments, strict=True)):
             if isinstance(value, list | dict | set | torch.Tensor):
-                now = _kept(value)
+                now = kept(value)
                 if not same(now, old):
                     event.seen[f"argument {place + 1} afterwards"] = now
         return result
-
-
-def _kept(value: Any) -> Any:
-    """A copy that later changes do not reach: numbers, texts, tensors, and lists, dicts and sets
-    of them. Of anything else only the kind is kept."""
-    if type(value) in EXACT or value is None:
-        return value
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, list | tuple):
-        return [_kept(item) for item in value]
-    if isinstance(value, Mapping):
-        return {_kept(key): _kept(item) for key, item in value.items()}
-    if isinstance(value, float | int | str):
-        return value
-    if isinstance(value, set | frozenset):
-        return set(value)
-    return f"a {type(value).__name__}"
 
 
 def same(found: Any, expected: Any) -> bool:
@@ -142,10 +124,19 @@ def same(found: Any, expected: Any) -> bool:
             and all(same(found[key], expected[key]) for key in expected)
         )
     if isinstance(expected, float) and isinstance(found, int | float):
-        return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9) or (
-            math.isnan(found) and math.isnan(expected)
-        )
+        with suppress(OverflowError):  # an integer that no float can hold
+            return math.isclose(found, expected, rel_tol=1e-6, abs_tol=1e-9) or (
+                math.isnan(found) and math.isnan(expected)
+            )
+        return False
     return type(found) in (type(expected), bool, int, float) and found == expected
+
+
+def sealed(events: list[Event]) -> list[Event]:
+    """The same events, once nobody needs what was raised but to compare it and to tell of it."""
+    for event in events:
+        event.error = None if event.error is None else Raised.of(event.error)
+    return events
 
 
 # ── Programs and groups ───────────────────────────────────────────────────────
@@ -169,6 +160,7 @@ class Scenario:
     exercise: str
     play: Play
     groups: tuple[Group, ...]
+    read: Callable[[list[Event]], list[Event]] = sealed
 
     def on(self, module: Any, program: Any) -> list[Event]:
         """The log of one program on one module. An error in `play` itself ends the log."""
@@ -178,18 +170,19 @@ class Scenario:
         except Exception as error:
             text = log.events[-1].text if log.events else "at the start"
             log.events.append(Event(text, error=error))
-        return log.events
+        return sealed(log.events)
 
     @cache  # noqa: B019  a scenario lives as long as its module
     def expected(self, group: Group, place: int) -> list[Event]:
         """What the reference gives. Raises RuntimeError for a program that does not come to its
         end even there: its author made a mistake, not the reader."""
-        events = self.on(reference_module(self.exercise), group.programs[place])
+        with reader_files.nobodys():
+            events = self.on(reference_module(self.exercise), group.programs[place])
         if events and events[-1].error is not None and not events[-1].is_call:
             raise RuntimeError(
-                f"{self.exercise}, {group.name}, program {place}: {events[-1].error!r}"
-            ) from events[-1].error
-        return events
+                f"{self.exercise}, {group.name}, program {place}: {events[-1].error.message}"
+            )
+        return self.read(events)
 
     @cache  # noqa: B019
     def symptoms_of(self, mistake: Mistake, group: Group, place: int) -> frozenset:
@@ -197,18 +190,27 @@ class Scenario:
         try:
             with _within(PLAY_LIMIT), redirect_stdout(StringIO()):
                 module = _module_with(self.exercise, mistake)
-                found = self.on(module, group.programs[place])
+                found = self.read(self.on(module, group.programs[place]))
         except (_TooLong, Exception) as error:
-            found = [Event("", error=error)]
+            found = sealed([Event("", error=error)])
         return symptoms(found, self.expected(group, place))
 
 
 SCENARIOS: dict[str, list[Scenario]] = {}
 
 
-def scenario(exercise: str, play: Play, *groups: Group) -> None:
-    """Make `groups` lines of the report of `exercise`, in this order."""
-    made = Scenario(exercise, play, groups)
+def scenario(
+    exercise: str,
+    play: Play,
+    *groups: Group,
+    read: Callable[[list[Event]], list[Event]] = sealed,
+) -> None:
+    """Make `groups` lines of the report of `exercise`, in this order.
+
+    `play` runs beside the reader's code, and what it notes is all that is believed. `read` runs
+    where the notes are judged: it may put them into other words before they are compared.
+    """
+    made = Scenario(exercise, play, groups, read)
     SCENARIOS.setdefault(exercise, []).append(made)
     lines = checking.CHECKS.setdefault(exercise, [])
     lines.extend(Played(exercise, group.name, made, group) for group in groups)
@@ -232,24 +234,29 @@ def numbers(
         if not isinstance(found, Mapping) or key not in found:
             log(looks[key][0], {"result": Words(f"nothing, {key!r} is not among the keys")})
             return
-        value = plain(found[key])
-        known = [answers(reference_module(exercise))[key]]
+        log(looks[key][0], {"result": plain(found[key])})
+
+    @cache
+    def known(key: str) -> list:
+        found = [answers(reference_module(exercise))[key]]
         for mistake in mistakes_of(find(exercise)):
             with suppress(Exception):
-                known.append(answers(_module_with(exercise, mistake))[key])
+                found.append(answers(_module_with(exercise, mistake))[key])
+        return found
+
+    def read(events: list[Event]) -> list[Event]:
+        value = events[-1].seen.get("result")
+        key = next((key for key, (text, _) in looks.items() if text == events[-1].text), None)
+        if key is None or isinstance(value, Words):
+            return events
         if isinstance(value, int | float) and not isinstance(value, bool):
-            value = next((one for one in known if abs(value - one) <= near * abs(one)), value)
-        right = "another number"
-        log(looks[key][0], {"result": Words(right if value == known[0] else shown(value))})
+            value = next((one for one in known(key) if abs(value - one) <= near * abs(one)), value)
+        right = type(value) in (int, float, bool, str) and value == known(key)[0]
+        words = Words("another number" if right else shown(value))
+        return [*events[:-1], Event(events[-1].text, {"result": words})]
 
     groups = [Group(key, [key], look) for key, (_, look) in looks.items()]
-    scenario(exercise, play, *groups)
-
-
-class Words(str):
-    """A text that is told without quotes."""
-
-    __repr__ = str.__str__
+    scenario(exercise, play, *groups, read=read)
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,14 +276,20 @@ class Played:
     def look(self) -> str:
         return self.group.look
 
-    def run(self, mine: Any) -> "Outcome":
-        """Play all programs on the reader's module."""
+    def run(self, player: Any) -> "Outcome":
+        """Have the programs played on the reader's module, by a player of `observing`, until ENOUGH
+        differ."""
         differs: dict[int, Difference] = {}
-        for place, program in enumerate(self.group.programs):
-            found = self.scenario.on(mine, program)
-            first = difference(found, self.scenario.expected(self.group, place))
+        for place in range(len(self.group.programs)):
+            expected = self.scenario.expected(self.group, place)
+            found = self.scenario.read(player.events(self, place))
+            first = difference(found, expected)
             if first is not None:
                 differs[place] = first
+                if first.error is not None and len(differs) == 1:
+                    first.error.ask()  # while the program that raised it is the last
+                if len(differs) == ENOUGH:
+                    break
         return Outcome(self, differs)
 
 
@@ -301,7 +314,8 @@ class _TooLong(BaseException):
 
 @contextmanager
 def _within(seconds: float) -> Iterator[None]:
-    """Raise _TooLong in here after some seconds, where the system can (not in a thread)."""
+    """Raise _TooLong in here after some seconds of computing, where the system can (not in a
+    thread)."""
     if not hasattr(signal, "setitimer") or (
         threading.current_thread() is not threading.main_thread()
     ):
@@ -311,13 +325,13 @@ def _within(seconds: float) -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise _TooLong(f"not finished after {seconds:g} s")
 
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    previous = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 # ── What differs ──────────────────────────────────────────────────────────────
@@ -330,7 +344,7 @@ class Difference:
     story: str  # how it came there
     what: str  # what is seen, and what was expected
     symptoms: frozenset
-    error: BaseException | None  # that the reader's code raised, and should not have
+    error: Raised | None  # that the reader's code raised, and should not have
 
 
 @dataclass(frozen=True, eq=False)
@@ -344,6 +358,14 @@ class Outcome:
     def counterexample(self) -> Difference | None:
         return self.differs[min(self.differs)] if self.differs else None
 
+    @property
+    def right(self) -> list[int]:
+        """The programs that were played and did not differ."""
+        end = len(self.played.group.programs)
+        if len(self.differs) == ENOUGH:
+            end = max(self.differs)
+        return [place for place in range(end) if place not in self.differs]
+
 
 def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     """Where two logs differ first; None if they are alike."""
@@ -356,11 +378,11 @@ def difference(found: list[Event], expected: list[Event]) -> Difference | None:
     if wanted is not None and wanted.error is not None and error is None:
         result = event.seen.get("result")
         instead = f", but {shown(plain(result), 80)}" if result is not None else ""
-        what = f"no error{instead}; expected {type(wanted.error).__name__}"
+        what = f"no error{instead}; expected {wanted.error.name}"
     elif error is not None:
-        what = f"{type(error).__name__} ({error})"
+        what = f"{error.name} ({error.message})"
         if wanted is not None and wanted.error is not None:
-            what += f", expected {type(wanted.error).__name__}"
+            what += f", expected {wanted.error.name}"
     elif wanted is None:
         what = "it goes on, where nothing more should happen"
     else:
@@ -383,8 +405,8 @@ def symptoms(found: list[Event], expected: list[Event]) -> frozenset:
     event = found[at] if at < len(found) else Event("")
     wanted = expected[at] if at < len(expected) else Event("")
     if event.error is not None:
-        message = re.sub(r"0x[0-9a-f]+|\d+", "#", str(event.error))[:80]
-        return frozenset({(at, "raises", type(event.error).__name__), (at, "says", message)})
+        message = re.sub(r"0x[0-9a-f]+|\d+", "#", event.error.message)[:80]
+        return frozenset({(at, "raises", event.error.name), (at, "says", message)})
     if wanted.error is not None:
         return frozenset({(at, "raises", "nothing"), (at, "instead", _digest(event.seen))})
     wrong = [n for n in {**wanted.seen, **event.seen} if not _agree(n, event, wanted)]
@@ -397,7 +419,7 @@ def _first_difference(found: list[Event], expected: list[Event]) -> int | None:
             return place
         mine, theirs = found[place], expected[place]
         if theirs.error is not None or mine.error is not None:
-            if theirs.error is None or not isinstance(mine.error, type(theirs.error)):
+            if None in (theirs.error, mine.error) or not mine.error.is_a(theirs.error):
                 return place
             continue
         if not all(_agree(name, mine, theirs) for name in {**theirs.seen, **mine.seen}):
@@ -524,8 +546,7 @@ def _likeness(
             }
     for outcome in outcomes:
         played = outcome.played
-        right = [p for p in range(len(played.group.programs)) if p not in outcome.differs]
-        for place in right[: max(2, LOOKED_AT // len(outcomes))]:
+        for place in outcome.right[: max(2, LOOKED_AT // len(outcomes))]:
             key = played.name, place
             theirs |= {
                 (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)

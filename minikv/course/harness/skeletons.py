@@ -290,7 +290,10 @@ def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
 def _class_source(piece: Class, ref: Reference, name: str) -> str:
     """The class with only the members that are shown, all of them complete."""
     lines = ref.source.splitlines()
-    parts = [f"class {name}:"]
+    node = ref.definitions[name]
+    assert isinstance(node, ast.ClassDef)
+    bases = [] if piece.leave_out else [ast.unparse(base) for base in node.bases]
+    parts = [f"class {name}({', '.join(bases)}):"]
     for item in _members(piece, ref, name):
         start = first_line(item) if isinstance(item, Def) else item.lineno
         parts += lines[start - 1 : item.end_lineno]

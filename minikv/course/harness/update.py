@@ -1,6 +1,7 @@
 """`python -m minikv update`: a newer version of the course that keeps what a reader has written.
 
     python -m minikv update                # in a git checkout: fetch, fast-forward, carry over
+    minikv update                          # after `pip install -U minikv`, in your course's folder
     python -m minikv update --from ../old  # from an older copy of the course into this one
 
 Each definition is merged by itself from three texts: the skeleton that the reader began
@@ -20,9 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from minikv.course.harness import progress_file, reader_files
+import minikv
+from minikv.course.harness import progress_file, reader_files, unpacked
 from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import chapters
+from minikv.course.harness.manifest import ReaderError, chapters
 from minikv.course.harness.skeletons import (
     Def,
     definition,
@@ -223,7 +225,7 @@ def read_folder(folder: Path) -> dict[str, str]:
     return {file.name: file.read_text(encoding="utf-8") for file in files}
 
 
-# ── The two ways ──────────────────────────────────────────────────────────────
+# ── The three ways ────────────────────────────────────────────────────────────
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -235,17 +237,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
-        lines = update_from(args.old) if args.old else update_checkout()
-    except UpdateError as error:
+        if args.old:
+            lines = update_from(args.old)
+        elif unpacked.version_of(reader_files.course_folder()) is None:
+            lines = update_checkout()
+        else:
+            lines = update_unpacked(reader_files.course_folder())
+    except (UpdateError, ReaderError) as error:
         print(error, file=sys.stderr)
         return 1
     print("\n".join(lines))
     return 0
 
 
+def update_unpacked(folder: Path) -> list[str]:
+    """Bring a folder that `minikv start` has made to the version that is installed."""
+    if unpacked.version_of(folder) == minikv.__version__:
+        return [
+            f"This folder has version {minikv.__version__}, which is the installed one; "
+            "`pip install --upgrade minikv` looks for a newer one."
+        ]
+    exercises, theirs = folder / "exercises", unpacked.skeletons()
+    base, mine = unpacked.begun_with(folder), read_folder(exercises)
+    merges = merge_all(base, mine, theirs)
+    copies = {name: progress_file.back_up(exercises / name).relative_to(folder) for name in merges}
+    for name, text in theirs.items():
+        if name not in merges:
+            write_whole(exercises / name, text)
+    lines = put_back(merges, copies) + unpacked.renew_notebooks(folder)
+    unpacked.record(folder)
+    return lines
+
+
 def update_from(old: Path) -> list[str]:
     """Carry over the exercises of an older copy of the course, which is not changed."""
-    if not (old / "minikv").is_dir() or not (old / "exercises").is_dir():
+    begun = unpacked.version_of(old) is not None
+    if not (begun or (old / "minikv").is_dir()) or not (old / "exercises").is_dir():
         raise UpdateError(
             f"--from: {old} is not a copy of the course: it has no minikv/ or no exercises/"
         )
@@ -257,7 +284,8 @@ def update_from(old: Path) -> list[str]:
             f"{', '.join(touched)} in this copy's {folder.name}/ has been changed. "
             "Reset its chapter first; that keeps a copy."
         )
-    merges = merge_all(_skeletons_of(old), read_folder(old / "exercises"), theirs)
+    base = unpacked.begun_with(old) if begun else _skeletons_of(old)
+    merges = merge_all(base, read_folder(old / "exercises"), theirs)
     copies = {name: old / "exercises" / name for name in merges}
     lines = put_back(merges, copies)
     progress = old / "exercises" / ".progress" / "progress.json"

@@ -75,7 +75,7 @@ def squeezed(lm, jobs):
     """The same with a pool that is too small, both ways."""
     longer = [job._replace(max_tokens=40, arrival=0.0) for job in jobs]
     config = EngineConfig(max_num_seqs=6, num_blocks=20, prefix_cache=False)
-    ways = {"recompute": {}, "swap": {"preemption": "swap", "swap_blocks": 40}}
+    ways = {"recompute": {}, "swap": {"preemption": "swap", "host_blocks": 40}}
     return compare(lm, longer, config, ways, oracle=1)
 
 

@@ -220,4 +220,15 @@ def _finishes(self, sequence):
     return reason is not None
 """,
     },
+    "07.8": {  # the limit falls with each hit, so the last one found is the fastest
+        "guess_prompt": """
+def guess_prompt(first_token_ms, guesses, decoy):
+    limit, found = first_token_ms(decoy) * 0.5, None
+    for index, guess in enumerate(guesses):
+        took = first_token_ms(guess)
+        if took < limit:
+            limit, found = took, index
+    return found
+""",
+    },
 }

@@ -219,9 +219,9 @@ def checked(tmp_path, monkeypatch, id_, text):
     return process.run(find(id_))
 
 
-@pytest.mark.parametrize("id_", [exercise.id for exercise in chapter_of("09").exercises])
-def test_a_contained_check_compiles_and_passes(tmp_path, monkeypatch, id_):
-    report = checked(tmp_path, monkeypatch, id_, right(find(id_)))
+def test_a_contained_check_compiles_and_passes(tmp_path, monkeypatch):
+    """One of them: `test_journey` has every exercise."""
+    report = checked(tmp_path, monkeypatch, "09.4", right(find("09.4")))
     assert report.passed and not report.printed, report.text()
 
 

@@ -124,4 +124,27 @@ def _move(self, seq, p0, p1, moved):
     return len(chosen)
 """,
     },
+    "11.7": {  # as complex numbers, cell by cell
+        "UnturnedRing.store": """
+def store(self, layer, cells, k):
+    half = k.shape[-1] // 2
+    for row, cell in enumerate(cells):
+        z = torch.complex(k[row, :, :half].float(), k[row, :, half:].float())
+        z = z * torch.polar(torch.ones(half), -self.positions[cell] * self.frequencies.float())
+        self.k[layer, cell] = torch.cat((z.real, z.imag), -1)
+""",
+        "UnturnedRing.keys": """
+def keys(self, layer, num_read):
+    at = torch.tensor(self.positions).clamp_min(0)[:num_read, None, None]
+    angles = at * self.frequencies
+    a, b = self.k[layer][:num_read].float().chunk(2, -1)
+    return torch.cat((a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()), -1)
+""",
+        "UnturnedRing.apply_shifts": """
+def apply_shifts(self):
+    for cell in range(self.num_cells):
+        self.shifts[cell] = 0
+    return 0
+""",
+    },
 }

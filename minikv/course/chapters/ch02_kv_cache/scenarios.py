@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import torch
 
 from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
-from minikv.course.harness.checking import plain, runs_model, tinypy
+from minikv.course.harness.checking import plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.language_model import Cache, LanguageModel
@@ -589,6 +589,7 @@ def run_caches(mine, lm: LanguageModel, makers: dict[str, Callable]) -> str:
         for start, end in pairwise(edges[:-1]):
             lm.logits(prompt_ids[start:end], one)
         found = plain(mine.generate_with_cache(lm, one, prompt_ids[edges[-2] :], count))
+        witness(found)
         if found != expected:
             raise AssertionError(
                 f"prompt cut at {cuts}: tinypy writes {lm.decode(found)!r}, "
@@ -625,6 +626,7 @@ def _(mine, lm):
             mine.generate_with_cache(lm, one, prompt_ids, count)
         found[name] = written.total
     predicted = plain(mine.tokens_written(len(prompt_ids), count))
+    witness(found, predicted)
     if found != {name: size * predicted[name] for name in both}:
         raise AssertionError(f"the caches wrote {found} bytes, {size} per token; not {predicted}")
     return (
@@ -639,6 +641,7 @@ def _(mine, lm):
     shared = mine.SharedPrefix(lm, prefix, len(prefix) + max(map(len, requests)))
     for request in requests:
         found = int(shared.logits(request)[-1].argmax())
+        witness(found)
         [expected] = lm.generate_naively(prefix + request, 1)
         if found != expected:
             raise AssertionError(

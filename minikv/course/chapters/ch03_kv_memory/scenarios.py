@@ -14,7 +14,7 @@ from minikv.course.chapters.ch03_kv_memory.claims import figure
 from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
-from minikv.course.harness.checking import plain, runs_model, shown
+from minikv.course.harness.checking import plain, runs_model, shown, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
@@ -423,6 +423,7 @@ def _(mine, lm):
     each = mine.kv_bytes_per_token(mine.shape_of(config), lm.dtype.itemsize)
     prompt_ids = lm.encode(PROMPTS[0])
     ids, _, cache = with_reservation(lm, prompt_ids, 12, 64)
+    witness(each)
     if each * 64 != cache.kv.nbytes:
         raise AssertionError(
             f"{each * 64:,} bytes by your arithmetic, the cache has {cache.kv.nbytes:,}"
@@ -441,6 +442,7 @@ def _(mine, lm):
         _, stored, _ = with_reservation(lm, prompt_ids, new, capacity)
         for step, tokens in enumerate(stored, start=1):
             use = mine.slots_at(capacity, len(prompt_ids), new, step)
+            witness(use)
             if use[0] != tokens:
                 raise AssertionError(
                     f"step {step}: {use[0]} slots by your arithmetic, {tokens} used"
@@ -448,6 +450,7 @@ def _(mine, lm):
             sums = [total + count for total, count in zip(sums, use, strict=True)]
         lengths.append(Length(len(prompt_ids), new))
     used, future, internal = mine.shares_over_lives(lengths, lambda length: capacity)
+    witness(used, future, internal)
     if abs(used - sums[0] / sum(sums)) > 1e-6:
         raise AssertionError(f"{used:.3f} by your arithmetic, {sums[0] / sum(sums):.3f} used")
     return (
@@ -466,6 +469,7 @@ def _(mine, lm):
     for prompt_ids, count, ids in zip(prompts, new, found, strict=True):
         if ids != lm.generate_naively(prompt_ids, count):
             raise AssertionError(f"other tokens than the oracle's: {ids}")
+    witness(found, memory.num_free)
     if memory.num_free != 48:
         raise AssertionError(f"{memory.num_free} of 48 slots came back")
     return (

@@ -17,7 +17,7 @@ import minikv
 from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
-from minikv.course.harness.checking import plain, runs_model, tinypy
+from minikv.course.harness.checking import plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -610,6 +610,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
             attention=backend,
         )
         found, held[block_size] = run(engine, prompts, new)
+        witness(found)
         if found != expected:
             raise AssertionError(f"blocks of {block_size}: {found}, the oracle: {expected}")
     lengths = ", ".join(str(len(prompt)) for prompt in prompts)

@@ -108,7 +108,7 @@ def run(lm: minikv.LanguageModel, expected: Expected, decode: Callable | None = 
     for preemption in ("recompute", "swap"):
         engine = engine_of_parts(
             lm, ch04.batched_attention, num_blocks=24, block_size=4, preemption=preemption,
-            swap_blocks=24 if preemption == "swap" else 0,
+            host_blocks=24 if preemption == "swap" else 0,
         )  # fmt: skip
         ids = [engine.add_request(job.prompt_ids, job.params) for job in expected.jobs]
         outputs: dict[int, minikv.RequestOutput] = {}

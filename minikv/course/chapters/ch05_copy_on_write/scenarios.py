@@ -9,7 +9,7 @@ import torch
 import minikv
 from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
-from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy
+from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.sequence import Request, Sequence
 
@@ -611,6 +611,7 @@ def _(mine):
     lm = tinypy()
     for cut in (20, 24, 22, 19):
         found, expected = branch_on_tinypy(mine, lm, cut)
+        witness(found)
         if found != expected:
             raise Wrong(
                 f"branched off after {cut} tokens, blocks of 4, it continues with "
@@ -696,6 +697,7 @@ def _(mine):
     for n in (2, 4):
         params = minikv.SamplingParams(n=n, max_tokens=6, temperature=0.8, seed=1, ignore_eos=True)
         found, _ = sample(mine, lm, prompt, params)
+        witness(found)
         for index, tokens in enumerate(found):
             expected = sample_naively(lm, prompt, params, index)
             if tokens != expected:
@@ -757,11 +759,13 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     prompt, width = lm.encode(PROMPT), SAMPLES.n
     total = len(prompt) + SAMPLES.max_tokens - 1  # the last token is never stored
     tokens, held = sample(mine, lm, prompt, SAMPLES)
+    witness(tokens)
     for index, one in enumerate(tokens):
         expected = sample_naively(lm, prompt, SAMPLES, index)
         if one != expected:
             raise AssertionError(f"sample {index}: {one}, the oracle: {expected}")
     found, most = search(engine_on(mine, lm), prompt, width, SAMPLES.max_tokens, mine.next_beams)
+    witness([one.token_ids for one in found])
     for place, one in enumerate(found):
         naive = naive_score(lm, prompt, one.token_ids)
         if abs(naive - one.score) > 1e-3:
@@ -770,6 +774,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     if [one.token_ids for one in found] != [one.token_ids for one in expected]:
         raise AssertionError("the beams are not the reference's")
     branch, alone = branch_on_tinypy(mine, lm, 22)
+    witness(branch)
     if branch != alone:
         raise AssertionError(f"a branch after 22 tokens: {branch}, the oracle: {alone}")
     copied = width * -(-total // 4)

@@ -9,7 +9,7 @@ from typing import Any
 
 import minikv
 from minikv import Plan, SamplingParams, Sequence
-from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy
+from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
@@ -72,7 +72,7 @@ class Desk:
     def __init__(self, mine, settings: dict, log: Log, kind: str = "Scheduler"):
         values = SMALL | settings
         cached, policy = values.pop("cached", False), values.pop("policy", "in order of arrival")
-        if "swap_blocks" in values:
+        if "host_blocks" in values:
             values["preemption"] = "swap"
         config = minikv.EngineConfig(**values)
         self.log, self.last = log, (Plan(), "nothing")
@@ -87,7 +87,7 @@ class Desk:
             scramble(self.scheduler.host_pool, 60)
         told = {
             "num_blocks": "", "max_batch_tokens": ", a budget of {}", "max_num_seqs": ", {} seats",
-            "swap_blocks": ", swap to {} blocks on the host", "policy": ", {}",
+            "host_blocks": ", swap to {} blocks on the host", "policy": ", {}",
         }  # fmt: skip
         many = f"{settings['num_blocks']} " if "num_blocks" in settings else ""
         text = f"{many}block{'s' * (many != '1 ')} of {config.block_size}"
@@ -321,10 +321,10 @@ def blocks(num_blocks: int, **more) -> dict:
     return dict(num_blocks=num_blocks, **more)
 
 
-CACHED, SWAP, SEATS = dict(cached=True), dict(swap_blocks=8), dict(max_num_seqs=4)
+CACHED, SWAP, SEATS = dict(cached=True), dict(host_blocks=8), dict(max_num_seqs=4)
 SHORTEST = dict(policy="shortest prompt first")
 KINDS: tuple[dict[str, Any], ...] = (
-    {}, dict(swap_blocks=2), dict(swap_blocks=9), dict(cached=True, max_num_seqs=8)
+    {}, dict(host_blocks=2), dict(host_blocks=9), dict(cached=True, max_num_seqs=8)
 )  # fmt: skip
 TIGHT = [random_load(seed, spare=3, **KINDS[seed % 4]) for seed in range(80)]
 LOADS = Group("80 random loads, short of blocks", TIGHT, "the lines above: which of them fails?")
@@ -552,7 +552,7 @@ scenario("06.3", desk,
 
 # ── 06.4 Preemption ───────────────────────────────────────────────────────────
 
-HOST = dict(num_blocks=80, swap_blocks=40)
+HOST = dict(num_blocks=80, host_blocks=40)
 
 scenario("06.4", desk,
     Group("recompute: it gives its blocks back and waits",
@@ -585,10 +585,10 @@ scenario("06.4", desk,
           + [(SWAP, then("run 9 5 6", "preempt A C", "steps"))],
           look="what does a swap plan, and what does it note in the sequence?"),
     Group("no room on the host: recompute",
-          [(dict(swap_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
-          + [(dict(swap_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
+          [(dict(host_blocks=room), "run 9, preempt A, steps") for room in (2, 3, 1)]
+          + [(dict(host_blocks=3), f"run {one}, preempt A, steps") for one in ("20/9", "20/13")]
           + [
-            (dict(swap_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
+            (dict(host_blocks=5), then("run 9 9", f"preempt {one}", f"preempt {other}", "steps"))
             for one, other in ("AB", "BA")
           ],
           look="when is it a swap, and when not?"),
@@ -727,7 +727,7 @@ scenario("06.5", crowd,
     Group("every token of the step goes to a block of its own sequence",
           # In the first, A and B have room for their next token. C has none, and A holds the most.
           [full("14 5 8"), full("14 6 8"), full("6 14 8"), full("14 6 5 8"), full("13 9 4 4"),
-           full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", swap_blocks=8),
+           full("5 6 8"), full("9 5 14 6 8 7"), full("14 5 8", host_blocks=8),
            full("6 8 22", "add 1", **SHORTEST)],
           look=SHIFTED),
     Group("the sequence that holds the most blocks gives way",
@@ -735,7 +735,7 @@ scenario("06.5", crowd,
            full("8 6 5/1 14/4"), full("8 14 18/2"), full("8 14 5/1 6/2"), full("16 17/2 4")],
           look="how is the victim chosen?"),
 )  # fmt: skip
-HOSTS: tuple[dict[str, Any], ...] = ({}, dict(swap_blocks=3), dict(swap_blocks=12))
+HOSTS: tuple[dict[str, Any], ...] = ({}, dict(host_blocks=3), dict(host_blocks=12))
 scenario("06.5", served,
     Group("short of blocks: each request gets its own tokens",
           [random_load(seed, spare=3, policy="in order of arrival", **HOSTS[seed % 3])
@@ -779,7 +779,7 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
     """tinypy with this scheduler. Raises Wrong if the tokens are not the oracle's, if not all are
     there after 400 steps, or if an invariant is broken after one of them."""
     lm, values = tinypy(), SMALL | dict(prefix_cache=False) | config
-    values["preemption"] = "swap" if "swap_blocks" in config else "recompute"
+    values["preemption"] = "swap" if "host_blocks" in config else "recompute"
     engine = minikv.Engine(lm, minikv.EngineConfig(**values), scheduler=scheduler)
     params = SamplingParams(max_tokens=new, ignore_eos=True)
     ids = [engine.add_request(lm.encode(text), params) for text in texts]
@@ -796,6 +796,7 @@ def serve_texts(scheduler: type, texts=TEXTS[:3], new: int = 16, **config) -> mi
             raise Wrong(f"{len(texts)} requests of {new} tokens are not done after {steps} steps")
     for text, request_id in zip(texts, ids, strict=True):
         found, right = outputs[request_id], oracle(text, new)
+        witness(found)
         if found != right:
             raise Wrong(
                 f"{text!r} continues with {lm.decode(found)!r}, expected {lm.decode(right)!r}"
@@ -812,7 +813,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     found = []
     for how, scheduler, more in (
         ("recompute", mine.Scheduler, {}),
-        ("swap", mine.Scheduler, dict(swap_blocks=12)),
+        ("swap", mine.Scheduler, dict(host_blocks=12)),
         ("the largest gives way", mine.FreesTheMost, {}),
     ):
         try:

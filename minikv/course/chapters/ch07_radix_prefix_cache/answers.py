@@ -1,7 +1,7 @@
-"""Chapter 07: a trie of blocks, and a cache that finds blocks by chained hashes."""
+"""Chapter 07: a trie of blocks, a cache that finds blocks by chained hashes, and an attack."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from collections.abc import Sequence as Seq
 from hashlib import sha256
 
@@ -154,3 +154,21 @@ class ChainedCache:
             raise AssertionError("chained cache: a block has two names")
         if not all(self.pool.ref_count(block_id) for block_id in self.blocks.values()):
             raise AssertionError("chained cache: a cached block is free")
+
+
+def guess_prompt(
+    first_token_ms: Callable[[Seq[int]], float], guesses: Seq[Seq[int]], decoy: Seq[int]
+) -> int | None:
+    """Which of `guesses` another customer has sent: its index, or None if the clock shows none.
+
+    first_token_ms(token_ids) sends a prompt to the server and returns the time to its first token.
+    The server caches whatever it is sent.
+    guesses: prompts of one length, each different from the others in its first block. Another
+    customer has sent one of them at most. decoy: a prompt of the same length that nobody has sent,
+    so it takes as long as a miss. The same work may take a quarter more or less time than usual;
+    a guess is a hit if it takes less than half as long as the decoy.
+    """
+    miss = first_token_ms(decoy)
+    times = [first_token_ms(guess) for guess in guesses]
+    fastest = min(range(len(guesses)), key=times.__getitem__)
+    return fastest if times[fastest] < miss / 2 else None

@@ -72,7 +72,7 @@ OTHER_METHODS = (
 NOT_OF_THE_STEP = (
     "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
     "_abort_rest", "step", "_make_parts", "_changing_state", "_recover", "beam_search",
-    "update_weights", "stats", "check",
+    "save_session", "load_session", "update_weights", "stats", "check",
 )  # fmt: skip
 
 CHAPTER = Chapter(
@@ -116,6 +116,7 @@ CHAPTER = Chapter(
             write={"append": "07.7", "_finishes": "07.7"},
             leave_out=NOT_OF_THE_STEP,
         ),
+        Function("minikv.course.chapters.ch07_radix_prefix_cache.answers:guess_prompt", "07.8"),
     ),
     in_engine=True,
     exercises=(
@@ -414,6 +415,45 @@ cases.
 
 A fast engine changes only the order: it plans the next step while the GPU still computes this one.
 `minikv/gpu/ahead.py` replaces `Loop` for that, and nothing else.""",
+        ),
+        Exercise(
+            id="07.8",
+            title="The clock tells",
+            minutes=15,
+            difficulty=2,
+            kind="build",
+            matters="A cache that customers share shows each of them what the others have sent. "
+            "The attack needs one clock and a few lines; so does the test that your salts work.",
+            hints=(
+                "A hit computes one block or less of a prompt, a miss all of it. Which two times "
+                "do you compare to tell one from the other? And what does your own prompt leave "
+                "behind in the cache?",
+                "The decoy tells how long a miss takes. Send it once, and each guess once: "
+                "whatever you send a second time is a hit, because you have sent it before. The "
+                "clock varies by a quarter, so a guess that is a little faster than the decoy "
+                "means nothing.",
+                """miss = the time of the decoy
+times = the time of each guess, sent once
+fastest = the index of the smallest of them
+its time is less than half of miss?  fastest, otherwise None""",
+            ),
+            works="""\
+A hit skips the work of a prefix, and work is time. The longer the prefix, the larger the
+difference: here the clock may be wrong by a quarter, and the attack still succeeds every time.
+Noise that a server adds on purpose only helps if it is as large as what the cache saves; then the
+cache no longer helps its users either.
+
+The attacker has one attempt per guess, because asking changes the answer: after the first attempt
+the guess is cached, whether it was right or wrong. Measuring is writing. So attackers of real
+servers wait until the entry is evicted, or continue each attempt in another way behind the part
+that they want to test.
+
+The decoy is what makes it an attack and not a lottery. Without it some guess is always the fastest,
+under salts too, and the attacker never learns that there was nothing to see.
+
+A salt closes the channel at the key: prompts of different salts have no block in common, so what
+one customer sends never makes another's prompt faster. Inside one salt the channel stays open.
+So customers may share a salt only if each may know what the others send.""",
         ),
     ),
 )

@@ -1060,4 +1060,61 @@ def unlock(self, node):
             look="`finish_reason`",
         ),
     ),
+    "07.8": (
+        Mistake(
+            "sends each guess twice",
+            edits={"guess_prompt": (
+                ("[first_token_ms(guess) for guess in guesses]",
+                 "[min(first_token_ms(guess), first_token_ms(guess)) for guess in guesses]"),
+            )},
+            cause="a guess that is sent twice is a hit the second time, whoever sent it first",
+            look="how often each guess is sent",
+        ),
+        Mistake(
+            "sends the decoy twice",
+            edits={"guess_prompt": (
+                ("miss = first_token_ms(decoy)",
+                 "miss = (first_token_ms(decoy) + first_token_ms(decoy)) / 2"),
+            )},
+            cause="the decoy is a hit the second time, so its mean is not what a miss takes",
+            look="how often the decoy is sent",
+        ),
+        Mistake(
+            "always names one",
+            edits={"guess_prompt": (
+                ("return fastest if times[fastest] < miss / 2 else None", "return fastest"),
+            )},
+            cause="one of the guesses is always the fastest, also if none of them was sent",
+            look="what the decoy is for",
+        ),
+        Mistake(
+            "a little faster is a hit",
+            edits={"guess_prompt": (("< miss / 2", "< miss"),)},
+            cause="a miss may be faster than the decoy: the clock varies by a quarter",
+            look="how much less than the decoy's time is a hit?",
+        ),
+        Mistake(
+            "takes the slowest",
+            edits={"guess_prompt": (("fastest = min(", "fastest = max("),)},
+            cause="the slowest guess is a miss; a hit is fast",
+            look="which of the times is a hit's?",
+        ),
+        Mistake(
+            "stops at the first that is faster",
+            edits={"guess_prompt": (
+                ("    fastest = min(range(len(guesses)), key=times.__getitem__)\n"
+                 "    return fastest if times[fastest] < miss / 2 else None\n",
+                 "    return next((i for i, time in enumerate(times) if time < miss), None)\n"),
+            )},
+            cause="the first guess that is faster than the decoy is named: most are misses that "
+            "were a little faster by chance",
+            look="how much less than the decoy's time is a hit?",
+        ),
+        Mistake(
+            "returns the prompt",
+            edits={"guess_prompt": (("return fastest if", "return guesses[fastest] if"),)},
+            cause="the guess is returned, and not its index",
+            look="what should be returned",
+        ),
+    ),
 }  # fmt: skip

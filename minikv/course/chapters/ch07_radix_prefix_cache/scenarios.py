@@ -10,7 +10,7 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.harness.checking import runs_model, tinypy
+from minikv.course.harness.checking import runs_model, tinypy, witness
 from minikv.course.harness.mine import Parts
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.engine import Loop
@@ -965,7 +965,7 @@ scenario(
          ({}, "add s9 1; finish; add s9 1 empty; look; finish; add s9 1 zero; look"),
          ({"min_prefix_tokens": 8}, "add s9 1; finish; add s9 1; look; finish"),
          ({"min_prefix_tokens": 9}, "add s9 1; finish; add s9 1; look; finish"),
-         ({"preemption": "swap", "swap_blocks": 16}, "add s21 9; step; preempt; look")],
+         ({"preemption": "swap", "host_blocks": 16}, "add s21 9; step; preempt; look")],
         look=LOOKUP,
     ),
 )  # fmt: skip
@@ -1092,7 +1092,7 @@ scenario(
     Group(
         "short of blocks: some wait, some are preempted",
         [({"num_blocks": 8}, "add s13 9; add q9 9; finish"),
-         ({"num_blocks": 8, "preemption": "swap", "swap_blocks": 8}, "add s13 9; add q9 9; finish"),
+         ({"num_blocks": 8, "preemption": "swap", "host_blocks": 8}, "add s13 9; add q9 9; finish"),
          ({"num_blocks": 8, "max_num_seqs": 1}, "add s13 2; add q9 2; add i3 2; finish")],
         look=ALL,
     ),
@@ -1102,6 +1102,76 @@ scenario(
          ({"num_blocks": 8}, "hold 7; add s13 2; step; free; finish")],
         look="`step`: what it returns for a plan without sequences",
     ),
+)  # fmt: skip
+
+
+# ── 07.8 The clock tells ──────────────────────────────────────────────────────
+
+
+class Server:
+    """A shared prefix cache in blocks of 16, seen by its clock alone: 1 ms per token computed, a
+    quarter more or less."""
+
+    def __init__(self, seed: int):
+        self.clock, self.cached = random.Random(seed), set()
+        self.sent: list[tuple] = []
+
+    def first_token_ms(self, token_ids, salt: str | None = None) -> float:
+        prompt = tuple(token_ids)
+        found = max(
+            (end for end in range(0, len(prompt), 16) if (salt, prompt[:end]) in self.cached),
+            default=0,
+        )
+        self.cached |= {(salt, prompt[:end]) for end in range(16, len(prompt) + 1, 16)}
+        self.sent.append(prompt)
+        return (len(prompt) - found) * self.clock.uniform(0.75, 1.25)
+
+
+def attack(mine, program, log: Log) -> None:
+    """How many guesses, which of them another customer has sent, and under which salt."""
+    num_guesses, secret, salt, seed = program
+    *guesses, decoy = ([name] + [7] * 127 for name in range(num_guesses + 1))
+    server = Server(seed)
+    victim = "nobody has sent any" if secret is None else f"guess {secret} was sent"
+    log(f"{num_guesses} guesses, {victim}" + (", under another salt" if salt else ""))
+    if secret is not None:
+        server.first_token_ms(guesses[secret], salt)
+    server.sent.clear()
+    log.call("guess_prompt(…)", mine.guess_prompt, server.first_token_ms, guesses, decoy)
+    times = [server.sent.count(tuple(one)) for one in (*guesses, decoy)]
+    log("afterwards", {
+        "guesses that were sent more than once:": sum(n > 1 for n in times[:-1]),
+        "the decoy was sent more than once:": times[-1] > 1,
+    })  # fmt: skip
+
+
+def any_attacks() -> list[tuple]:
+    draw, programs = random.Random(8), []
+    for seed in range(60):
+        num_guesses = draw.randint(1, 8)
+        secret = draw.choice([None, *range(num_guesses)])
+        programs.append((num_guesses, secret, draw.choice([None, "another"]), seed))
+    return programs
+
+
+scenario(
+    "07.8", attack,
+    Group(
+        "another customer has sent one of the guesses",
+        [(4, secret, None, seed) for seed, secret in enumerate((0, 2, 3, 1))],
+        look="which of the times is a hit's?",
+    ),
+    Group(
+        "nobody has sent any: None",
+        [(4, None, None, seed) for seed in range(6)],
+        look="what the decoy is for",
+    ),
+    Group(
+        "under a salt there is nothing to see: None",
+        [(4, secret, "another", 10 + secret) for secret in range(4)],
+        look="what the decoy is for",
+    ),
+    Group("any number of guesses", any_attacks(), look="the smallest time, and the decoy's"),
 )  # fmt: skip
 
 
@@ -1126,6 +1196,7 @@ def busy(kind: type = minikv.Engine, loop: type = Loop, **parts) -> str:
         jobs.append((chat, params_of(5)))
         outputs += engine.generate([chat], params_of(5))
         chat = chat + outputs[-1].token_ids
+    witness([output.token_ids for output in outputs])
     for output, (prompt, params) in zip(outputs, jobs, strict=True):
         if output.token_ids != lm.generate_naively(prompt, params.max_tokens):
             raise AssertionError(f"a prompt of {len(prompt)} tokens: not the oracle's tokens")
@@ -1165,6 +1236,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         engine.loop = mine.Loop()
         params = minikv.SamplingParams(max_tokens=together.TEXT_TOKENS, ignore_eos=True)
         [output] = engine.generate(together.TEXT, params)
+    witness(output.token_ids)
     if output.token_ids != lm.generate_naively(output.prompt_ids, params.max_tokens):
         raise AssertionError(f"{output.text!r} is not what the oracle writes")
     line = output.text.splitlines()[0]

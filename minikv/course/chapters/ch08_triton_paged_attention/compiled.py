@@ -18,7 +18,7 @@ from kernels import paged_decode
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int32: "i32", torch.int64: "i64", torch.bool: "i1",
+    torch.int32: "i32", torch.int64: "i64", torch.bool: "i1", torch.int8: "i8", torch.uint8: "u8",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     compiled,
     shown_elements,
 )
-from minikv.course.harness.checking import Wrong, check, runs_model
+from minikv.course.harness.checking import Wrong, check, runs_model, witness
 from minikv.course.harness.examine import COMPILES
 from minikv.course.harness.scenarios import (
     Group,
@@ -565,6 +565,7 @@ def generate(lm: minikv.LanguageModel, attend_all: Callable) -> str:
     params = minikv.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True):
         expected = lm.generate_naively(prompt, NEW_TOKENS)
+        witness(list(output.token_ids))
         if list(output.token_ids) != expected:
             raise Wrong(
                 f"{list(output.token_ids)}, the oracle: {expected}",

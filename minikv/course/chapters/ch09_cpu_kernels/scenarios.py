@@ -34,7 +34,7 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     refusal,
     widens,
 )
-from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy
+from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, difference, reference_module, scenario
 
 COMPILES = "Numba compiles it, and it is as right as in Python"
@@ -272,6 +272,7 @@ REAL = Case((130, 7, 64), 16, 4, 2, 64, fill=np.nan)
 
 
 def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
+    witness(torch.from_numpy(found))
     differs = mismatch(torch.from_numpy(found), expected, 1e-4)
     if differs is not None:
         raise Wrong(
@@ -634,6 +635,7 @@ def generate(lm: minikv.LanguageModel, engine: minikv.Engine) -> str:
         seconds = perf_counter() - started
     for prompt, output in zip(prompts, outputs, strict=True):
         expected = lm.generate_naively(prompt, NEW_TOKENS)
+        witness(list(output.token_ids))
         if list(output.token_ids) != expected:
             raise Wrong(
                 f"{list(output.token_ids)}, the oracle: {expected}",

@@ -264,11 +264,6 @@ def compiled_code(kernel: Dispatcher) -> str:
     return "\n".join(kernel.inspect_llvm().values())
 
 
-def has_simd(code: str) -> bool:
-    """Whether products of float32 are computed several at a time."""
-    return bool(re.search(r"(fmul|call[^\n]*@llvm\.(fma|fmuladd))[^\n]*<\d+ x float>", code))
-
-
 def widens(code: str) -> bool:
     """Whether a loop turns its float32 into float64 to add them up."""
     return bool(re.search(r"fpext <\d+ x float>", code))

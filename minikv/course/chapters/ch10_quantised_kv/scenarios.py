@@ -11,7 +11,7 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_naively,
     sample_together,
 )
-from minikv.course.harness.checking import Wrong, check, runs_model, tinypy
+from minikv.course.harness.checking import Wrong, check, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 from minikv.quant.formats import quantise_int8
 
@@ -314,7 +314,8 @@ def _(mine):
     heads, kv_heads, dim, size, blocks = 4, 2, 64, 16, 24
     arguments = stored(heads, kv_heads, dim, size, list(range(blocks)), blocks * size, 0.5)
     with LargestFloat() as seen:
-        mine.attend_int8(*arguments)
+        found = mine.attend_int8(*arguments)
+    witness(found)
     # Twice what a block takes if its KV heads are repeated for all query heads; scales count, too.
     limit = max(2 * 4 * heads * size * dim, arguments[2].nbytes)
     if seen.largest > limit:
@@ -376,6 +377,7 @@ PROMPT = "class Queue:\n    def push(self, item):\n        self."
 def _(mine):
     lm = tinypy()
     found = sample_together(lm, lm.encode(PROMPT), SAMPLES, make=mine.Int8Blocks)
+    witness(found)
     for index, tokens in enumerate(found):
         expected = sample_naively(lm, lm.encode(PROMPT), SAMPLES, index)
         if tokens != expected:
@@ -429,6 +431,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 
     prompt = lm.encode(PROMPT)
     found = sample_together(lm, prompt, SAMPLES, make=Blocks, attend=mine.attend_int8)
+    witness(found)
     for index, tokens in enumerate(found):
         expected = sample_naively(lm, prompt, SAMPLES, index)
         if tokens != expected:
@@ -447,6 +450,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     chosen = [mine.better_axis(one) for one in squares.flatten(0, 2)]
     codes = torch.arange(k.numel()).remainder(16).to(torch.uint8).view(k.shape)
     small = mine.pack(codes)
+    witness(chosen, small)
     if not torch.equal(mine.unpack(small), codes):
         raise AssertionError("codes that were packed do not come back")
     return (

@@ -51,6 +51,10 @@ CHAPTER = Chapter(
             leave_out=("__init__", "num_bytes", "chunk_size", "append", "truncate"),
         ),
         Function("minikv.ring.defrag:plan_moves", "11.5"),
+        Class(
+            "minikv.course.chapters.ch11_ring_cache.answers:UnturnedRing",
+            write={"store": "11.7", "keys": "11.7", "apply_shifts": "11.7"},
+        ),
     ),
     exercises=(
         Exercise(
@@ -308,6 +312,38 @@ quality is worse than it could be, and no test knows how good it could be.
 The fix is not only a sign. Two copies of one rule became one: `seq_add` and `seq_div` differ in
 the new position and in nothing else, so both call `_move`. And the test compares keys with keys
 computed at the new position; a test that compares positions cannot find either bug.""",
+        ),
+        Exercise(
+            id="11.7",
+            title="Keys that are never turned",
+            minutes=15,
+            difficulty=2,
+            kind="build",
+            matters="Keys that are turned again and again gather errors, and 11.6 shows what can "
+            "go wrong on the way. There is another design, in which a move costs nothing: it pays "
+            "when keys are read.",
+            hints=(
+                "Which turn brings a key from position p back to position 0? And which one takes "
+                "it from 0 to where its cell stands now?",
+                "`self.positions` has both: where the cell stands when the key is stored, and, "
+                "later, where it stands when it is read. So what is left for `shifts` to say?",
+                """store:  positions of these cells, as a tensor
+    keep turn(k in float32, -positions, frequencies), in the dtype of self.k
+keys:  positions of the first num_read cells
+    return turn(what is kept, in float32, positions, frequencies)
+apply_shifts:  all shifts are 0;  return 0, for no key is turned""",
+            ),
+            works="""\
+RoPE's turns add up, and so they can be taken back: R(-p) R(p) k is k. `store` undoes what the model
+did. An engine built this way from the start would not let the model turn keys at all.
+
+Now a position is a number in a list, and nothing else depends on it. `seq_add` and `seq_div` are
+done when they return. `shifts` has nothing to remember, so neither bug of 11.6 can be written. A
+key is rounded once, when it is stored, whatever happens to its position later.
+
+The price: a decode step turns every key that it reads, in every layer, where `RingCache` turns a
+key once when it is made and once more when it moves. About six operations per pair of channels,
+beside four for its score with one query head.""",
         ),
     ),
 )

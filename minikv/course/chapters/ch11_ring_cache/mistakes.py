@@ -939,4 +939,98 @@ def seq_div(self, seq, p0, p1, d):
             look="the first line of `seq_div`",
         ),
     ),
+    "11.7": (
+        Mistake(
+            "keeps them turned",
+            edits={"UnturnedRing.store": (
+                ("shift.turn(k.float(), -positions, self.frequencies).to(self.k.dtype)",
+                 "k.to(self.k.dtype)"),
+            )},
+            cause="keys are kept as the model turned them, and turned once more when they are read",
+            look="`store`: which turn takes a key back to position 0?",
+        ),
+        Mistake(
+            "turns on instead of back",
+            edits={"UnturnedRing.store": (("k.float(), -positions", "k.float(), positions"),)},
+            cause="before it is kept, a key is turned to twice its position",
+            look="the sign of the positions in `store`",
+        ),
+        Mistake(
+            "turns by the cell",
+            edits={"UnturnedRing.store": (
+                ("torch.tensor([self.positions[cell] for cell in cells])",
+                 "torch.tensor(list(cells))"),
+            )},
+            cause="a key is turned back by the number of its cell, not by its position",
+            look="B's first token stands at position 0, in another cell",
+        ),
+        Mistake(
+            "reads what is kept",
+            edits={"UnturnedRing.keys": (
+                ("shift.turn(self.k[layer, :num_read].float(), positions, self.frequencies)",
+                 "self.k[layer, :num_read].float()"),
+            )},
+            cause="keys are read as they are kept, all as if at position 0",
+            look="`keys`: where does each cell stand?",
+        ),
+        Mistake(
+            "turns back again",
+            edits={"UnturnedRing.keys": (
+                (".float(), positions, self", ".float(), -positions, self"),
+            )},
+            cause="when they are read, keys are turned the wrong way",
+            look="the sign of the positions in `keys`",
+        ),
+        Mistake(
+            "turns by the shift",
+            edits={"UnturnedRing.keys": (("self.positions[:num_read]", "self.shifts[:num_read]"),)},
+            cause="keys are turned by how far their cells have moved, not to where they stand",
+            look="what is kept stands at position 0",
+        ),
+        Mistake(
+            "turns in the cache",
+            edits={"UnturnedRing.keys": (
+                ("    return shift.turn(self.k[layer, :num_read].float(), positions, "
+                 "self.frequencies)\n",
+                 "    self.k[layer, :num_read] = shift.turn(self.k[layer, :num_read].float(), "
+                 "positions, self.frequencies)\n    return self.k[layer, :num_read].float()\n"),
+            )},
+            cause="reading writes the turned keys back: the next reading turns them again",
+            look="`keys` changes nothing that is kept",
+        ),
+        Mistake(
+            "still turns before a step",
+            sources={"UnturnedRing.apply_shifts": '''
+def apply_shifts(self):
+    return RingCache.apply_shifts(self)
+'''},
+            cause="before a step the kept keys of moved cells are turned, as in a ring that keeps "
+            "them turned; the reading turns them, too",
+            look="does a move change what is kept?",
+        ),
+        Mistake(
+            "keeps the debts",
+            edits={"UnturnedRing.apply_shifts": (("self.shifts = [0] * self.num_cells", "pass"),)},
+            cause="`shifts` still says that keys are to be turned",
+            look="all of `self.shifts` are 0 after `apply_shifts`",
+        ),
+        Mistake(
+            "reads in half precision",
+            edits={"UnturnedRing.keys": (
+                ("shift.turn(self.k[layer, :num_read].float(), positions, self.frequencies)",
+                 "shift.turn(self.k[layer, :num_read], positions, self.frequencies).float()"),
+            )},
+            cause="keys are rounded once more when they are read",
+            look="float32 before the turn, not after it",
+        ),
+        Mistake(
+            "turns the whole buffer",
+            edits={"UnturnedRing.keys": (
+                ("self.positions[:num_read]", "self.positions"),
+                ("self.k[layer, :num_read]", "self.k[layer]"),
+            )},
+            cause="the keys of all cells are returned; the first num_read are asked for",
+            look="`num_read`",
+        ),
+    ),
 }  # fmt: skip

@@ -13,7 +13,7 @@ from minikv.course.chapters.ch11_ring_cache.given import (
     layout_of,
     ring_on,
 )
-from minikv.course.harness.checking import plain, runs_model, tinypy
+from minikv.course.harness.checking import plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -27,6 +27,7 @@ from minikv.ring import (
     with_config,
 )
 from minikv.ring.cells import FREE
+from minikv.ring.shift import turn
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
@@ -688,11 +689,96 @@ scenario(
 )
 
 
+# ── 11.7 Keys that are never turned ───────────────────────────────────────────
+
+# A program is (dtype, steps). Steps: "A+8" places 8 tokens and stores their keys; "A~2,6,-1" moves
+# positions 2 to 5 by -1, "A%2,6,3" divides them by 3, with "" for no end; "step" is what happens
+# before a step; "read" looks at the keys of all cells in use; "kept" at what is stored.
+
+
+def unturned(mine, program, log: Log) -> None:
+    dtype, steps = program
+    config = dataclasses.replace(
+        tinypy().config, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=4, windows=(None,) * 2
+    )
+    ring = mine.UnturnedRing(config, 16, dtype=dtype)
+    log(f"a ring of 16 cells, {str(dtype).removeprefix('torch.')}")
+    draw = torch.Generator().manual_seed(5)
+    for step in steps.split():
+        used = [cell for cell, position in enumerate(ring.positions) if position != FREE]
+        if step == "read":
+            for layer in range(2):
+                found = log.call("keys", ring.keys, layer, ring.used_max, see=False)
+                if not is_tensor(found):
+                    return
+                log(f"keys of layer {layer} are read", {"keys:": found[used]})
+                log("", {"keys are": [list(found.shape), str(found.dtype)]})
+            continue
+        if step == "kept":
+            log("what is kept of layer 0", {"keys:": ring.k[0, used].float()})
+            continue
+        if step == "step":
+            found = log.call("apply_shifts()", ring.apply_shifts)
+            log("", {"shifts:": ring.shifts})
+            continue
+        seq, kind, rest = ord(step[0]) - ord("A"), step[1], step[2:]
+        if kind == "+":
+            end = ring.seq_pos_max(seq) + 1
+            positions = list(range(end, end + int(rest)))
+            cells = ring.place(positions, [seq] * int(rest))
+            at = torch.tensor(positions)
+            for layer in range(2):
+                raw = torch.randn(len(cells), 2, 4, generator=draw)
+                k = turn(raw, at, ring.frequencies)  # as the model does
+                log.call(f"store({layer}, {cells}, k)", ring.store, layer, cells, k, see=False)
+            continue
+        p0, p1, by = rest.split(",")
+        bounds = int(p0), int(p1) if p1 else None
+        move, word = (ring.seq_add, "add") if kind == "~" else (ring.seq_div, "div")
+        called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
+        log.call(called, move, seq, *bounds, int(by), see=False)
+
+
+scenario(
+    "11.7",
+    unturned,
+    Group(
+        "what is kept is not turned",
+        [(F32, "A+1 kept"), (F32, "A+4 kept"), (F32, "A+3 B+2 kept"), (BF16, "A+3 kept")],
+        look="which turn takes a key from position p to position 0?",
+    ),
+    Group(
+        "without a move, keys are read as the model made them",
+        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read")],
+        look="turn each key to the position of its cell",
+    ),
+    Group(
+        "after a move they are read where their cells stand",
+        [(F32, "A+4 A~0,,5 read"), (F32, "A+6 A~3,,-2 read"), (F32, "A+8 A%0,,2 read kept"),
+         (F32, "A+8 A~4,,6 A%4,,2 A~5,,1 read")],
+        look="`positions`, as they are when the keys are read",
+    ),
+    Group(
+        "nothing is turned before a step, and reading changes nothing",
+        [(F32, "A+4 step read"), (F32, "A+4 A~0,,3 step kept read"),
+         (F32, "A+4 A~0,,3 read read kept"), (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
+        look="what is left for `apply_shifts` to do?",
+    ),
+    Group(
+        "half precision: rounded once, when it is stored",
+        [(BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
+         (F16, "A+6 A~2,,7 read")],
+        look="turn in float32; which of the two results goes into the cache?",
+    ),
+)  # fmt: skip
+
+
 # ── tinypy on the reader's part ───────────────────────────────────────────────
 
 
 def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
     expected = lm.generate_naively(prompt, len(found))
+    witness(found)
     if found != expected:
         raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
 
@@ -728,6 +814,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     with in_place_of("minikv.ring.generate:context_shift", mine.context_shift):
         cache = ring_on(mine.Cells)(lm.config, 48)
         found = generate_with_ring(lm, cache, prompt, 100, n_keep=4)
+    witness(found)
     if found != wanted:
         raise AssertionError(f"{lm.decode(found)!r} is not the reference's {lm.decode(wanted)!r}")
     before = 48 - len(prompt)
@@ -775,7 +862,22 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     ring = SelfExtendRing(ring_on(mine.Cells)(lm.config, 128), 4, 16)
     two = SelfExtendCache(lm.config, 128, 4, 16, "steps")
     found, expected = ring.append(lm, text), two.append(lm, text)
+    witness(found.argmax(-1))
     off = float((found - expected).abs().max())
     if off > 1e-3:
         raise AssertionError(f"logits are {off:.2g} away from those of two attentions")
     return f"SelfExtend on {len(text)} tokens: the logits of two attentions, {off:.0e} at most."
+
+
+@runs_model("11.7")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """A text that was computed 100 positions too far to the right, in keys that never turn."""
+    prompt = lm.encode(PROMPT)
+    cache = mine.UnturnedRing(lm.config, 64)
+    cache.decode(lm, prompt[:-1], list(range(100, 99 + len(prompt))), [0] * (len(prompt) - 1))
+    cache.seq_add(0, 0, None, -100)
+    new = generate_with_ring(lm, cache, prompt[-1:], 12)
+    same_as_oracle(lm, prompt, new)
+    return (
+        "tinypy's text was moved by -100 positions, no kept key was turned: the oracle's 12 tokens."
+    )

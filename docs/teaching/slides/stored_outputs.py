@@ -1,0 +1,121 @@
+"""Sphinx directives for the slides: what a notebook has stored, shown on a slide.
+
+Nothing is executed. A picture, a table or a printed result on a slide is what the notebook
+holds, so the slides change when the notebooks are run again.
+"""
+
+import base64
+import re
+from functools import cache
+from html import escape
+from pathlib import Path
+
+import nbformat
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
+
+WHOSE = ": the reference's, until you pass"  # what `mine` prints
+NOTEBOOKS = Path(__file__).resolve().parents[3] / "notebooks"
+
+
+@cache
+def cells_of(number: str) -> dict[str, nbformat.NotebookNode]:
+    """The cells of notebook `number`, by id."""
+    (path,) = NOTEBOOKS.glob(f"{number}_*.ipynb")
+    return {cell.id: cell for cell in nbformat.read(path, as_version=4).cells}
+
+
+def cell_of(number: str, cell_id: str) -> nbformat.NotebookNode:
+    cells = cells_of(number)
+    if cell_id not in cells:
+        raise ValueError(f"notebook {number} has no cell {cell_id!r}; it has {', '.join(cells)}")
+    return cells[cell_id]
+
+
+def number_of(directive: Directive) -> str:
+    """A deck's file is named after its notebook: 04.md."""
+    return Path(directive.state.document.current_source).stem
+
+
+def section(number: str, start: str) -> list[str]:
+    """The lines of notebook `number` after the line that begins with `start`, up to an empty line
+    that no list item follows."""
+    for cell in cells_of(number).values():
+        lines = cell.source.splitlines() if cell.cell_type == "markdown" else []
+        for index, line in enumerate(lines):
+            if line.startswith(start):
+                rest = lines[index + 1 :]
+                return [line for line in rest if line.startswith("- ")]
+    raise ValueError(f"notebook {number} has no line that begins with {start!r}")
+
+
+class Listed(Directive):
+    """The items of the notebook's list behind the line that the argument begins."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        lines = section(number_of(self), self.arguments[0])
+        container = nodes.container(classes=["long"] if len("".join(lines)) > 700 else [])
+        self.state.nested_parse(StringList(lines, source=""), self.content_offset, container)
+        return [container]
+
+
+class Stored(Directive):
+    """The stored output of a cell: its picture, or else what it printed."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        number, cell_id = number_of(self), self.arguments[0]
+        outputs = cell_of(number, cell_id).get("outputs", [])
+        shown = [self.picture(output.data) for output in outputs if "data" in output]
+        if any(shown):
+            return [picture for picture in shown if picture]
+        text = "".join(output.text for output in outputs if output.output_type == "stream")
+        text = text or "\n".join(output.data["text/plain"] for output in outputs)
+        lines = [line for line in text.splitlines() if WHOSE not in line]
+        if not lines:
+            raise ValueError(f"notebook {number}: cell {cell_id!r} has no stored output to show")
+        width = max(map(len, lines))
+        size = "wide" if width > 90 else "narrow" if width <= 66 and len(lines) <= 10 else "medium"
+        text = escape("\n".join(lines))
+        return [nodes.raw("", f'<pre class="{size}"><code>{text}</code></pre>', format="html")]
+
+    def picture(self, data: dict) -> nodes.Node | None:
+        if "image/png" in data:
+            uri = "data:image/png;base64," + "".join(data["image/png"].split())
+        elif "image/svg+xml" in data:
+            svg = base64.b64encode(data["image/svg+xml"].encode()).decode()
+            uri = f"data:image/svg+xml;base64,{svg}"
+        else:
+            return None
+        return nodes.image(uri=uri, alt=data.get("text/plain", ""))
+
+
+class Notes(Directive):
+    """What the notebook says in these cells, as the lecturer's notes (key S)."""
+
+    required_arguments = 1
+    final_argument_whitespace = True
+
+    def run(self) -> list[nodes.Node]:
+        number = number_of(self)
+        text = "\n\n".join(cell_of(number, one).source for one in self.arguments[0].split())
+        text = re.sub(r"^#+ .*$", "", text, flags=re.MULTILINE)
+        text = re.sub(r"</?(details|summary)>", "", text)
+        paragraphs = [nodes.paragraph(text=part) for part in text.split("\n\n") if part.strip()]
+        return [
+            nodes.raw("", '<aside class="notes">', format="html"),
+            *paragraphs,
+            nodes.raw("", "</aside>", format="html"),
+        ]
+
+
+def setup(app) -> dict[str, bool]:
+    app.add_directive("listed", Listed)
+    app.add_directive("stored", Stored)
+    app.add_directive("notes", Notes)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,171 @@
+"""Which worker gets a request: the one that holds its prefix, unless it has too much to do.
+
+    router = ByPrefix(num_workers=4, block_size=16)
+    ticket = router.route(names, num_tokens)  # names: of the prompt's whole blocks, in order
+    …                                         # ticket.worker computes the prompt
+    router.computed(ticket)
+
+A router knows what it has sent and what it was told: `computed` when a prompt is done, `removed`
+when a worker has evicted blocks. From that follow the loads, in prompt tokens that are still to be
+computed, and what each worker probably holds. A wrong belief costs time and never a token: the
+worker looks for itself.
+
+The balance of hit against load is that of other routers, in one unit. llm-d and NVIDIA Dynamo add
+weighted scores; SGLang's router sends to the longest match until the loads are too far apart. Here
+both are tokens: what waits at a worker, and what it would have to compute of this prompt.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from minikv.errors import require_int
+
+Name = Hashable  # of a block: stands for the block and all before it
+
+
+class Ticket(NamedTuple):
+    """A request on its way."""
+
+    worker: int
+    num_tokens: int  # that the worker has to compute, as far as the router knows
+
+
+class Router:
+    """Keeps the loads. A policy is one method: `choose`."""
+
+    RECENT = 50  # requests per worker that `sent` looks back
+
+    def __init__(self, num_workers: int, block_size: int = 16):
+        self.loads = [0] * require_int("num_workers", num_workers, 1)  # tokens to be computed
+        self.sent = [0] * num_workers  # tokens of the recent requests, computed or not
+        self.recent: deque[Ticket] = deque()
+        self.block_size = require_int("block_size", block_size, 1)
+
+    def route(self, names: Seq[Name], num_tokens: int, session: Hashable = None) -> Ticket:
+        """Choose a worker for a prompt of `num_tokens`, and count it there."""
+        worker, num_hits = self.choose(names, num_tokens, session)
+        ticket = Ticket(worker, num_tokens - num_hits * self.block_size)
+        self.loads[worker] += ticket.num_tokens
+        self.sent[worker] += ticket.num_tokens
+        self.recent.append(ticket)
+        if len(self.recent) > self.RECENT * len(self.loads):
+            oldest = self.recent.popleft()
+            self.sent[oldest.worker] -= oldest.num_tokens
+        return ticket
+
+    def choose(
+        self, names: Seq[Name], num_tokens: int, session: Hashable
+    ) -> tuple[int, int]:  # (worker, blocks that it is believed to hold)
+        raise NotImplementedError
+
+    def computed(self, ticket: Ticket) -> None:
+        """The prompt is computed, or its request has ended before that."""
+        self.loads[ticket.worker] -= ticket.num_tokens
+
+    def removed(self, worker: int, names: Iterable[Name]) -> None:
+        """A worker has evicted these blocks. Only a router that knows of blocks listens."""
+
+    def least_loaded(self) -> int:
+        """The worker with the least to compute; of equal ones, that with the least work lately."""
+        return min(range(len(self.loads)), key=lambda one: (self.loads[one], self.sent[one]))
+
+
+class RoundRobin(Router):
+    """One after the other, whatever they have to do."""
+
+    def __init__(self, num_workers: int, block_size: int = 16):
+        super().__init__(num_workers, block_size)
+        self.last = -1
+
+    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        self.last = (self.last + 1) % len(self.loads)
+        return self.last, 0
+
+
+class LeastLoaded(Router):
+    """The worker with the fewest tokens to compute."""
+
+    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        return self.least_loaded(), 0
+
+
+class Sticky(Router):
+    """A session stays with its first worker, unless that one has `bound` times the mean load.
+
+    A session that had to move stays where it went.
+    """
+
+    def __init__(self, num_workers: int, block_size: int = 16, bound: float = 2.0):
+        super().__init__(num_workers, block_size)
+        self.bound = bound
+        self.sessions: dict[Hashable, int] = {}
+
+    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        worker = self.sessions.get(session) if session is not None else None
+        limit = self.bound * (sum(self.loads) + num_tokens) / len(self.loads)
+        if worker is None or self.loads[worker] + num_tokens > max(limit, num_tokens):
+            worker = self.least_loaded()
+        if session is not None:
+            self.sessions[session] = worker
+        return worker, 0
+
+
+class ByPrefix(Router):
+    """The worker that will have computed the prompt first: tokens that wait there, and tokens of
+    the prompt that it does not hold.
+
+    So a worker with the whole prefix gets the request until its queue is longer than what the
+    prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
+    everybody asks for spreads by itself. A prompt counts as held from the moment it is sent. Equal
+    prompts that arrive together still go to different workers, if these have nothing to do: to wait
+    for the first would take as long as to compute it again.
+
+    A worker that has lately had more than `bound` times the mean gets nothing for its prefixes.
+    """
+
+    def __init__(self, num_workers: int, block_size: int = 16, bound: float = 1.5):
+        super().__init__(num_workers, block_size)
+        self.bound = bound
+        self.holders: dict[Name, set[int]] = {}
+
+    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
+        hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}
+        hits.setdefault(self.least_loaded(), 0)
+        worker = min(
+            hits, key=lambda one: (self.loads[one] - hits[one] * self.block_size, self.sent[one])
+        )
+        for name in names:
+            self.holders.setdefault(name, set()).add(worker)
+        return worker, min(hits[worker], (num_tokens - 1) // self.block_size)
+
+    def hits(self, names: Seq[Name]) -> dict[int, int]:
+        """How many of the first blocks each worker is believed to hold, if any."""
+        hits: dict[int, int] = {}
+        alive: set[int] | None = None
+        for place, name in enumerate(names, 1):
+            holders = self.holders.get(name, set())
+            alive = set(holders) if alive is None else alive & holders
+            if not alive:
+                break
+            for worker in alive:
+                hits[worker] = place
+        return hits
+
+    def removed(self, worker: int, names: Iterable[Name]) -> None:
+        for name in names:
+            holders = self.holders.get(name)
+            if holders is not None:
+                holders.discard(worker)
+                if not holders:
+                    del self.holders[name]
+
+
+POLICIES: dict[str, type[Router]] = {
+    "round robin": RoundRobin,
+    "least loaded": LeastLoaded,
+    "sticky sessions": Sticky,
+    "by prefix": ByPrefix,
+}

@@ -1,0 +1,153 @@
+"""Many workers, simulated: hit rate, time to first token and balance, by routing policy.
+
+Nothing is computed but times. What a step costs is measured on this machine with tinypy, or taken
+from a data sheet for Llama 3.1 8B on an H100 (`--costs h100`; not measured). The requests are those
+of a trace in Mooncake's format (`--trace`), or conversations that are made up. The first line is
+what one cache for everything would find.
+"""
+
+import argparse
+from collections.abc import Iterator
+from statistics import mean, median
+
+import torch
+
+import minikv
+from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded
+from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
+from minikv.course.bench.harness import Aim, BenchTable, positive
+from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
+from minikv.course.measure.timing import timed
+from minikv.course.measure.workload import conversations, read_trace
+from minikv.language_model import LanguageModel
+
+BLOCK_OF_A_TRACE = 512  # tokens, in Mooncake's traces
+BLOCK = 16
+SYSTEM = 64  # tokens that all made-up conversations begin with
+
+# Llama 3.1 8B in bfloat16 (Grattafiori et al., 2024, table 3) on an H100 SXM by NVIDIA's data
+# sheet: 3.35 TB/s, and half of its 989 TFLOP/s for a prefill.
+WEIGHTS, BYTES_PER_TOKEN = 8.03e9, 131_072
+BANDWIDTH, FLOPS = 3.35e12, 989e12 / 2
+NETWORK = 50e9  # bytes per second: 400 Gbit/s, the link of such a machine's network card
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=positive, nargs="+", default=(1, 4, 16, 64))
+    parser.add_argument("--trace", help="a jsonl file in Mooncake's format; default: made up")
+    parser.add_argument(
+        "--costs", choices=("tinypy", "h100"), default="tinypy",
+        help="of a step: tinypy here, or an 8B model by data sheet (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--cache-blocks", type=positive, help="of each worker (default: no bound)")
+
+
+def run(args: argparse.Namespace) -> BenchTable:
+    lm = minikv.load("tinypy")
+    block_size = BLOCK_OF_A_TRACE if args.trace else BLOCK
+    arrivals = list(arrivals_of(args.trace) if args.trace else made_up(lm, max(args.workers)))
+    if args.costs == "tinypy":
+        costs, note = measured_costs(lm), "tinypy, measured here"
+        per_token = lm.config.kv_bytes_per_token(torch.float32)
+    else:
+        costs = costs_of_an_h100(mean(one.num_tokens for one in arrivals))
+        note, per_token = "by data sheet, not measured", BYTES_PER_TOKEN
+    link = Link(1e-3, NETWORK, block_size * per_token)
+    best = hit_rate_of_one_cache(arrivals)
+    table = BenchTable("cluster: many workers, simulated", repeats=1)
+    table.notes += [
+        f"{len(arrivals):,} requests in blocks of {block_size}; one cache without a bound finds "
+        f"{best:.3f} of all blocks",
+        f"a step: {1e3 * costs.start:.2f} ms, {1e6 * costs.prefill:.1f} µs per prompt token, "
+        f"{1e6 * costs.decode:.0f} µs per sequence; {note}",
+    ]
+    for number in args.workers:
+        for name, policy in POLICIES.items():
+            report = simulate(
+                arrivals, policy(number, block_size), costs, cache_blocks=args.cache_blocks
+            )
+            add(table, number, name, report, best if policy is ByPrefix else None)
+        report = simulate(
+            arrivals, LeastLoaded(number, block_size), costs,
+            cache_blocks=args.cache_blocks, store=link,
+        )  # fmt: skip
+        add(table, number, "least loaded, a store", report, None)
+        if number > 1:
+            report = simulate(
+                arrivals, ByPrefix(number - number // 2, block_size), costs,
+                cache_blocks=args.cache_blocks, decode_workers=number // 2, hand_over=link,
+            )  # fmt: skip
+            add(table, number, "by prefix, half of them decode", report, None)
+    return table
+
+
+def add(table: BenchTable, number: int, name: str, report: Report, best: float | None) -> None:
+    row = {
+        "workers": number,
+        "routing": name,
+        "hit rate": report.hit_rate,
+        "TTFT P50, s": report.ttft(50),
+        "TTFT P99, s": report.ttft(99),
+        "TBT P99, ms": 1e3 * report.tbt(99),
+        "busiest / mean": report.imbalance,
+        "network, GB": report.network_bytes / 1e9,
+    }
+    table.add(row, Aim("hit rate", ">=", 0.9 * best) if best is not None else None)
+
+
+def measured_costs(lm: LanguageModel) -> Costs:
+    """What a step of the engine takes here: prompts of two lengths, and decodes of two batches."""
+
+    def seconds(num_requests: int, num_tokens: int) -> float:
+        """Of a prefill step of so many tokens each, or, if they are 0, of a decode step."""
+        taken = []
+        for _ in range(5):
+            engine = minikv.Engine(lm, minikv.EngineConfig(prefix_cache=False))
+            params = minikv.SamplingParams(max_tokens=4, ignore_eos=True)
+            for _ in range(num_requests):
+                engine.add_request([300] * max(num_tokens, 8), params)
+            if not num_tokens:
+                engine.step()
+            taken.append(timed(engine.step)[0])
+        return median(taken)
+
+    short, long = seconds(1, 128), seconds(1, 512)
+    one, many = seconds(1, 0), seconds(16, 0)
+    prefill, decode = (long - short) / (512 - 128), max(0.0, (many - one) / 15)
+    start = max(1e-6, min(one - decode, short - 128 * prefill))
+    return Costs(start, max(prefill, 1e-9), decode)
+
+
+def costs_of_an_h100(mean_context: float) -> Costs:
+    """By arithmetic: a step reads the weights, and K and V of each sequence; a prompt computes."""
+    return Costs(
+        start=2 * WEIGHTS / BANDWIDTH,
+        prefill=2 * WEIGHTS / FLOPS,
+        decode=mean_context * BYTES_PER_TOKEN / BANDWIDTH,
+    )
+
+
+def arrivals_of(path: str) -> Iterator[Arrival]:
+    requests = read_trace(path)
+    for request, names in zip(requests, ids_of_trace(requests), strict=True):
+        length = request.length
+        yield Arrival(request.arrival, names, length.prompt, max(1, length.output))
+
+
+def made_up(lm: LanguageModel, most_workers: int) -> Iterator[Arrival]:
+    """Conversations of six turns, ten per worker, that begin within a minute. The first block after
+    the system prompt names a conversation."""
+    jobs = conversations(
+        lm, 10 * most_workers, turns=6, shared=SYSTEM, rate=most_workers / 6, real_answers=False
+    )
+    for job, names in zip(jobs, ids_of_jobs(jobs, BLOCK), strict=True):
+        session = names[SYSTEM // BLOCK] if len(names) > SYSTEM // BLOCK else None
+        yield Arrival(job.arrival, names, len(job.prompt_ids), job.max_tokens, session)
+
+
+def hit_rate_of_one_cache(arrivals: list[Arrival]) -> float:
+    blocks, hits = Blocks(), 0
+    for arrival in arrivals:
+        hits += blocks.hits(arrival.names)
+        blocks.put(arrival.names)
+    return hits / max(1, sum(len(arrival.names) for arrival in arrivals))

@@ -1,0 +1,34 @@
+"""What a store keeps of a block, whatever its format: its parts, and their bytes."""
+
+import torch
+
+from minikv.paged import KVStore
+from minikv.tiers.identity import bytes_of
+
+
+def parts_of(store: KVStore) -> dict[str, torch.Tensor]:
+    """Everything that a store keeps of a block, by name: tensors (num_layers, num_blocks, …)."""
+    return getattr(store, "parts", None) or {"kv": store.blocks}
+
+
+def drop_open(store: KVStore, block_id: int) -> None:
+    """Before a block is filled from outside: keys that wait for it to be full are another's."""
+    open_keys = getattr(store, "open", None)
+    if open_keys is not None:
+        open_keys.drop(block_id)
+
+
+def read_block(store: KVStore, block_id: int) -> bytes:
+    """The bytes of a block: all its parts, one after the other."""
+    return b"".join(bytes_of(part[:, block_id]) for part in parts_of(store).values())
+
+
+def write_block(store: KVStore, block_id: int, data: memoryview) -> None:
+    """Fill a block of a store on a CPU with the bytes that `read_block` gave."""
+    drop_open(store, block_id)
+    flat, start = torch.frombuffer(bytearray(data), dtype=torch.uint8), 0
+    for part in parts_of(store).values():
+        block = part[:, block_id]
+        end = start + block.numel() * block.element_size()
+        block.copy_(flat[start:end].view(part.dtype).view(block.shape))
+        start = end

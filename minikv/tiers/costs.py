@@ -1,0 +1,105 @@
+"""Fetch or compute: what is faster, from a measured link and a measured prefill.
+
+    fetching n tokens      latency + n bytes_per_token / bandwidth     once per tier that is used
+    computing n tokens     n / rate                                    and one step's start
+
+The start is paid either way: one token at least is computed, or there are no logits.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+
+class Link(NamedTuple):
+    """The way from a tier to the device."""
+
+    latency: float  # seconds per fetch, whatever its size
+    bandwidth: float  # bytes per second
+
+    def seconds(self, num_bytes: float) -> float:
+        return self.latency + num_bytes / self.bandwidth
+
+
+class Prefill(NamedTuple):
+    """How fast tokens are computed."""
+
+    start: float  # seconds per step, whatever its size
+    rate: float  # tokens per second
+
+    def seconds(self, num_tokens: float) -> float:
+        return self.start + num_tokens / self.rate
+
+
+def break_even(bytes_per_token: float, link: Link, prefill: Prefill) -> float:
+    """The length in tokens from which on fetching is faster than computing; inf if it never is.
+
+    Worked example: 1 ms of latency and 1 GB/s, 10,000 tokens/s, 50,000 bytes per token. A token
+    takes 50 µs to fetch and 100 µs to compute: 50 µs are gained with each, and 20 tokens gain the
+    latency.
+    """
+    gain = 1 / prefill.rate - bytes_per_token / link.bandwidth  # seconds per token
+    if gain <= 0:
+        return float("inf")
+    return link.latency / gain
+
+
+def blocks_to_fetch(
+    tiers: Seq[str],
+    block_bytes: float,
+    block_size: int,
+    links: Mapping[str, Link],
+    prefill: Prefill,
+) -> int:
+    """How many of the blocks after the device's hit to fetch; the rest is computed.
+
+    `tiers` names the tier of each block, in order. A block can only be used with all before it,
+    so a slow tier in between may cost what a fast one behind it would gain. The answer has the
+    least total time; of several the smallest.
+    """
+    saved = best_saved = 0.0
+    best = 0
+    used: set[str] = set()
+    for count, tier in enumerate(tiers, 1):
+        link = links[tier]
+        saved += block_size / prefill.rate - block_bytes / link.bandwidth
+        if tier not in used:
+            used.add(tier)
+            saved -= link.latency
+        if saved > best_saved:
+            best, best_saved = count, saved
+    return best
+
+
+class Line:
+    """A straight line through measured (size, seconds), newer ones counting more: seconds = start +
+    size / rate.
+
+    The clock may stand still or go backwards: a time that is not above 0 is not counted.
+    """
+
+    FORGET = 0.9  # the weight of what was known, at each new measurement
+
+    def __init__(self):
+        self.count = self.x = self.y = self.xx = self.xy = 0.0
+
+    def add(self, size: float, seconds: float) -> None:
+        if size <= 0 or seconds <= 0:
+            return
+        for name, value in (
+            ("count", 1), ("x", size), ("y", seconds), ("xx", size * size), ("xy", size * seconds)
+        ):  # fmt: skip
+            setattr(self, name, self.FORGET * getattr(self, name) + value)
+
+    def fit(self) -> tuple[float, float] | None:
+        """(start, rate), neither negative; None before the first measurement."""
+        if self.count == 0:
+            return None
+        spread = self.count * self.xx - self.x * self.x
+        slope = 0.0
+        if spread > 1e-6 * self.count * self.xx:  # else all sizes were the same
+            slope = (self.count * self.xy - self.x * self.y) / spread
+        start = (self.y - slope * self.x) / self.count
+        if slope <= 0 or start < 0:
+            start, slope = 0.0, self.y / self.x
+        return start, 1 / slope

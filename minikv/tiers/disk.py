@@ -1,0 +1,153 @@
+"""The disk's entries, in a SQLite database: bounded, least recently used first to go.
+
+Why SQLite: it is in Python's standard library, an entry is there whole or not at all, whatever
+moment the process is killed at, and two processes may use one folder. See
+`python -m minikv bench tier-stores` for what it was compared with.
+
+Entries are not compressed. General compressors find little in K and V (`python -m minikv bench
+tiers --only bytes`), and are slower than a disk; what makes K and V small is `kv_dtype`, which
+reaches the disk as it is.
+
+The order of use is a counter and not a time: a clock that goes backwards changes nothing.
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from minikv.tiers.names import Name
+from minikv.tiers.store import log
+
+FILE = "minikv.sqlite"
+OVERHEAD = 100  # bytes of an entry beside its data, about
+DAMAGE = sqlite3.DatabaseError, UnicodeDecodeError  # the second: in SQLite's own message
+
+
+class DiskTier:
+    """A LowerTier in a folder. At most `max_bytes` of entries."""
+
+    def __init__(self, folder: str | os.PathLike, max_bytes: int):
+        """Raises ValueError if nothing can be written there. A damaged database is put aside, and
+        the log says so."""
+        self.path, self.max_bytes = Path(folder) / FILE, max_bytes
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._open()
+        except OSError as error:
+            raise ValueError(f"disk_path: cannot write in {str(folder)!r}: {error}") from error
+        except DAMAGE as error:
+            if not _is_damage(error):
+                raise ValueError(f"disk_path: cannot write in {str(folder)!r}: {error}") from error
+            self._start_anew(error)
+
+    def _open(self) -> None:
+        # Used by one thread at a time: the one that makes it, then the one that works with it.
+        self._db = sqlite3.connect(
+            self.path, timeout=5, isolation_level=None, check_same_thread=False
+        )
+        # Killed: all that was committed is there. Power cut: perhaps without the last commits.
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.execute("PRAGMA journal_size_limit = 16777216")
+        self._db.execute(
+            "CREATE TABLE IF NOT EXISTS entries "
+            "(name BLOB PRIMARY KEY, used INTEGER NOT NULL, size INTEGER NOT NULL, "
+            "data BLOB NOT NULL)"
+        )
+        self._db.execute("CREATE INDEX IF NOT EXISTS by_use ON entries (used, size)")
+        self._db.execute("BEGIN IMMEDIATE")  # raises if the file cannot be written
+        self._db.execute("COMMIT")
+        self._db.execute("SELECT total(size) FROM entries")  # raises if it cannot be read
+
+    def _start_anew(self, error: Exception) -> None:
+        log.warning("%s is damaged and put aside (%s); the disk tier begins empty", FILE, error)
+        self._db.close()
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(FILE + suffix).unlink(missing_ok=True)
+        os.replace(self.path, self.path.with_name(FILE + ".damaged"))
+        self._open()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the entries take. Beside them there is a log of what is written, of a few MiB."""
+        return int(self._run("SELECT total(size) FROM entries")[0][0])
+
+    def names(self) -> Iterable[Name]:
+        try:
+            rows = self._run("SELECT name FROM entries")
+        except DAMAGE:
+            return []  # there is a new one by now
+        return [name for (name,) in rows if isinstance(name, bytes)]
+
+    def get_many(self, names: Seq[Name]) -> list[bytes | None]:
+        rows = [self._run("SELECT data FROM entries WHERE name = ?", (name,)) for name in names]
+        # The first block is used last: the end of a prefix goes before its beginning.
+        with self._transaction():
+            for name in reversed(names):
+                self._run(f"UPDATE entries SET used = {NEXT} WHERE name = ?", (name,))
+        found = [row[0][0] if row else None for row in rows]
+        return [one if isinstance(one, bytes) else None for one in found]
+
+    def put_many(self, entries: Mapping[Name, bytes]) -> list[Name]:
+        fitting = {n: e for n, e in entries.items() if len(e) + OVERHEAD <= self.max_bytes}
+        gone = [name for name in entries if name not in fitting]
+        with self._transaction():
+            excess = self.num_bytes + sum(len(e) + OVERHEAD for e in fitting.values())
+            excess -= self.max_bytes
+            while excess > 0:
+                oldest = self._run("SELECT name, size FROM entries ORDER BY used LIMIT 1")
+                if oldest:
+                    name, size = oldest[0]
+                    self._run("DELETE FROM entries WHERE name = ?", (name,))
+                else:  # the new ones alone are too many
+                    name, entry = fitting.popitem()
+                    size = len(entry) + OVERHEAD
+                gone.append(name)
+                excess -= size
+            for name, entry in fitting.items():
+                self._run(
+                    f"INSERT OR REPLACE INTO entries VALUES (?, {NEXT}, ?, ?)",
+                    (name, len(entry) + OVERHEAD, entry),
+                )
+        return gone
+
+    def remove(self, name: Name) -> None:
+        self._run("DELETE FROM entries WHERE name = ?", (name,))
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of what is done inside, or nothing."""
+        self._run("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):  # SQLite may have rolled back itself
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _run(self, sql: str, values: Seq = ()) -> list[tuple]:
+        try:
+            return self._db.execute(sql, values).fetchall()
+        except DAMAGE as error:
+            if _is_damage(error):
+                self._start_anew(error)
+            raise
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file makes no sense, in contrast to: it cannot be read or written now."""
+    now = ("CANTOPEN", "READONLY", "IOERR", "FULL", "PERM", "BUSY", "LOCKED", "NOMEM", "AUTH")
+    if isinstance(error, UnicodeDecodeError):
+        return True
+    name = getattr(error, "sqlite_errorname", "SQLITE_MISUSE")  # absent if Python raised it
+    return not name.startswith(tuple(f"SQLITE_{kind}" for kind in (*now, "MISUSE")))
+
+
+NEXT = "(SELECT ifnull(max(used), 0) + 1 FROM entries)"

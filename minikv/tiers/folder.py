@@ -1,0 +1,62 @@
+"""Writing a file so that a crash at any moment leaves the old file or the new one, whole.
+
+Data goes to a temporary name, to the disk, and only then to its own name; the folder, which holds
+the names, goes to the disk last. Without the first `fsync` a crash may leave the new name on a file
+without content: the system writes names and contents in an order of its own.
+"""
+
+import os
+from pathlib import Path
+
+TEMPORARY = f".{os.getpid()}.part"  # two processes may save under one name
+
+
+class Folder:
+    """A folder, as far as `save` needs one. A simulated one that crashes can take its place."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Create or overwrite a file. What is written may still be in memory only."""
+        (self.path / name).write_bytes(data)
+
+    def sync(self, name: str) -> None:
+        """Return when a file's content is on the disk."""
+        _sync(self.path / name, os.O_RDWR)
+
+    def rename(self, old: str, new: str) -> None:
+        """Give a file another name, at once; a file that had it is gone."""
+        os.replace(self.path / old, self.path / new)
+
+    def sync_folder(self) -> None:
+        """Return when the names of this folder are on the disk."""
+        if os.name != "nt":  # Windows cannot open a folder
+            _sync(self.path, os.O_RDONLY)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def save(folder: Folder, name: str, data: bytes) -> None:
+    """Write `data` to the file `name`: after a crash it is the old file or the new one, whole.
+
+    If anything is raised the old file is still there, and the temporary one is removed.
+    """
+    temporary = name + TEMPORARY
+    try:
+        folder.write(temporary, data)
+        folder.sync(temporary)
+        folder.rename(temporary, name)
+    except BaseException:
+        folder.remove(temporary)
+        raise
+    folder.sync_folder()

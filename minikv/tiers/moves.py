@@ -1,0 +1,70 @@
+"""A block's way down and back: which count goes up before which one goes down.
+
+A block of a prefix is at a `Place`: on the device, on the host, or on both. Two rules keep it safe.
+Nothing is released before its copy is made, so a failure loses no block. And what is about to be
+read is held first: to make room for it may evict it.
+"""
+
+from collections.abc import Callable
+
+from minikv.blocks import BlockPool
+
+Copy = Callable[[int, int], None]  # from a block of one pool to a block of the other
+
+
+class Place:
+    """Where the K and V of one block are. Each block named here has a holder for it."""
+
+    __slots__ = ("device", "host")
+
+    def __init__(self, device: int | None = None, host: int | None = None):
+        self.device, self.host = device, host
+
+
+def demote(place: Place, device: BlockPool, host: BlockPool, copy: Copy) -> None:
+    """Move a block one tier down, from the device to the host; its device block is released.
+
+    A block that is on the host already (write-through) is not copied again. All or nothing:
+    raises ValueError if the block is not on the device or is held there by others too, and
+    OutOfBlocks if the host has no room; what `copy` raises is raised again.
+    """
+    if place.device is None or device.ref_count(place.device) != 1:
+        raise ValueError(f"device block {place.device}: must have one holder, the prefix cache")
+    if place.host is None:
+        block_id = host.allocate()
+        try:
+            copy(place.device, block_id)
+        except BaseException:
+            host.release(block_id)
+            raise
+        place.host = block_id
+    released, place.device = place.device, None
+    device.release(released)
+
+
+def promote(
+    place: Place, device: BlockPool, host: BlockPool, copy: Copy, keep: bool = False
+) -> None:
+    """Bring a block back from the host to the device; with `keep` it stays on the host as well.
+
+    To make room on the device may demote another block, and that may evict the host's oldest one:
+    this one, if it were not held first. All or nothing: raises ValueError if the block is not on
+    the host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
+    """
+    if place.host is None:
+        raise ValueError("host block None: there is nothing to bring back")
+    if place.device is None:
+        host.acquire(place.host)
+        try:
+            block_id = device.allocate()
+            try:
+                copy(place.host, block_id)
+            except BaseException:
+                device.release(block_id)
+                raise
+            place.device = block_id
+        finally:
+            host.release(place.host)
+    if not keep:
+        released, place.host = place.host, None
+        host.release(released)

@@ -1,0 +1,57 @@
+"""Names of blocks: what K and V are in them, and nothing about where they lie.
+
+    name of a block = SHA-256(name of the block before it, its tokens)
+    name of a root  = SHA-256(identity, salt)
+
+So equal names mean equal tokens from the very first one on, under the same salt, computed by the
+same weights and stored in the same way. A name is 32 bytes, the same in every process: it can be a
+key on the host, on a disk, and on another machine. The idea is that of vLLM's hash-chained blocks;
+a cryptographic hash, because whoever can find a collision reads another tenant's prefix.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+
+Name = bytes
+
+
+def identity_of(facts: dict[str, str]) -> bytes:
+    """32 bytes for what K and V depend on besides the tokens: model, dtypes, layout, version."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def root_name(identity: bytes, salt: Hashable = None) -> Name | None:
+    """The name that a salt's first blocks hang from. None for a salt without a fixed spelling:
+    only None, strings, bytes, numbers and tuples of these are the same in every process."""
+    spelled = _spell(salt)
+    if spelled is None:
+        return None
+    return hashlib.sha256(b"root" + identity + spelled.encode()).digest()
+
+
+def block_name(parent: Name, token_ids: Seq[int]) -> Name:
+    """The name of the block that holds these tokens and follows `parent`."""
+    return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
+
+
+def block_names(root: Name, token_ids: Seq[int], block_size: int) -> list[Name]:
+    """The names of the whole blocks of a prefix, first block first."""
+    names, name = [], root
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        name = block_name(name, token_ids[start : start + block_size])
+        names.append(name)
+    return names
+
+
+def _spell(salt: Hashable) -> str | None:
+    """A text that no other salt has."""
+    if isinstance(salt, tuple):
+        parts = [_spell(one) for one in salt]
+        known = [part for part in parts if part is not None]
+        return f"({','.join(known)})" if len(known) == len(parts) else None
+    if salt is None or type(salt) in (str, bytes, int, bool, float):
+        return f"{type(salt).__name__}:{salt!r}"
+    return None

@@ -1,0 +1,300 @@
+"""A conversation in a file: its tokens with their K and V, for another process to go on with.
+
+The file is safetensors, which holds tensors and a header and nothing that is run. The header says
+whose K and V these are (`identity.check_session`); the file is written whole or not at all
+(`folder.save`).
+
+    tokens      (num_tokens,) int32
+    kv          (num_layers, T, 2, K, D): K and V of the first T tokens, whole blocks of them; or
+    k_codes, …  the parts of `minikv.quant.store.QuantisedStore`, (num_layers, num_blocks, …)
+
+The tokens behind the last whole block are few, and are computed again.
+"""
+
+import json
+import os
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+
+import minikv
+from minikv.blocks import BlockTable
+from minikv.engine import Engine
+from minikv.errors import OutOfBlocks, require_ids, require_one_of
+from minikv.outputs import RequestOutput
+from minikv.quant.formats import KVFormat, Pieces, Shapes, format_of
+from minikv.quant.store import part_shapes
+from minikv.sampling import SamplingParams
+from minikv.tiers.blocks import drop_open, parts_of
+from minikv.tiers.folder import Folder, save
+from minikv.tiers.identity import (
+    FORMAT,
+    VERSION,
+    SessionError,
+    check_session,
+    checksum_of,
+    model_fingerprint,
+    shapes_of,
+)
+
+What = int | str | Seq[int] | RequestOutput
+
+
+class Saved(NamedTuple):
+    """What a session file has become."""
+
+    num_tokens: int
+    num_blocks: int  # with K and V
+    num_bytes: int
+    k_error: float  # the largest change of a number by quantising; 0 for an exact session
+    v_error: float
+
+
+def save_session(
+    engine: Engine,
+    what: What,
+    path: str | os.PathLike,
+    kv_dtype: str = "auto",
+    cache_salt: Hashable = None,
+) -> Saved:
+    """Write a conversation to a file.
+
+    what: the id of a running request, an output of the engine, or a text or its token ids.
+    kv_dtype: "auto" stores K and V as they are; "int8" or "int4" are smaller, and not exact.
+    cache_salt: whose prefix it is, unless `what` is a request.
+
+    What is no longer cached is computed first. Raises ValueError, naming the argument, for what
+    cannot be saved. If anything fails, a file that was there before is there still.
+    """
+    require_one_of("kv_dtype", kv_dtype, ("auto", "int8", "int4"))
+    if kv_dtype != "auto" and engine.config.kv_dtype != "auto":
+        raise ValueError(
+            f"kv_dtype: K and V are {engine.config.kv_dtype} already; save them as they are"
+        )
+    token_ids, parts = _find(engine, what, cache_salt)
+    stored = engine.config.kv_dtype if kv_dtype == "auto" else kv_dtype
+    errors = 0.0, 0.0
+    if kv_dtype != "auto":
+        kv, parts = (
+            parts["kv"],
+            quantise(format_of(kv_dtype, engine.config.block_size), parts["kv"]),
+        )
+        errors = largest_errors(kv, parts, format_of(kv_dtype, engine.config.block_size))
+    num_blocks = next(iter(parts.values())).shape[1]
+    if "kv" in parts:
+        parts["kv"] = parts["kv"].flatten(1, 2)  # by token: another block size can read it
+    tensors = parts | {"tokens": torch.tensor(token_ids, dtype=torch.int32)}
+    tensors = {name: one.cpu().contiguous() for name, one in tensors.items()}
+    header = _expected(engine, stored) | {
+        "shapes": json.dumps(shapes_of(tensors), sort_keys=True),
+        "num_tokens": str(len(token_ids)),
+        "course": minikv.__version__,
+        "k_error": repr(errors[0]),
+        "v_error": repr(errors[1]),
+    }
+    header["checksum"] = checksum_of(header, tensors)
+    return Saved(len(token_ids), num_blocks, write_file(path, tensors, header), *errors)
+
+
+def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable = None) -> list[int]:
+    """Put a session's K and V into the prefix cache, under this salt; returns its tokens.
+
+    A prompt that begins with these tokens then finds them there. Raises SessionError, saying what
+    differs, for a file that does not belong to this engine's model and store, or is damaged;
+    OutOfBlocks if the pool has no room. Then nothing is changed.
+    """
+    if engine.cache is None:
+        raise ValueError("prefix_cache: must be True, for a session is loaded into it")
+    header, tensors = read_file(path)
+    stored = engine.config.kv_dtype
+    if stored == "auto" and header.get("stored") in ("int8", "int4"):
+        stored = header["stored"]  # quantised to be small; read back into floats
+    check_session(header, tensors, _expected(engine, stored, header))
+    token_ids = require_ids("session: tokens", tensors.pop("tokens"), engine.lm.config.vocab_size)
+    _check_parts(engine, stored, header, tensors, len(token_ids))
+    size = engine.config.block_size
+    if stored != engine.config.kv_dtype:
+        one = format_of(stored, int(header["block_size"]))
+        tensors = {"kv": dequantise(one, tensors).to(engine.lm.dtype).flatten(1, 2)}
+    if "kv" in tensors:
+        whole = tensors["kv"].shape[1] // size
+        tensors["kv"] = tensors["kv"][:, : whole * size].unflatten(1, (whole, size))
+    with engine._changing_state():
+        _insert(engine, token_ids, tensors, cache_salt)
+    return token_ids
+
+
+def write_file(
+    path: str | os.PathLike, tensors: dict[str, torch.Tensor], header: dict[str, str]
+) -> int:
+    """Write a session file, whole or not at all; returns its bytes."""
+    data, path = to_bytes(tensors, header), Path(path)
+    try:
+        save(Folder(path.parent), path.name, data)
+    except OSError as error:
+        raise SessionError(f"path: cannot write {str(path)!r}: {error}") from error
+    return len(data)
+
+
+def read_file(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """Header and tensors of a session file, unchecked but for the file's own format."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise SessionError(f"path: {str(path)!r} is no whole session file: {error}") from error
+
+
+def _expected(engine: Engine, stored: str, header: dict[str, str] | None = None) -> dict[str, str]:
+    """What a session's header must say. Floats are stored by token, so the block size of the
+    engine that saved them does not matter; nor does it for what is turned into floats."""
+    expected = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model_fingerprint(engine.runner.transformer),
+        "dtype": str(engine.lm.dtype).removeprefix("torch."),
+        "stored": stored,
+        "block_size": str(engine.config.block_size),
+    }
+    if header is not None and engine.config.kv_dtype == "auto":
+        del expected["block_size"]
+    return expected
+
+
+def _check_parts(
+    engine: Engine, stored: str, header: dict[str, str], parts: dict[str, torch.Tensor], tokens: int
+) -> None:
+    """Raise SessionError unless the parts are those of this model's K and V, for no more than the
+    tokens that there are."""
+    config, size = engine.lm.config, 1
+    if stored == "auto":
+        token = (2, config.num_kv_heads, config.head_dim)
+        expected: Shapes = {"kv": (token, engine.lm.dtype)}
+    else:
+        size = int(header["block_size"])
+        expected = part_shapes(format_of(stored, size), config, size)
+    if parts.keys() != expected.keys():
+        raise SessionError(f"session: has {sorted(parts)}, here it is {sorted(expected)}")
+    rows = {one.shape[1] if one.dim() > 1 else -1 for one in parts.values()}
+    for name, (shape, dtype) in expected.items():
+        one = parts[name]
+        if one.dtype != dtype or (one.shape[0], *one.shape[2:]) != (config.num_layers, *shape):
+            raise SessionError(
+                f"session: {name} is {one.dtype} {list(one.shape)}, here a row is {dtype} "
+                f"{list(shape)} in {config.num_layers} layers"
+            )
+    if len(rows) != 1 or max(rows) * size > tokens:
+        raise SessionError(f"session: K and V of {rows} rows of {size}, but {tokens} tokens")
+
+
+# ── Out of the engine ─────────────────────────────────────────────────────────
+
+
+def _find(engine: Engine, what: What, salt: Hashable) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Tokens, and the whole blocks of their K and V."""
+    size = engine.config.block_size
+    engine._recover()
+    if isinstance(what, int):
+        if what not in engine._requests:
+            raise ValueError(f"what: {what} is not an unfinished request")
+        [sequence, *others] = engine._requests[what].sequences
+        if others or sequence.must_fork:
+            raise ValueError(f"what: request {what} has n > 1 samples; give the tokens of one")
+        if sequence.table is not None:
+            block_ids = sequence.table.block_ids[: sequence.num_computed // size]
+            return list(sequence.token_ids), _read(engine, block_ids)
+        what, salt = list(sequence.token_ids), sequence.request.params.cache_salt
+    if engine.cache is None:
+        raise ValueError("prefix_cache: must be True to save anything but a running request")
+    if isinstance(what, RequestOutput):
+        what = [*what.prompt_ids, *what.token_ids]
+    ids = engine.lm.encode(what) if isinstance(what, str) else what
+    token_ids = require_ids("what", ids, engine.lm.config.vocab_size)
+    if len(token_ids) < 2:
+        raise ValueError(f"what: must be at least 2 tokens, was {len(token_ids)}")
+    known = token_ids[:-1]  # of the last token K and V are not known yet
+    match = engine.cache.match(known, salt)
+    if match.num_tokens < len(known) // size * size:
+        engine.generate([known], SamplingParams(max_tokens=1, cache_salt=salt))
+        match = engine.cache.match(known, salt)
+    return token_ids, _read(engine, match.block_ids)
+
+
+def _read(engine: Engine, block_ids: Seq[int]) -> dict[str, torch.Tensor]:
+    return {name: part[:, list(block_ids)] for name, part in parts_of(engine.store).items()}
+
+
+def _insert(
+    engine: Engine,
+    token_ids: list[int],
+    parts: dict[str, torch.Tensor],
+    salt: Hashable,
+) -> None:
+    """Write blocks to the device and give them to the prefix cache."""
+    size, cache, pool = engine.config.block_size, engine.cache, engine.pool
+    assert cache is not None
+    num_blocks = next(iter(parts.values())).shape[1]
+    whole = token_ids[: num_blocks * size]
+    match = cache.match(whole, salt)
+    first = len(match.block_ids)
+    cache.lock(match.node)
+    table = BlockTable(pool, size)
+    try:
+        short = num_blocks - first - pool.num_free
+        if short > 0 and cache.evict(short) < short:
+            raise OutOfBlocks(num_blocks - first, pool.num_free)
+        table.grow((num_blocks - first) * size)
+        for name, part in parts_of(engine.store).items():
+            if table.block_ids:
+                part[:, table.block_ids] = parts[name][:, first:num_blocks].to(part.device)
+        for block_id in table.block_ids:
+            drop_open(engine.store, block_id)
+        cache.insert(whole, [*match.block_ids, *table.block_ids], salt)
+    finally:
+        cache.unlock(match.node)
+        table.release()
+
+
+# ── Smaller ───────────────────────────────────────────────────────────────────
+
+
+def quantise(kv_format: KVFormat, kv: torch.Tensor) -> dict[str, torch.Tensor]:
+    """kv (layers, blocks, block_size, 2, K, D) -> the parts of a quantised store."""
+    parts: dict[str, torch.Tensor] = {}
+    for name, one, x in _pair(kv_format, kv):
+        parts |= {f"{name}_{piece}": values for piece, values in one.encode(x).items()}
+    return parts
+
+
+def dequantise(kv_format: KVFormat, parts: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The inverse of `quantise`, in float32."""
+    pair = []
+    for name, one in (("k", kv_format.k), ("v", kv_format.v)):
+        pieces: Pieces = {
+            part.removeprefix(f"{name}_"): values
+            for part, values in parts.items()
+            if part.startswith(f"{name}_")
+        }
+        pair.append(one.decode(pieces).transpose(2, 3))  # (layers, blocks, block_size, K, D)
+    return torch.stack(pair, 3)
+
+
+def largest_errors(
+    kv: torch.Tensor, parts: dict[str, torch.Tensor], kv_format: KVFormat
+) -> tuple[float, float]:
+    """The largest |x - x^| of K and of V."""
+    if kv.numel() == 0:
+        return 0.0, 0.0
+    difference = (dequantise(kv_format, parts) - kv.float()).abs()
+    return float(difference[:, :, :, 0].max()), float(difference[:, :, :, 1].max())
+
+
+def _pair(kv_format: KVFormat, kv: torch.Tensor) -> list[tuple[str, Any, torch.Tensor]]:
+    k, v = kv.transpose(2, 4).unbind(3)  # (layers, blocks, K, block_size, D) each
+    return [("k", kv_format.k, k), ("v", kv_format.v, v)]

@@ -1,0 +1,203 @@
+"""What a lower tier must be able to do, and a thread that does it beside the engine."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from time import perf_counter
+from typing import Protocol
+
+from minikv.tiers.costs import Line
+from minikv.tiers.names import Name
+
+log = logging.getLogger("minikv.tiers")
+
+# unpack(entry, name=…): the bytes of the block. Raises ValueError for a bad entry.
+Unpack = Callable[..., memoryview]
+
+
+class LowerTier(Protocol):
+    """Entries by name: a disk, or another machine. All of it may fail, forget, or be slow."""
+
+    def names(self) -> Iterable[Name]:
+        """What is there, as far as is known when it is opened."""
+        ...
+
+    def get_many(self, names: Seq[Name]) -> list[bytes | None]:
+        """The entries of these names, None for one that is not there."""
+        ...
+
+    def put_many(self, entries: Mapping[Name, bytes]) -> list[Name]:
+        """Keep entries, if need be in place of older ones; returns the names that had to go."""
+        ...
+
+    def remove(self, name: Name) -> None:
+        """Forget an entry, for it is damaged."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Fetch:
+    """Entries on their way."""
+
+    def __init__(self, names: list[Name], unpack: Unpack):
+        self.names, self.unpack = names, unpack
+        self.found: dict[Name, memoryview] = {}  # complete once `done` is set
+        self.done = threading.Event()
+        self.started = perf_counter()
+
+
+class Background:
+    """A lower tier in a thread of its own. No call waits for it, except `wait` and `close`.
+
+    What is still to be written is served from memory. At most `most_waiting` bytes wait to be
+    written: beyond that new entries are dropped, for a slow disk must not stop the engine.
+    Reads go before writes. An error of the tier is one line in the log, and a miss.
+    """
+
+    BATCH = 16 << 20  # bytes written together
+
+    def __init__(self, tier: LowerTier, most_waiting: int = 256 << 20):
+        self.tier, self.most_waiting = tier, most_waiting
+        self.known = set(tier.names())
+        self.reading = Line()  # seconds of a read by its bytes
+        self.num_bytes_in = self.num_bytes_out = self.num_dropped = self.num_bad = 0
+        self.seconds_in = self.seconds_out = 0.0
+        self._waiting: dict[Name, bytes] = {}  # to be written, or being written
+        self._waiting_bytes = 0
+        self._order: deque[Name] = deque()
+        self._fetches: deque[Fetch] = deque()
+        self._said: set[str] = set()
+        self._change = threading.Condition()
+        self._busy = self._closed = False
+        self._thread = threading.Thread(target=self._work, name="minikv tier", daemon=True)
+        self._thread.start()
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self.known
+
+    def put(self, name: Name, entry: bytes) -> bool:
+        """Let an entry be written. Returns False if it is dropped."""
+        with self._change:
+            if name in self.known:
+                return True
+            if self._closed or self._waiting_bytes + len(entry) > self.most_waiting:
+                self.num_dropped += 1
+                return False
+            self._waiting[name] = entry
+            self._waiting_bytes += len(entry)
+            self._order.append(name)
+            self.known.add(name)
+            self._change.notify_all()
+        return True
+
+    def get(self, names: list[Name], unpack: Unpack) -> Fetch:
+        """Begin to read these entries."""
+        fetch = Fetch(names, unpack)
+        with self._change:
+            if self._closed:
+                fetch.done.set()
+            else:
+                self._fetches.append(fetch)
+                self._change.notify_all()
+        return fetch
+
+    def wait(self) -> None:
+        """Return when everything is read and written."""
+        with self._change:
+            self._change.wait_for(
+                lambda: self._closed or not (self._busy or self._order or self._fetches)
+            )
+
+    def close(self) -> None:
+        """Write what waits, and end."""
+        self.wait()
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._busy = False
+                self._change.notify_all()
+                self._change.wait_for(lambda: self._closed or self._order or self._fetches)
+                if self._closed:
+                    break
+                self._busy = True
+                fetch = self._fetches.popleft() if self._fetches else None
+                batch = {} if fetch else self._next_batch()
+            if fetch is not None:
+                self._read(fetch)
+            else:
+                self._write(batch)
+        self._try("closed", self.tier.close)
+
+    def _next_batch(self) -> dict[Name, bytes]:
+        batch: dict[Name, bytes] = {}
+        size = 0
+        while self._order and size < self.BATCH:
+            name = self._order.popleft()
+            batch[name] = self._waiting[name]
+            size += len(batch[name])
+        return batch
+
+    def _read(self, fetch: Fetch) -> None:
+        started = perf_counter()
+        with self._change:
+            entries: dict[Name, bytes | None] = {
+                name: self._waiting[name] for name in fetch.names if name in self._waiting
+            }
+        on_tier = [name for name in fetch.names if name not in entries]
+        if on_tier:
+            read = self._try("read", lambda: self.tier.get_many(on_tier)) or [None] * len(on_tier)
+            entries |= dict(zip(on_tier, read, strict=True))
+        size = 0
+        for name in fetch.names:
+            entry = entries[name]
+            if entry is None:
+                self.known.discard(name)
+                continue
+            try:
+                fetch.found[name] = fetch.unpack(entry, name=name)
+                size += len(entry)
+            except ValueError as error:
+                self.num_bad += 1
+                self.known.discard(name)
+                self._say(f"an entry is refused and forgotten: {error}")
+                self._try("changed", lambda name=name: self.tier.remove(name))
+        seconds = perf_counter() - started
+        self.reading.add(size, seconds)
+        self.num_bytes_in += size
+        self.seconds_in += max(0.0, seconds)
+        fetch.done.set()
+
+    def _write(self, batch: dict[Name, bytes]) -> None:
+        started = perf_counter()
+        gone = self._try("written", lambda: self.tier.put_many(batch))
+        with self._change:
+            for name, entry in batch.items():
+                del self._waiting[name]
+                self._waiting_bytes -= len(entry)
+            self.known.difference_update(batch if gone is None else gone)
+        if gone is not None:
+            self.num_bytes_out += sum(map(len, batch.values()))
+        self.seconds_out += max(0.0, perf_counter() - started)
+
+    def _try(self, what: str, call: Callable):
+        """What a call of the tier returns, or None if it fails; the log says so."""
+        try:
+            return call()
+        except Exception as error:  # a library's or the system's: the engine serves on without it
+            self._say(f"the tier cannot be {what}: {type(error).__name__}: {error}")
+            return None
+
+    def _say(self, text: str) -> None:
+        """One line in the log, once."""
+        if text not in self._said:
+            self._said.add(text)
+            log.warning("%s", text)

@@ -1,0 +1,450 @@
+"""The tiers under the radix tree: where a block goes when the device needs its room, and back.
+
+    device     the radix tree's blocks. One that is evicted is copied to the host.
+    host       blocks by name (`HostPool`), in the memory that preemption by swap uses too.
+               One that has to make room is written to the disk.
+    disk       entries by name, read and written by a thread beside the engine (`Background`)
+
+Each tier drops its least recently used first; what the last tier drops is forgotten. A block that
+was brought back stays in the lower tiers as well: evicted again, it need not be copied.
+
+Going down: the pool (`joined`) sees that the last holder of a named block lets go. That happens
+while a step is planned, so the copy waits until the plan is complete and is made before it runs:
+until then nothing overwrites the block.
+
+Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could
+be admitted. What is on the host is copied into the tree, where the scheduler finds it like every
+other prefix. What is on the disk is fetched while other sequences run; its sequence stays out of
+the queue for that time, but no longer than computing the tokens would take. A step copies no more
+tokens than it may compute (`max_batch_tokens`), so a decode is not delayed by more than one chunk.
+"""
+
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any
+from weakref import finalize
+
+import minikv
+from minikv.blocks import BlockPool, blocks_for
+from minikv.config import EngineConfig
+from minikv.errors import OutOfBlocks
+from minikv.quant.settings import parse_bytes
+from minikv.radix import MatchResult, RadixCache
+from minikv.runner import Runner
+from minikv.scheduler import Plan, Scheduler
+from minikv.sequence import Sequence
+from minikv.tiers import entry
+from minikv.tiers.blocks import parts_of, read_block, write_block
+from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch
+from minikv.tiers.disk import DiskTier
+from minikv.tiers.host import HostPool
+from minikv.tiers.identity import model_fingerprint
+from minikv.tiers.moves import Place, demote, promote
+from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
+from minikv.tiers.store import Background, Fetch, Unpack
+
+
+@dataclass
+class TierStats:
+    """What one tier below the device has done. Blocks in units of the pool's."""
+
+    blocks: int = 0  # that are there now
+    hits: int = 0  # blocks that sequences got from there
+    bytes_in: int = 0  # written to the tier
+    bytes_out: int = 0  # read from it
+    seconds_in: float = 0.0
+    seconds_out: float = 0.0
+    dropped: int = 0  # blocks that the tier could not take, or refused to give
+
+
+@dataclass
+class Returning:
+    """What is known about a waiting sequence's blocks below the device."""
+
+    names: list[Name]
+    fetch: Fetch | None = None
+    fetched: set[Name] = field(default_factory=set)  # asked for once; not asked for again
+
+
+class Tiers:
+    """The host and the disk of one engine."""
+
+    def __init__(self, runner: Runner, config: EngineConfig):
+        self.runner, self.config = runner, config
+        self.store, self.host_store = runner.store, runner.host_store
+        self.host_moves = TierStats()
+        self.disk_hits = 0
+        self.copying = Line()  # seconds of a copy from the host by its bytes
+        self.prefilling = Line()  # seconds of a step by its tokens
+        self.block_shapes = {
+            name: (part.shape[0], *part.shape[2:]) for name, part in parts_of(self.store).items()
+        }
+        self.block_bytes = sum(
+            part[:, 0].numel() * part.element_size() for part in parts_of(self.store).values()
+        )
+        self.disk: Background | None = None
+        self.start_over()
+        if config.disk_path is not None:
+            max_bytes = parse_bytes("disk_bytes", config.disk_bytes)
+            tier = DiskTier(config.disk_path, max_bytes)
+            self.disk = Background(tier)
+            finalize(self, self.disk.close)
+
+    def start_over(self) -> None:
+        """Begin with an empty device and host. The disk keeps what it has: its entries are named
+        by the weights that computed them."""
+        self.host = HostPool(self.config.host_blocks, self._leave_host)
+        self.names: dict[int, Name] = {}  # of the device blocks in the tree
+        self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
+        self.returning: dict[Sequence, Returning] = {}
+        self.is_planning = False
+        self.identity = identity_of(self._facts())
+        self._before, self._last_chunk = self.runner.seconds, 0
+
+    def _facts(self) -> dict[str, str]:
+        """What K and V depend on besides the tokens. On the host alone, all are this engine's."""
+        if self.config.disk_path is None:
+            return {}
+        return {
+            "course": minikv.__version__,
+            "model": model_fingerprint(self.runner.transformer),
+            "kv_dtype": self.config.kv_dtype,
+            "layout": str([(name, str(part.dtype), self.block_shapes[name])
+                           for name, part in parts_of(self.store).items()]),
+        }  # fmt: skip
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """While a step is planned: copies to the host are collected, and made at the end."""
+        self.is_planning = True
+        with self.host.plan():
+            yield
+            self.copy_down()
+        self.is_planning = False
+
+    # ── Down ──────────────────────────────────────────────────────────────────
+
+    def name(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
+        """Name the tree's blocks of a prefix, those that have no name yet."""
+        size, first = self.config.block_size, len(block_ids)
+        while first > 0 and block_ids[first - 1] not in self.names:
+            first -= 1
+        name = root_name(self.identity, salt) if first == 0 else self.names[block_ids[first - 1]]
+        if name is None:
+            return
+        for index in range(first, len(block_ids)):
+            name = block_name(name, token_ids[index * size : (index + 1) * size])
+            self.names[block_ids[index]] = name
+        if self.config.write_through:
+            self._write_through(block_ids[first:])
+
+    def let_go(self, block_id: int, pool: Any) -> None:
+        """Release the last hold on a device block; `pool.release` is the plain one. If the block
+        has a name, the host keeps its content."""
+        name = self.names.pop(block_id, None)
+        if name is None:
+            pool.release(block_id)
+            return
+        place = Place(block_id, self.host.find(name))
+        if place.host is not None:
+            demote(place, pool, self.host, self._plan_copy)
+            self.host.touch(name)
+            return
+        try:
+            demote(place, pool, self.host, self._plan_copy)
+        except OutOfBlocks:  # all of the host is in use by swapped-out sequences
+            self.host_moves.dropped += 1
+            pool.release(block_id)
+            return
+        self._keep(place.host, name)
+        if not self.is_planning:
+            self.copy_down()
+
+    def copy_down(self) -> None:
+        """Make the planned copies to the host."""
+        if self.going_down:
+            pairs = [(device, host) for host, device in self.going_down.items()]
+            self.going_down = {}
+            started = perf_counter()
+            self.store.copy_to(self.host_store, pairs)
+            self.host_moves.seconds_in += max(0.0, perf_counter() - started)
+            self.host_moves.bytes_in += len(pairs) * self.block_bytes
+
+    def _plan_copy(self, device: int, host: int) -> None:
+        self.going_down[host] = device
+
+    def _keep(self, host_block: int | None, name: Name) -> None:
+        """Name a host block that was just allocated, and let it be free again."""
+        assert host_block is not None
+        self.host.remember(host_block, name)
+        self.host.release(host_block)
+
+    def _leave_host(self, block_id: int, name: Name) -> None:
+        """A host block is about to be given out for something else: write it to the disk."""
+        if block_id in self.going_down:
+            self.copy_down()
+        if self.disk is not None and name not in self.disk:
+            self.disk.put(
+                name, entry.pack(self.identity, name, read_block(self.host_store, block_id))
+            )
+
+    def _write_through(self, block_ids: Seq[int]) -> None:
+        """Copy new blocks of the tree to the host, and to the disk, at once."""
+        new: list[tuple[int, Name]] = []
+        for block_id in block_ids:
+            name = self.names[block_id]
+            if name not in self.host and self.host.num_free > 0:
+                new.append((self.host.allocate(), name))
+                self._plan_copy(block_id, new[-1][0])
+        self.copy_down()
+        for host_block, name in new:
+            self._keep(host_block, name)
+            self._leave_host(host_block, name)
+
+    def flush(self) -> None:
+        """Write everything that has a name to the disk, if there is one, and wait for it: so the
+        next process finds it. Bounded as ever by `disk_bytes`."""
+        if self.disk is None:
+            return
+        self.copy_down()
+        for name, block_id in list(self.host):
+            self._leave_host(block_id, name)
+            self.disk.wait()
+        for block_id, name in self.names.items():
+            if name not in self.disk:
+                data = read_block(self.store, block_id)
+                self.disk.put(name, entry.pack(self.identity, name, data))
+                self.disk.wait()
+
+    # ── Back ──────────────────────────────────────────────────────────────────
+
+    def bring_back(self, scheduler: Scheduler) -> list[Sequence]:
+        """Copy what the next sequences in the queue can use from the host into the tree, and begin
+        to fetch what is on the disk. Returns the sequences that must wait for more of it."""
+        known, self.returning = self.returning, {}
+        if self.host.num_named == 0 and (self.disk is None or not self.disk.known):
+            return []
+        budget = max(1, self.config.max_batch_tokens // self.config.block_size)
+        room = self.pool.num_free + self.cache.num_evictable_blocks
+        room -= len(scheduler.running)
+        held: list[Sequence] = []
+        seats = max(0, self.config.max_num_seqs - len(scheduler.running))
+        for sequence in scheduler.waiting[:seats]:
+            if sequence.host_block_ids is not None:
+                continue
+            state = known.get(sequence)
+            if state is None:
+                root = root_name(self.identity, sequence.request.params.cache_salt)
+                tokens = sequence.token_ids[:-1]
+                names = block_names(root, tokens, self.config.block_size) if root else []
+                state = Returning(names)
+            self.returning[sequence] = state
+            copied, used, waits = self._bring_one_back(sequence, state, scheduler, budget, room)
+            budget -= copied
+            room -= used
+            if waits:
+                held.append(sequence)
+            if room <= 0:
+                break
+        return held
+
+    def _bring_one_back(
+        self, sequence: Sequence, state: Returning, scheduler: Scheduler, budget: int, room: int
+    ) -> tuple[int, int, bool]:
+        """(blocks copied, blocks that the sequence will need, whether it has to wait)."""
+        size, cache = self.config.block_size, self.cache
+        if state.fetch is not None and not self._has_arrived(state):
+            return 0, 0, True
+        token_ids, salt = sequence.token_ids, sequence.request.params.cache_salt
+        match = cache.match(token_ids[:-1], salt)
+        needed = blocks_for(len(token_ids), size) - len(match.block_ids)
+        first = len(match.block_ids)
+        tiers = self._tiers_from(state, first)
+        if not tiers or needed > room:
+            return 0, needed, False
+        if (first + len(tiers)) * size < max(1, self.config.min_prefix_tokens):
+            return 0, needed, False
+        count = blocks_to_fetch(tiers, self.block_bytes, size, *self.rates())
+        on_host = next((i for i, tier in enumerate(tiers[:count]) if tier != "host"), count)
+        names = state.names[first : first + min(on_host, budget)]
+        copied = self._copy_up(sequence, match, names) if names else 0
+        if copied < len(names):  # the device has less room than it seemed
+            return copied, needed, False
+        if copied < on_host:
+            return copied, needed, True
+        if on_host < count:
+            most = max(1, self.config.host_blocks // 2)
+            names = state.names[first + on_host : first + count][: min(most, max(1, budget))]
+            wanted = [name for name in names if name not in self.host]
+            assert self.disk is not None
+            state.fetch = self.disk.get(wanted, self._unpacker())
+            state.fetched.update(wanted)
+            return copied, needed, True
+        return copied, needed, False
+
+    def _tiers_from(self, state: Returning, first: int) -> list[str]:
+        """The tier of each block after the device's hit, up to the first that is nowhere."""
+        tiers = []
+        for name in state.names[first:]:
+            if name in self.host:
+                tiers.append("host")
+            elif self.disk is not None and name in self.disk and name not in state.fetched:
+                tiers.append("disk")
+            else:
+                break
+        return tiers
+
+    def _copy_up(self, sequence: Sequence, match: MatchResult, names: list[Name]) -> int:
+        """Copy these host blocks into the tree, behind `match`; returns how many."""
+        cache, pool = self.cache, self.pool
+        sources = [block for block in map(self.host.find, names) if block is not None]
+        for block_id in sources:  # before room is made: that may demote, and push out these
+            self.host.acquire(block_id)
+        cache.lock(match.node)
+        pairs: list[tuple[int, int]] = []
+        new: list[int] = []
+        try:
+            short = len(sources) - pool.num_free
+            if short > 0:
+                cache.evict(short)
+            self.copy_down()  # what was evicted, before anything is written over it
+            for source in sources[: pool.num_free]:
+                promote(
+                    Place(None, source),
+                    pool,
+                    self.host,
+                    lambda *pair: pairs.append(pair),
+                    keep=True,
+                )
+                new.append(pairs[-1][1])
+            started = perf_counter()
+            self.host_store.copy_to(self.store, pairs)
+            seconds = perf_counter() - started
+        finally:
+            cache.unlock(match.node)
+            for block_id in reversed(sources):  # the first one is the most recently used
+                self.host.release(block_id)
+        if not new:
+            return 0
+        num_bytes = len(new) * self.block_bytes
+        self.copying.add(num_bytes, seconds)
+        self.host_moves.seconds_out += max(0.0, seconds)
+        self.host_moves.bytes_out += num_bytes
+        state = self.returning[sequence]
+        from_disk = sum(name in state.fetched for name in names[: len(new)])
+        self.disk_hits += from_disk
+        self.host_moves.hits += len(new) - from_disk
+        block_ids = [*match.block_ids, *new]
+        token_ids = sequence.token_ids[: len(block_ids) * self.config.block_size]
+        cache.insert(token_ids, block_ids, sequence.request.params.cache_salt)
+        for block_id in new:
+            pool.release(block_id)  # the tree holds it now
+        return len(new)
+
+    def _has_arrived(self, state: Returning) -> bool:
+        """Whether a fetch is over: done, or longer under way than computing would take."""
+        fetch = state.fetch
+        assert fetch is not None
+        if not fetch.done.is_set():
+            tokens = len(fetch.names) * self.config.block_size
+            prefill = self.rates()[1]
+            if perf_counter() - fetch.started < prefill.seconds(tokens):
+                return False
+            state.fetch = None  # it goes on; who comes later may find its blocks
+            return True
+        state.fetch = None
+        for name in reversed(fetch.names):
+            data = fetch.found.get(name)
+            if data is None or name in self.host:
+                continue
+            try:
+                block_id = self.host.allocate()
+            except OutOfBlocks:
+                break
+            write_block(self.host_store, block_id, data)
+            self._keep(block_id, name)
+        return True
+
+    def rates(self) -> tuple[dict[str, Link], Prefill]:
+        """What is measured so far. What is not measured yet is taken to be fast enough."""
+        start, rate = self.prefilling.fit() or (0.0, 1e-9)
+        host = self.copying.fit() or (0.0, 1e30)
+        links = {"host": Link(*host)}
+        if self.disk is not None:
+            latency, bandwidth = self.disk.reading.fit() or (0.0, 1e30)
+            # From the disk a block goes to the host first.
+            links["disk"] = Link(latency + host[0], 1 / (1 / bandwidth + 1 / host[1]))
+        return links, Prefill(start, rate)
+
+    def measure(self, plan: Plan) -> None:
+        """Note how long the step before this plan took, if it was a prefill before all."""
+        seconds = self.runner.seconds
+        tokens, took = self._last_chunk, seconds - self._before
+        if tokens:
+            self.prefilling.add(tokens, took)
+        chunks = sum(plan.num_tokens[plan.num_decodes :])
+        self._before = seconds
+        self._last_chunk = chunks if chunks >= max(16, 4 * plan.num_decodes) else 0
+
+    def wait(self, held: Seq[Sequence]) -> None:
+        """Wait until one of these sequences' fetches is over; for when nothing else can run."""
+        for sequence in held:
+            fetch = self.returning[sequence].fetch
+            if fetch is not None:
+                fetch.done.wait(0.05)
+                return
+
+    def _unpacker(self) -> Unpack:
+        """What opens entries: with the identity of now, whatever the weights are by then."""
+        return partial(entry.unpack, identity=self.identity, num_bytes=self.block_bytes)
+
+    # ── To look at ────────────────────────────────────────────────────────────
+
+    def where(self, token_ids: Seq[int], salt: Hashable = None) -> list[str]:
+        """For each whole block of a prefix the fastest tier that has it: "device", "host", "disk",
+        or "" if none has."""
+        root = root_name(self.identity, salt)
+        names = block_names(root, token_ids, self.config.block_size) if root else []
+        on_device = set(self.names.values())
+        return [
+            "device" if name in on_device
+            else "host" if name in self.host
+            else "disk" if self.disk is not None and name in self.disk
+            else ""
+            for name in names
+        ]  # fmt: skip
+
+    def stats(self) -> dict[str, TierStats]:
+        """By tier."""
+        host = TierStats(**vars(self.host_moves))
+        host.blocks = self.host.num_named
+        if self.disk is None:
+            return {"host": host}
+        disk = self.disk
+        return {
+            "host": host,
+            "disk": TierStats(
+                len(disk.known), self.disk_hits, disk.num_bytes_out, disk.num_bytes_in,
+                disk.seconds_out, disk.seconds_in, disk.num_dropped + disk.num_bad,
+            ),
+        }  # fmt: skip
+
+    def check(self) -> None:
+        """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        self.host.check()
+        cached = set(self.cache.block_ids())
+        if not self.names.keys() <= {b for b in self.names if self.pool.ref_count(b) > 0}:
+            raise AssertionError("tiers: a free device block has a name")
+        if len(set(self.names.values())) != len(self.names):
+            raise AssertionError("tiers: two device blocks have one name")
+        if self.going_down or self.is_planning:
+            raise AssertionError("tiers: a copy is still planned")
+        if not cached >= self.names.keys():
+            raise AssertionError("tiers: a named block is not in the tree")
+
+    cache: RadixCache
+    pool: BlockPool

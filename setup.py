@@ -1,0 +1,20 @@
+"""What pyproject.toml cannot say: a wheel has the notebooks inside of the package."""
+
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+
+class WithNotebooks(build_py):
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # they are beside the package
+            return
+        folder = Path(self.build_lib, "minikv", "notebooks")
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in sorted(Path("notebooks").glob("*.ipynb")):
+            self.copy_file(str(file), str(folder / file.name))
+
+
+setup(cmdclass={"build_py": WithNotebooks})

@@ -1,0 +1,162 @@
+"""The example of a JupyterHub, with two students, as processes of this machine.
+
+Needs jupyterhub, its idle culler and configurable-http-proxy beside our packages; without them
+it is skipped. docs/teaching/CLASS.md says how to run it.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from minikv.course.harness.manifest import chapter_of
+
+pytest.importorskip("jupyterhub", reason="jupyterhub is not installed here")
+pytest.importorskip("jupyterhub_idle_culler", reason="jupyterhub-idle-culler is not installed here")
+if shutil.which("configurable-http-proxy") is None:
+    pytest.skip("configurable-http-proxy is not installed here", allow_module_level=True)
+
+CONFIG = Path(__file__).parents[2] / "docs" / "teaching" / "hub" / "jupyterhub_config.py"
+FILE = f"exercises/{chapter_of('04').file_name}"
+LIMIT = 300  # seconds for a server to start, on a busy machine
+IDLE = 60  # seconds after which a server is stopped
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Hub:
+    def __init__(self, folder):
+        self.folder, self.token = folder, secrets.token_hex(16)
+        self.address = f"http://127.0.0.1:{free_port()}"
+        command = [
+            sys.executable, "-m", "jupyterhub", "-f", str(CONFIG),
+            f"--JupyterHub.hub_port={free_port()}",
+            f"--ConfigurableHTTPProxy.api_url=http://127.0.0.1:{free_port()}",
+        ]  # fmt: skip
+        mine = {
+            "MINIKV_HUB": "local",
+            "MINIKV_HUB_DATA": str(folder),
+            "MINIKV_HUB_URL": self.address,
+            "MINIKV_HUB_TOKEN": self.token,
+            "MINIKV_HUB_IDLE": str(IDLE),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        }
+        self.log = (folder / "hub.log").open("w")
+        self.process = subprocess.Popen(
+            command, cwd=folder, env=os.environ | mine, stdout=self.log, stderr=self.log,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def ask(self, path, method="GET", body=None, token=None):
+        """The answer of the hub's API or of a server's, as JSON; an HTTP status if it refuses."""
+        request = Request(f"{self.address}{path}", method=method)
+        request.add_header("Authorization", f"token {token or self.token}")
+        try:
+            with urlopen(request, None if body is None else json.dumps(body).encode()) as answer:
+                return json.loads(answer.read() or "null")
+        except HTTPError as error:
+            return error.code
+
+    def until(self, done, what):
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            assert self.process.poll() is None, (self.folder / "hub.log").read_text()[-3000:]
+            try:
+                if found := done():
+                    return found
+            except (URLError, ConnectionError):
+                pass
+            time.sleep(1)
+        raise AssertionError(
+            f"{what}: not after {LIMIT} s\n{(self.folder / 'hub.log').read_text()}"
+        )
+
+    def ready(self, user):
+        found = self.ask(f"/hub/api/users/{user}")
+        return isinstance(found, dict) and found["servers"].get("", {}).get("ready", False)
+
+    def start(self, user):
+        self.ask(f"/hub/api/users/{user}", "POST")
+        self.ask(f"/hub/api/users/{user}/server", "POST")
+        self.until(lambda: self.ready(user), f"the server of {user}")
+
+    def file(self, user, path, **more):
+        return self.ask(f"/user/{user}/api/contents/{path}", **more)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    hub = Hub(tmp_path_factory.mktemp("hub"))
+    try:
+        hub.until(lambda: isinstance(hub.ask("/hub/api/"), dict), "the hub")
+        for user in ("ada", "ben"):
+            hub.start(user)
+        yield hub
+    finally:
+        os.killpg(hub.process.pid, signal.SIGTERM)
+        try:
+            hub.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(hub.process.pid, signal.SIGKILL)
+
+
+def test_each_student_has_a_course_of_their_own(hub):
+    mine = {"type": "file", "format": "text", "content": "# Ada's\n"}
+    assert hub.file("ada", FILE, method="PUT", body=mine)["name"]
+    assert hub.file("ada", FILE)["content"] == "# Ada's\n"
+    assert "Exercise 04.1" in hub.file("ben", FILE)["content"]
+    assert hub.file("ben", "notebooks/00_start_here.ipynb?content=0")["type"] == "notebook"
+
+
+def test_one_student_cannot_reach_the_others_server(hub):
+    own = hub.ask("/hub/api/users/ben/tokens", "POST", {})["token"]
+    assert isinstance(hub.file("ben", FILE, token=own), dict)
+    assert hub.file("ada", FILE, token=own) == 403
+
+
+def test_the_engine_runs_in_a_students_kernel(hub):
+    websocket = pytest.importorskip("websocket")
+    kernel = hub.ask("/user/ada/api/kernels", "POST", {"path": "notebooks/00_start_here.ipynb"})[
+        "id"
+    ]
+    code = "import minikv; lm = minikv.load('tinypy'); print(lm.generate_naively([1, 2], 3))"
+    address = f"{hub.address}/user/ada/api/kernels/{kernel}/channels".replace("http", "ws", 1)
+    line = websocket.create_connection(
+        address, header=[f"Authorization: token {hub.token}"], timeout=LIMIT
+    )
+    header = {"msg_id": "1", "msg_type": "execute_request", "username": "", "session": "1",
+              "version": "5.3"}  # fmt: skip
+    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {},
+               "allow_stdin": False}  # fmt: skip
+    line.send(json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content,
+                          "channel": "shell", "buffers": []}))  # fmt: skip
+    printed = ""
+    while True:
+        message = json.loads(line.recv())
+        printed += message["content"].get("text", "") if message["msg_type"] == "stream" else ""
+        if message["msg_type"] == "execute_reply":
+            break
+    line.close()
+    assert message["content"]["status"] == "ok", message
+    assert len(json.loads(printed)) == 3
+    hub.ask(f"/user/ada/api/kernels/{kernel}", "DELETE")
+
+
+def test_an_idle_server_is_stopped_and_its_files_stay(hub):
+    hub.until(lambda: not hub.ready("ada"), "the culler")
+    hub.start("ada")
+    assert hub.file("ada", FILE)["content"] == "# Ada's\n"

@@ -1,0 +1,98 @@
+"""Every way in, with real downloads into empty environments: `make test-install`, which is slow.
+
+What only the places themselves can show is left out: their images, their front ends, their
+limits on memory.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+from minikv.course import buttons
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = "notebooks/00_start_here.ipynb"
+CPU = "https://download.pytorch.org/whl/cpu"
+# Colab's module, and what a reader sees after its cell.
+IN_COLAB = "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')"
+CHECK = "from minikv.course.lab import check\nprint(repr(check('01.1')))"
+RUN = """
+import sys
+import nbformat
+from nbclient import NotebookClient
+cells = [nbformat.v4.new_code_cell(text) for text in sys.argv[1:]]
+NotebookClient(nbformat.v4.new_notebook(cells=cells), timeout=1800).execute()
+print("".join(output.get("text", "") for cell in cells for output in cell.outputs))
+"""
+
+
+def done(*command, cwd, path=None):
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment |= {"MINIKV_TIME_LIMIT": "90", "NO_COLOR": "1", "PIP_EXTRA_INDEX_URL": CPU}
+    if path:
+        environment["PATH"] = os.pathsep.join([str(path), environment["PATH"]])
+    line = [str(part) for part in command]
+    finished = subprocess.run(line, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished.stdout
+
+
+@pytest.fixture
+def bin_folder(tmp_path):
+    """The programs of an environment with nothing but pip."""
+    venv.create(tmp_path / "environment", with_pip=True)
+    return tmp_path / "environment" / "bin"
+
+
+@pytest.fixture
+def published(tmp_path):
+    """The course as it would be published: what git has of this checkout."""
+    done("git", "clone", "--quiet", ROOT, tmp_path / "published", cwd=tmp_path)
+    return tmp_path / "published"
+
+
+def cells_of(folder, *names):
+    cells = json.loads((folder / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for name in names for cell in cells if cell["id"] == name]
+
+
+def test_pip_install(bin_folder, published, tmp_path):
+    done(sys.executable, "-m", "build", "--outdir", tmp_path, published, cwd=tmp_path)
+    [wheel] = tmp_path.glob("*.whl")
+    done(bin_folder / "pip", "install", "--quiet", wheel, cwd=tmp_path)
+    done(bin_folder / "minikv", "start", "course", "--no-lab", cwd=tmp_path)
+    course = tmp_path / "course"
+    assert "Ready." in done(bin_folder / "minikv", "doctor", cwd=course)
+    python, cells = bin_folder / "python", cells_of(course, "ladder", "load", "sample")
+    said = done(python, "-c", RUN, *cells, CHECK, cwd=course / "notebooks")
+    assert "import os" in said and "not started" in said
+
+
+def test_colab(bin_folder, published, tmp_path):
+    """Colab has a kernel of its own, which the cell leaves alone."""
+    done(bin_folder / "pip", "install", "--quiet", "ipykernel", "nbclient", cwd=tmp_path)
+    [colab] = cells_of(published, "colab")
+    content = tmp_path / "content"
+    content.mkdir()
+    colab = colab.replace(buttons.repository(), f"file://{published}")
+    colab = colab.replace("/content", str(content))
+    cells = [IN_COLAB, colab, *cells_of(published, "ladder", "load", "sample"), CHECK]
+    said = done(bin_folder / "python", "-c", RUN, *cells, cwd=content, path=bin_folder)
+    assert "import os" in said and "not started" in said
+    installed = done(bin_folder / "pip", "list", cwd=tmp_path)
+    assert "jupyterlab" not in installed
+
+
+@pytest.mark.skipif(not shutil.which("sh"), reason="there is no sh")
+def test_binder(bin_folder, published):
+    pip = bin_folder / "pip"
+    done(pip, "install", "--quiet", "-r", "binder/requirements.txt", cwd=published)
+    assert "Ready." in done("sh", "binder/postBuild", cwd=published, path=bin_folder)
+    asked = done("sh", "binder/start", bin_folder / "minikv", "progress", cwd=published)
+    assert "0 of 6 exercises passed" in asked

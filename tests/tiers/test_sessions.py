@@ -1,0 +1,303 @@
+"""Sessions: what is restored is what was saved, and nothing else is accepted."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import RecordingSampler, drain, generate, greedy_tokens, run_ahead, small
+from safetensors.torch import save as to_bytes
+from tiers_case import damaged
+
+from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
+from minikv.tiers import session
+from minikv.tiers.identity import (
+    SessionError,
+    check_session,
+    checksum_of,
+    fingerprint,
+    shapes_of,
+)
+
+PROMPT = list(range(1, 31))
+GO_ON = SamplingParams(max_tokens=6, ignore_eos=True)
+
+
+def recorded(engine, prompt):
+    """Logits and tokens of a continuation."""
+    engine.runner.sampler = RecordingSampler()
+    [out] = generate(engine, [prompt], GO_ON)
+    return torch.cat(engine.runner.sampler.calls), out.token_ids
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "float16", "int8", "int4"])
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_logits_after_loading_are_the_same_bits(engine_of, tmp_path, kv_dtype, block_size):
+    config = dict(kv_dtype=kv_dtype, block_size=block_size, num_blocks=64)
+    engine, path = engine_of(**config), tmp_path / "s.safetensors"
+    [out] = generate(engine, [PROMPT], GO_ON)
+    saved = engine.save_session(out, path)
+    tokens = PROMPT + out.token_ids
+    assert saved[:2] == (36, 35 // block_size) and saved.num_bytes == path.stat().st_size
+    assert saved[3:] == (0, 0)
+    other = engine_of(**config)
+    assert other.load_session(path) == tokens
+    other.check()
+    assert other.stats().blocks_cached == saved.num_blocks
+    theirs, ours = recorded(engine, [*tokens, 7]), recorded(other, [*tokens, 7])
+    assert torch.equal(theirs[0], ours[0]) and theirs[1] == ours[1]
+    assert other.stats().hit_tokens == 35 // block_size * block_size
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_running_request_is_saved_without_stopping_it(llama, tmp_path, ahead):
+    engine = Engine(llama.lm, small(attention="torch"))
+    if ahead:
+        run_ahead(engine)
+    request = engine.add_request(PROMPT, GO_ON)
+    for _ in range(3):
+        [so_far] = engine.step()
+    engine.save_session(request, tmp_path / "s")
+    expected = greedy_tokens(llama.lm, PROMPT, 6)
+    assert drain(engine)[request].token_ids == expected
+    other = Engine(llama.lm, small(attention="torch"))
+    tokens = other.load_session(tmp_path / "s")
+    assert tokens == PROMPT + expected[: len(tokens) - 30] and len(tokens) >= 32
+    assert tokens[30:] == so_far.token_ids
+    [out] = generate(other, [tokens], SamplingParams(max_tokens=3, ignore_eos=True))
+    assert out.token_ids == expected[len(tokens) - 30 :][:3]
+    assert other.stats().hit_tokens == (len(tokens) - 1) // 4 * 4
+
+
+def test_what_was_evicted_is_computed_again(engine_of, tmp_path):
+    engine = engine_of()
+    saved = engine.save_session(PROMPT, tmp_path / "s", cache_salt="a")
+    assert saved.num_blocks == 29 // 4
+    other = engine_of()
+    other.load_session(tmp_path / "s", cache_salt="a")
+    for salt, hits in (("b", 0), (None, 0), ("a", 28)):
+        before = other.stats().hit_tokens
+        generate(other, [PROMPT], SamplingParams(max_tokens=1, cache_salt=salt))
+        assert other.stats().hit_tokens - before == hits
+
+
+def test_floats_fit_another_block_size(engine_of, llama, tmp_path):
+    engine_of(block_size=4).save_session(PROMPT, tmp_path / "s")
+    other = engine_of(block_size=8)
+    other.load_session(tmp_path / "s")
+    [out] = generate(other, [PROMPT], GO_ON)
+    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 6)
+    assert other.stats().hit_tokens == 24
+    larger = engine_of(block_size=64, num_blocks=4)
+    larger.load_session(tmp_path / "s")
+    assert larger.stats().blocks_cached == 0
+
+
+def test_text_and_a_real_model(tinypy, tmp_path):
+    text = "def fib(n):\n    if n < 2:\n        return n\n    return fib(n - 1) + fib(n - 2)\n" * 2
+    engine = Engine(tinypy.lm, EngineConfig(num_blocks=64, attention="torch"))
+    sizes = {}
+    for kv_dtype in ("auto", "int8", "int4"):
+        path = tmp_path / kv_dtype
+        sizes[kv_dtype] = engine.save_session(text, path, kv_dtype=kv_dtype)
+        other = Engine(tinypy.lm, EngineConfig(num_blocks=64, attention="torch"))
+        tokens = other.load_session(path)
+        assert tinypy.lm.decode(tokens) == text
+        kv = [one.store.blocks[:, list(one.cache.block_ids())] for one in (engine, other)]
+        error = (kv[0] - kv[1]).abs()
+        assert error[:, :, :, 0].max() == pytest.approx(sizes[kv_dtype].k_error)
+        assert error[:, :, :, 1].max() == pytest.approx(sizes[kv_dtype].v_error)
+    assert sizes["int8"].num_bytes < 0.3 * sizes["auto"].num_bytes
+    assert sizes["int4"].num_bytes < 0.2 * sizes["auto"].num_bytes
+    assert 0 == sizes["auto"].k_error < sizes["int8"].k_error < sizes["int4"].k_error
+
+
+def test_loading_is_all_or_nothing(engine_of, tmp_path):
+    engine_of().save_session(PROMPT, tmp_path / "s")
+    full = engine_of(num_blocks=8)
+    request = full.add_request([9, 8, 7, 6, 5], SamplingParams(max_tokens=9))
+    full.step()
+    with pytest.raises(OutOfBlocks):
+        full.load_session(tmp_path / "s")
+    full.check()
+    assert drain(full)[request].finish_reason
+    full.load_session(tmp_path / "s")
+    assert full.stats().hit_tokens == 0
+    full.check()
+
+
+def test_loading_what_is_there_takes_nothing(engine_of, tmp_path):
+    engine = engine_of()
+    engine.save_session(PROMPT, tmp_path / "s")
+    before = engine.stats().blocks_cached
+    for _ in range(3):
+        engine.load_session(tmp_path / "s")
+        engine.check()
+    assert engine.stats().blocks_cached == before
+
+
+def test_a_session_goes_to_the_tiers_too(engine_of, tmp_path):
+    engine_of().save_session(PROMPT, tmp_path / "s")
+    engine = engine_of(num_blocks=12, host_blocks=32)
+    engine.load_session(tmp_path / "s")
+    engine.cache.evict(12)
+    assert engine.tiers.where(PROMPT)[:6] == ["host"] * 6
+
+
+# ── Refused ───────────────────────────────────────────────────────────────────
+
+
+def test_the_error_says_what_differs(engine_of, llama, other_lm, tmp_path):
+    path = tmp_path / "s"
+    engine = engine_of()
+    engine.save_session(PROMPT, path)
+    with pytest.raises(SessionError, match=r"model is .* load the model that it was saved with"):
+        engine_of(other_lm).load_session(path)
+    with pytest.raises(SessionError, match="stored is 'auto', here it is 'int8'"):
+        engine_of(kv_dtype="int8").load_session(path)
+    engine_of(kv_dtype="int8").save_session(PROMPT, path)
+    with pytest.raises(SessionError, match="stored is 'int8', here it is 'int4'"):
+        engine_of(kv_dtype="int4").load_session(path)
+    with pytest.raises(SessionError, match="block_size is '4', here it is '8'"):
+        engine_of(kv_dtype="int8", block_size=8).load_session(path)
+    with pytest.raises(SessionError, match="no whole session file"):
+        engine.load_session(tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(SessionError, match="no whole session file"):
+        engine.load_session(tmp_path / "text")
+    with pytest.raises(SessionError, match="format is None"):
+        (tmp_path / "other").write_bytes(to_bytes({"x": torch.zeros(1)}))
+        engine.load_session(tmp_path / "other")
+    with pytest.raises(ValueError, match="prefix_cache"):
+        engine_of(prefix_cache=False).load_session(path)
+
+
+def rewritten(path: Path, change) -> None:
+    """A session changed by an attacker who knows the format: the checksum fits."""
+    header, tensors = session.read_file(path)
+    change(header, tensors)
+    header["shapes"] = json.dumps(shapes_of(tensors), sort_keys=True)
+    header["checksum"] = checksum_of(header, tensors)
+    path.write_bytes(to_bytes(tensors, header))
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda h, t: h.update(version="2"), "version is '2', here it is '1'"),
+    (lambda h, t: h.update(num_tokens="31"), "31 tokens are announced, 30 are there"),
+    (lambda h, t: t.pop("kv"), "has \\[\\], here it is \\['kv'\\]"),
+    (lambda h, t: t.update(kv=t["kv"][:, :, :1].contiguous()), "kv is torch.float32"),
+    (lambda h, t: t.update(kv=t["kv"].half()), "kv is torch.float16"),
+    (lambda h, t: t.update(kv=t["kv"][:1].contiguous()), "kv is torch.float32"),
+    (lambda h, t: t.update(kv=t["kv"].repeat(1, 2, 1, 1, 1)), "but 30 tokens"),
+    (lambda h, t: t.update(tokens=t["tokens"] + 300), "must be an int"),
+    (lambda h, t: t.update(extra=t["tokens"].clone()), "has \\['extra', 'kv'\\]"),
+])  # fmt: skip
+def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, message):
+    path = tmp_path / "s"
+    engine_of().save_session(PROMPT, path)
+    rewritten(path, change)
+    engine = engine_of()
+    with pytest.raises(ValueError, match=message):
+        engine.load_session(path)
+    assert engine.stats().blocks_used == 0
+
+
+def test_damaged_sessions_are_refused(tmp_path):
+    """Each is refused, or is what was saved. (10,000 of them were tried once, by hand.)"""
+    rng = random.Random(0)
+    tensors = {"tokens": torch.arange(5, dtype=torch.int32), "kv": torch.rand(1, 4, 2, 1, 2)}
+    header = {"format": "minikv session", "version": "1", "num_tokens": "5"}
+    header["shapes"] = json.dumps(shapes_of(tensors), sort_keys=True)
+    header["checksum"] = checksum_of(header, tensors)
+    expected = {"format": "minikv session", "version": "1"}
+    whole, path, refused = to_bytes(tensors, header), tmp_path / "s", 0
+    for _ in range(1000):
+        path.write_bytes(damaged(rng, whole))
+        try:
+            found, parts = session.read_file(path)
+            check_session(found, parts, expected)
+        except SessionError:
+            refused += 1
+        else:
+            assert found == header
+            assert all(torch.equal(parts[name], tensors[name]) for name in tensors)
+    assert refused > 990
+
+
+def test_what_cannot_be_saved(engine_of, tmp_path):
+    engine = engine_of()
+    for what, message in ((5, "not an unfinished request"), ([1], "at least 2 tokens"),
+                          ([1, 999], "a token id"), (None, "what: must be")):  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            engine.save_session(what, tmp_path / "s")
+    with pytest.raises(ValueError, match="kv_dtype"):
+        engine.save_session(PROMPT, tmp_path / "s", kv_dtype="int3")
+    with pytest.raises(ValueError, match="K and V are int8 already"):
+        engine_of(kv_dtype="int8").save_session(PROMPT, tmp_path / "s", kv_dtype="int4")
+    request = engine.add_request(PROMPT, SamplingParams(n=2))
+    with pytest.raises(ValueError, match="n > 1"):
+        engine.save_session(request, tmp_path / "s")
+    with pytest.raises(SessionError, match="cannot write"):
+        engine.save_session(PROMPT, tmp_path / "none" / "s")
+    assert not list(tmp_path.iterdir())
+
+
+def test_fingerprints():
+    from minikv import load
+
+    config = load("tinypy").config
+    state = {"a": torch.arange(4.0), "b": torch.zeros(2, 2)}
+    one = fingerprint(config, state)
+    assert one == fingerprint(config, dict(reversed(state.items())))
+    changed = [
+        state | {"a": torch.arange(4.0).half()}, state | {"b": torch.zeros(4)},
+        {"a": state["a"], "c": state["b"]}, state | {"a": torch.arange(4.0) * (1 + 2**-23)},
+    ]  # fmt: skip
+    assert len({one, *(fingerprint(config, other) for other in changed)}) == 5
+
+
+# ── Rings ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_ring_comes_back_as_the_same_bits(llama, other_lm, tmp_path):
+    """Two sequences that share cells, keys that have moved, a hole."""
+    from minikv.ring import RingCache
+    from minikv.tiers.ring_session import load_ring, save_ring
+
+    lm, path = llama.lm, tmp_path / "ring"
+    cache = RingCache(lm.config, 64, window=24, contiguous=False)
+    cache.append(lm, PROMPT, 0)
+    cache.seq_rm(0, 5, 9)
+    cache.seq_cp(0, 1)
+    cache.append(lm, [7, 8, 9], 1)
+    cache.seq_add(-1, 9, None, -4)
+    assert save_ring(cache, lm, path, PROMPT) == path.stat().st_size
+    again, tokens = load_ring(lm, path)
+    assert tokens == PROMPT
+    for name in ("positions", "sequences", "head", "windows", "num_cells", "contiguous"):
+        assert getattr(again, name) == getattr(cache, name)
+    for seq in (0, 1):
+        assert torch.equal(again.append(lm, [3, 4], seq), cache.append(lm, [3, 4], seq))
+    with pytest.raises(SessionError, match="model is"):
+        load_ring(other_lm, path)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(SessionError, match="no whole session file"):
+        load_ring(lm, path)
+
+
+@pytest.mark.parametrize("change", [
+    lambda h, t: h.update(sequences="[]"), lambda h, t: h.update(num_cells="3"),
+    lambda h, t: h.update(head="99"), lambda h, t: h.update(windows="7"), lambda h, t: t.pop("k"),
+    lambda h, t: t.update(cells=t["cells"] * 0), lambda h, t: t.update(v=t["v"][:1].contiguous()),
+])  # fmt: skip
+def test_a_ring_that_makes_no_sense(llama, tmp_path, change):
+    from minikv.ring import RingCache
+    from minikv.tiers.ring_session import load_ring, save_ring
+
+    cache = RingCache(llama.lm.config, 16)
+    cache.append(llama.lm, PROMPT[:9])
+    save_ring(cache, llama.lm, tmp_path / "s")
+    rewritten(tmp_path / "s", change)
+    with pytest.raises(SessionError, match="makes no sense"):
+        load_ring(llama.lm, tmp_path / "s")

@@ -1,0 +1,426 @@
+"""Engines with tiers: the same tokens as without, whatever is evicted, fetched, swapped or lost."""
+
+import random
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from helpers import (
+    assert_empty,
+    assert_kv,
+    careful_engine,
+    drain,
+    generate,
+    greedy_tokens,
+    naive_kv,
+    run_ahead,
+    small,
+    step,
+)
+from tiers_case import (
+    PROMPT,
+    TINY,
+    SlowTier,
+    documents_of,
+    engine_over,
+    fill,
+    params,
+    prompts_of,
+)
+
+from minikv import Engine, EngineConfig, RadixCache, Scheduler
+from minikv.tiers.costs import Link, Prefill
+
+# ── What comes back is what went ──────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_an_evicted_prefix_comes_back_as_it_was(engine_of, llama, tmp_path, on_disk):
+    more = dict(host_blocks=4, disk_path=tmp_path) if on_disk else dict(host_blocks=64)
+    engine = engine_of(**TINY, **more)
+    first = generate(engine, [PROMPT], params())[0].token_ids
+    assert first == greedy_tokens(llama.lm, PROMPT, 4)
+    fill(engine)
+    tiers = engine.tiers.where(PROMPT)
+    assert "device" not in tiers and tiers[:6] == ["disk" if on_disk else "host"] * 6
+    before = engine.stats()
+    request = engine.add_request(PROMPT, params())
+    sequence = engine.scheduler.waiting[0]
+    while sequence.table is None:
+        step(engine)
+    assert sequence.num_cached == 32
+    assert_kv(engine.store, sequence.table.block_ids[:8], naive_kv(llama.lm, PROMPT)[:, :32])
+    assert drain(engine)[request].token_ids == first
+    after = engine.stats()
+    assert after.computed_tokens - before.computed_tokens == 1 + 3
+    assert after.hit_tokens - before.hit_tokens == 32
+    slowest = after.tiers["disk" if on_disk else "host"]
+    assert slowest.hits >= 8 and slowest.bytes_out >= 8 * engine.tiers.block_bytes
+    assert_empty(engine)
+
+
+def test_nothing_is_copied_twice(engine_of):
+    """A block that was brought back is on the host still: evicted again, it only goes."""
+    engine = engine_of(**TINY, host_blocks=200)
+    generate(engine, [PROMPT], params(1))
+    fill(engine)
+    generate(engine, [PROMPT], params(1))
+    written = engine.stats().tiers["host"].bytes_in
+    new = sum(name not in engine.tiers.host for name in engine.tiers.names.values())
+    engine.cache.evict(engine.cache.num_cached_blocks)
+    assert new < 12
+    assert engine.stats().tiers["host"].bytes_in == written + new * engine.tiers.block_bytes
+    assert engine.tiers.where(PROMPT) == ["host"] * 8
+
+
+def test_another_process_finds_what_was_flushed(engine_of, llama, other_lm, tmp_path):
+    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
+    generate(engine, [PROMPT], params())
+    engine.tiers.flush()
+    engine.tiers.disk.close()
+    again = engine_of(num_blocks=64, host_blocks=16, disk_path=tmp_path)
+    assert again.tiers.where(PROMPT) == ["disk"] * 8
+    [out] = generate(again, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+    assert again.stats().computed_tokens == 1 + 3
+    assert (
+        engine_of(host_blocks=4, disk_path=tmp_path, block_size=8).tiers.where(PROMPT) == [""] * 4
+    )
+    foreign = engine_of(other_lm, host_blocks=4, disk_path=tmp_path)
+    assert foreign.tiers.where(PROMPT) == [""] * 8
+    [out] = generate(foreign, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    assert foreign.stats().tiers["disk"].hits == 0
+
+
+def test_salts_do_not_meet_below_the_device(engine_of):
+    engine = engine_of(**TINY, host_blocks=64)
+    generate(engine, [PROMPT], params(cache_salt="a"))
+    fill(engine)
+    assert engine.tiers.where(PROMPT, "a")[:6] == ["host"] * 6
+    assert engine.tiers.where(PROMPT, "b") == engine.tiers.where(PROMPT) == [""] * 8
+    generate(engine, [PROMPT], params(cache_salt="b"))
+    assert engine.stats().tiers["host"].hits == 0
+    generate(engine, [PROMPT], params(cache_salt="a"))
+    assert engine.stats().tiers["host"].hits > 0
+
+
+def test_a_salt_without_a_spelling_stays_on_the_device(engine_of):
+    engine, salt = engine_of(**TINY, host_blocks=64), frozenset([1])
+    generate(engine, [PROMPT], params(cache_salt=salt))
+    generate(engine, [PROMPT], params(cache_salt=salt))
+    assert engine.stats().hit_tokens == 32
+    engine.cache.evict(12)
+    assert engine.tiers.host.num_named == 0
+
+
+def test_new_weights_never_meet_old_blocks(engine_of, llama, other_lm, tmp_path):
+    engine = engine_of(**TINY, host_blocks=16, disk_path=tmp_path)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
+    engine.update_weights(state)
+    assert engine.tiers.where(PROMPT) == [""] * 8
+    [out] = generate(engine, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    engine.update_weights(llama.hf.state_dict())
+    assert "disk" in engine.tiers.where(PROMPT), "the disk keeps what is named by its weights"
+    [out] = generate(engine, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+
+
+def test_clear_forgets_the_host_too(engine_of):
+    engine = engine_of(**TINY, host_blocks=64)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    engine.cache.clear()
+    assert engine.tiers.where(PROMPT) == [""] * 8 and engine.tiers.host.num_named == 0
+    engine.check()
+
+
+def test_a_short_hit_is_not_fetched(engine_of):
+    engine = engine_of(**TINY, host_blocks=64, min_prefix_tokens=33)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    generate(engine, [PROMPT], params())
+    assert engine.stats().tiers["host"].hits == 0
+
+
+def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
+    engine = engine_of(host_blocks=64, disk_path=tmp_path, write_through=True)
+    generate(engine, [PROMPT], params(1))
+    engine.tiers.disk.wait()
+    engine.cache.evict(1)
+    assert engine.stats().tiers["host"].bytes_in == 8 * engine.tiers.block_bytes
+    assert engine.stats().tiers["disk"].blocks == 8
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "float16"])
+def test_scales_travel(engine_of, tmp_path, kv_dtype):
+    plain = engine_of(num_blocks=200, kv_dtype=kv_dtype)
+    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, kv_dtype=kv_dtype)
+    rng = random.Random(0)
+    documents = documents_of(rng)
+    for _ in range(4):
+        prompts = prompts_of(rng, documents, 5)
+        expected = [out.token_ids for out in generate(plain, prompts, params())]
+        assert [out.token_ids for out in generate(engine, prompts, params())] == expected
+    assert engine.stats().tiers["disk"].hits > 0
+
+
+# ── While it comes back ───────────────────────────────────────────────────────
+
+
+def test_others_run_while_a_prefix_is_fetched(engine_of, tmp_path):
+    tier = SlowTier()
+    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4, num_blocks=24)
+    [first] = generate(engine, [PROMPT], params())
+    fill(engine, 8)
+    assert engine.tiers.where(PROMPT)[:6] == ["disk"] * 6
+    tier.go.clear()
+    engine.tiers.disk.reading.add(1, 1e-9)  # the disk is known to be fast, computing to be slow
+    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
+    returning = engine.add_request(PROMPT, params())
+    other = engine.add_request([7, 8, 9], params(6))
+    outputs = {}
+    for _ in range(6):
+        step(engine, outputs)
+    assert outputs[other].finish_reason == "length" and returning not in outputs
+    assert [s.request.request_id for s in engine.scheduler.waiting] == [returning]
+    tier.go.set()
+    assert drain(engine, outputs)[returning].token_ids == first.token_ids
+    assert engine.stats().tiers["disk"].hits > 0
+
+
+def test_a_fetch_that_takes_longer_than_computing_is_left(engine_of, tmp_path):
+    tier = SlowTier()
+    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4)
+    [first] = generate(engine, [PROMPT], params())
+    fill(engine)
+    tier.go.clear()
+    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e4))
+    [out] = generate(engine, [PROMPT], params())
+    assert out.token_ids == first.token_ids and engine.stats().tiers["disk"].hits == 0
+    tier.go.set()
+
+
+def test_what_is_slower_to_fetch_is_computed(engine_of):
+    engine = engine_of(**TINY, host_blocks=64)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    engine.tiers.rates = lambda: ({"host": Link(0, 1)}, Prefill(0, 1e6))
+    generate(engine, [PROMPT], params())
+    assert engine.stats().tiers["host"].hits == 0
+    engine.tiers.rates = lambda: ({"host": Link(0, 1e9)}, Prefill(0, 1e3))
+    fill(engine)
+    generate(engine, [PROMPT], params())
+    assert engine.stats().tiers["host"].hits > 0
+
+
+def test_an_aborted_request_leaves_its_fetch_behind(engine_of, tmp_path):
+    tier = SlowTier()
+    engine = engine_over(engine_of, tier, tmp_path, host_blocks=4)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    tier.go.clear()
+    engine.add_request([5, 6], params(9))
+    returning = engine.add_request(PROMPT, params())
+    step(engine)
+    engine.abort(returning)
+    tier.go.set()
+    drain(engine)
+    assert_empty(engine)
+
+
+def test_a_step_copies_no_more_than_it_may_compute(engine_of, monkeypatch):
+    engine = engine_of(num_blocks=24, max_num_seqs=3, max_batch_tokens=12, host_blocks=64)
+    generate(engine, [PROMPT], params())
+    fill(engine, 8)
+    before = engine.stats().tiers["host"].hits
+    engine.add_request([5, 6], params(20))
+    step(engine)
+    engine.add_request(PROMPT, params())
+    hits = [before]
+    for _ in range(3):
+        step(engine)
+        hits.append(engine.stats().tiers["host"].hits)
+    assert [after - one for one, after in pairwise(hits)] == [3, 3, 2]
+    drain(engine)
+
+
+def test_making_room_does_not_push_out_what_comes_back(engine_of):
+    """The host is as small as the prefix: to make room on the device demotes other blocks, and
+    that would evict the host's oldest, the prefix itself."""
+    engine = engine_of(num_blocks=10, max_num_seqs=2, max_batch_tokens=64, host_blocks=8)
+    [first] = generate(engine, [PROMPT], params(1))
+    engine.cache.evict(9)
+    assert engine.tiers.where(PROMPT) == ["host"] * 8
+    generate(engine, [list(range(100, 133))], params(1))
+    assert engine.tiers.where(PROMPT) == ["host"] * 8 and engine.pool.num_free == 2
+    assert generate(engine, [PROMPT], params(1))[0].token_ids == first.token_ids
+    assert engine.stats().tiers["host"].hits == 8
+
+
+# ── One memory for swap and for prefixes ──────────────────────────────────────
+
+
+def test_swapped_blocks_push_out_cached_ones(engine_of, llama):
+    engine = engine_of(num_blocks=10, max_num_seqs=4, host_blocks=6, preemption="swap",
+                       max_batch_tokens=64)  # fmt: skip
+    generate(engine, [PROMPT], params(1))
+    fill(engine, 2)
+    assert engine.tiers.host.num_named == 6 and engine.tiers.host.num_free == 6
+    prompts = [[3, 1, 4], [2, 7, 1, 8], [1, 6, 1, 8]]
+    outs = generate(engine, prompts, params(16))
+    stats = engine.stats()
+    assert stats.swaps_out == stats.swaps_in > 0
+    for prompt, out in zip(prompts, outs, strict=True):
+        assert out.token_ids == greedy_tokens(llama.lm, prompt, 16)
+
+
+def test_a_copy_down_does_not_overtake_a_swap_in(engine_of):
+    """In one plan a sequence is swapped in, which frees its host blocks, and then something is
+    evicted to the host. The copies down are made before the swap: they need other blocks."""
+    rng = random.Random(3)
+    documents = documents_of(rng, 5, 40)
+    plain = engine_of(num_blocks=400)
+    engine = engine_of(num_blocks=20, max_num_seqs=4, host_blocks=9, preemption="swap",
+                       max_batch_tokens=24)  # fmt: skip
+    happened, copied = Counter(), []
+    run, copy_down = engine.runner.run, engine.tiers.copy_down
+
+    def watched_run(plan):
+        happened["both"] += bool(plan.swap_in and any(copied))
+        copied.clear()
+        return run(plan)
+
+    def watched_copy():
+        copied.append(len(engine.tiers.going_down))
+        copy_down()
+
+    engine.runner.run, engine.tiers.copy_down = watched_run, watched_copy
+    for _ in range(25):
+        prompts = prompts_of(rng, documents, 4)
+        expected = [out.token_ids for out in generate(plain, prompts, params(14))]
+        assert [out.token_ids for out in generate(engine, prompts, params(14))] == expected
+    assert happened["both"] > 0
+
+
+# ── Long random traces ────────────────────────────────────────────────────────
+
+TRACES = [
+    dict(host_blocks=10), dict(host_blocks=40, preemption="swap"),
+    dict(host_blocks=3, disk=True), dict(host_blocks=12, disk=True, preemption="swap"),
+    dict(host_blocks=12, disk=True, write_through=True), dict(host_blocks=9, disk=True, ahead=True),
+    dict(host_blocks=2, preemption="swap", ahead=True),
+    dict(host_blocks=8, disk=True, block_size=3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", range(len(TRACES)))
+def test_traces_give_the_tokens_of_naive_attention(llama, tmp_path, case):
+    changes = dict(TRACES[case])
+    rng = random.Random(case)
+    if changes.pop("disk", False):
+        changes |= dict(disk_path=tmp_path, disk_bytes=rng.choice(["40 KiB", "1 MiB"]))
+    ahead = changes.pop("ahead", False)
+    engine = careful_engine(llama.lm, small(**{**TINY, "num_blocks": 16, **changes}))
+    if ahead:
+        run_ahead(engine)
+    documents, waiting, happened = documents_of(rng), {}, Counter()
+    done: list[tuple[list[int], int, list[int]]] = []  # prompt, number of tokens, tokens
+    for _ in range(80):
+        action = rng.choice(["add", "add", "step", "step", "fork", "abort", "interrupt", "beam"])
+        happened[action] += 1
+        if action in ("add", "fork"):
+            [prompt] = prompts_of(rng, documents, 1)
+            rule = params(rng.randint(1, 9), n=1 if action == "add" else 2)
+            waiting[engine.add_request(prompt, rule)] = prompt, rule.max_tokens
+        elif action == "abort" and waiting and rng.random() < 0.3:
+            engine.abort(waiting.popitem()[0])
+        elif action == "interrupt" and rng.random() < 0.3:
+            engine.attention.interrupt(KeyboardInterrupt(), rng.randint(0, 1))
+        elif action == "beam" and not engine.scheduler.running and engine.attention.error is None:
+            engine.beam_search(rng.choice(documents)[:9], beam_width=2, max_tokens=3)
+        for _ in range(rng.randint(1, 4)):
+            try:
+                outputs = engine.step()
+            except KeyboardInterrupt:
+                outputs = []
+            engine.check()
+            for out in outputs:
+                if out.finish_reason and out.request_id in waiting:
+                    prompt, count = waiting.pop(out.request_id)
+                    done += [(prompt, count, one.token_ids) for one in out.samples]
+    engine.attention.error = None
+    drain(engine)
+    plain = Engine(llama.lm, small(num_blocks=1000, attention="torch"))
+    expected = plain.generate([one[0] for one in done], [params(one[1]) for one in done])
+    assert [one[2] for one in done] == [out.token_ids for out in expected]
+    stats = engine.stats()
+    assert len(done) > 15 and stats.tiers["host"].bytes_in > 0
+    if engine.tiers.disk is not None:
+        assert stats.tiers["disk"].bytes_in > 0
+        engine.tiers.disk.close()
+    assert stats.tiers["host"].hits + (stats.tiers.get("disk") or stats.tiers["host"]).hits > 0
+    assert_empty(engine)
+
+
+def test_real_text(tinypy, tmp_path):
+    """tinypy on its own kind of text, with the compiled step, against an engine without tiers."""
+    rng = random.Random(0)
+    text = tinypy.lm.encode(
+        "import os\nimport sys\n\n\ndef main(path, flag=True):\n    return 1\n" * 4
+    )
+    plain = Engine(tinypy.lm, EngineConfig(num_blocks=200, block_size=8, attention="torch"))
+    tiered = Engine(
+        tinypy.lm,
+        EngineConfig(num_blocks=20, block_size=8, max_num_seqs=2, max_batch_tokens=64,
+                     host_blocks=8, disk_path=tmp_path, attention="torch"),
+    )  # fmt: skip
+    for turn in range(6):
+        start = 8 * (turn % 4)
+        prompts = [text[start : start + rng.randint(10, 60)] for _ in range(3)]
+        expected = [out.token_ids for out in plain.generate(prompts, params(3))]
+        assert [out.token_ids for out in generate(tiered, prompts, params(3))] == expected
+    assert tiered.stats().tiers["host"].hits + tiered.stats().tiers["disk"].hits > 0
+    tiered.tiers.disk.close()
+
+
+# ── A reader's own parts ──────────────────────────────────────────────────────
+
+
+def test_own_classes_are_joined_and_others_refused(engine_of, llama):
+    class Mine(RadixCache):
+        pass
+
+    class MyScheduler(Scheduler):
+        pass
+
+    config = small(**TINY, host_blocks=64, attention="torch")
+    engine = Engine(llama.lm, config, prefix_cache=Mine, scheduler=MyScheduler)
+    assert isinstance(engine.cache, Mine) and isinstance(engine.scheduler, MyScheduler)
+    generate(engine, [PROMPT], params())
+    fill(engine)
+    generate(engine, [PROMPT], params())
+    assert engine.stats().tiers["host"].hits > 0
+    with pytest.raises(ValueError, match="scheduler: with host_blocks it must be a class"):
+        Engine(llama.lm, config, scheduler=lambda *a, **k: Scheduler(*a, **k))
+
+
+@pytest.mark.parametrize("bad", [
+    dict(disk_path="x"), dict(write_through=True), dict(disk_path=3, host_blocks=4),
+    dict(disk_path="x", host_blocks=4, prefix_cache=False),
+    dict(host_blocks=4, disk_path="x", disk_bytes="much"), dict(host_blocks=4, write_through="x"),
+])  # fmt: skip
+def test_bad_settings(engine_of, bad):
+    with pytest.raises(ValueError, match=r"disk_path|write_through|disk_bytes"):
+        engine_of(**bad)
+
+
+def test_without_tiers_there_is_nothing(engine_of):
+    engine = engine_of()
+    assert engine.tiers is None and engine.stats().tiers == {}
+    assert type(engine.cache) is RadixCache and type(engine.scheduler) is Scheduler
+    swap = engine_of(preemption="swap", host_blocks=4, prefix_cache=False)
+    assert swap.tiers is None and swap.scheduler.host_pool.num_free == 4

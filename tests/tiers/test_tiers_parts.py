@@ -1,0 +1,271 @@
+"""The small pieces: names, entries, moves, costs, the host's pool, safe files."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiers_case import damaged
+
+from minikv import BlockPool, OutOfBlocks
+from minikv.tiers import entry
+from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch, break_even
+from minikv.tiers.folder import Folder, save
+from minikv.tiers.host import HostPool
+from minikv.tiers.moves import Place, demote, promote
+from minikv.tiers.names import block_name, block_names, identity_of, root_name
+
+HERE = identity_of({"model": "a"})
+
+# ── Names ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_name_says_everything_before_it():
+    root = root_name(HERE)
+    one = block_names(root, [1, 2, 3, 4, 5, 6, 7], 2)
+    assert len(one) == 3 and len(set(one)) == 3 and all(len(name) == 32 for name in one)
+    assert one[1] == block_name(one[0], [3, 4])
+    other = block_names(root, [1, 9, 3, 4, 5, 6], 2)
+    assert not set(one) & set(other), "the same block after another prefix has another name"
+    assert block_names(root, [1], 2) == []
+
+
+def test_roots_differ_by_salt_and_identity():
+    salts = [None, "", "a", b"a", 1, True, 1.0, "1", ("a",), ("a", "b"), ("a,str:'b'",), (), ((),)]
+    roots = [root_name(HERE, salt) for salt in salts]
+    assert None not in roots and len(set(roots)) == len(salts)
+    assert root_name(identity_of({"model": "b"})) != root_name(HERE)
+    assert root_name(HERE, object()) is None and root_name(HERE, (1, object())) is None
+
+
+def test_the_spelling_of_names_is_fixed():
+    """They are keys of what other processes wrote."""
+    name = block_name(root_name(bytes(32), "salt"), [1, 2])
+    assert name.hex() == "cbfb03727c2c5e59af1a262b798d1f55f28f6c06eb0cd9c697f7251dbbec602e"
+
+
+# ── Entries ───────────────────────────────────────────────────────────────────
+
+NAME, OTHER, DATA = b"n" * 32, b"o" * 32, bytes(range(256)) * 3
+
+
+def test_entry_round_trip_and_refusals():
+    packed = entry.pack(HERE, NAME, DATA)
+    assert bytes(entry.unpack(packed, HERE, NAME, len(DATA))) == DATA
+    for what, arguments in {
+        "another model": (packed, identity_of({}), NAME, len(DATA)),
+        "another block": (packed, HERE, OTHER, len(DATA)),
+        "a block has 5": (packed, HERE, NAME, 5),
+        "says 768": (packed[:-1], HERE, NAME, len(DATA) - 1),
+        "bytes, says": (packed + b"x", HERE, NAME, len(DATA)),
+        "a head has": (packed[:50], HERE, NAME, len(DATA)),
+        "begins with": (b"x" + packed[1:], HERE, NAME, len(DATA)),
+    }.items():
+        with pytest.raises(entry.EntryError, match=what):
+            entry.unpack(*arguments)
+
+
+def test_ten_thousand_damaged_entries_are_refused():
+    rng = random.Random(0)
+    packed = entry.pack(HERE, NAME, DATA)
+    for _ in range(10_000):
+        bad = damaged(rng, packed)
+        if bad != packed:
+            with pytest.raises(entry.EntryError):
+                entry.unpack(bad, HERE, NAME, len(DATA))
+
+
+# ── Moves ─────────────────────────────────────────────────────────────────────
+
+
+def pools(device=2, host=2):
+    return BlockPool(device), BlockPool(host)
+
+
+def test_a_block_goes_down_and_comes_back():
+    device, host = pools()
+    place, copies = Place(device.allocate()), []
+    demote(place, device, host, lambda *pair: copies.append(pair))
+    assert place.device is None and place.host == 0
+    assert (device.num_free, host.num_free) == (2, 1)
+    promote(place, device, host, lambda *pair: copies.append(pair), keep=True)
+    assert place.host == 0 and device.ref_count(place.device) == 1 == host.ref_count(0)
+    demote(place, device, host, lambda *pair: copies.append(pair))
+    assert len(copies) == 2, "a block that is on the host still is not copied again"
+    promote(place, device, host, lambda *pair: copies.append(pair))
+    assert place.host is None and host.num_free == 2
+
+
+def test_moves_are_all_or_nothing():
+    def fails(source, target):
+        raise RuntimeError("no")
+
+    device, host = pools(device=1, host=1)
+    place = Place(device.allocate())
+    with pytest.raises(RuntimeError):
+        demote(place, device, host, fails)
+    assert place.device == 0 and place.host is None and host.num_free == 1
+    device.acquire(0)
+    with pytest.raises(ValueError, match="one holder"):
+        demote(place, device, host, lambda *pair: None)
+    device.release(0)
+    host.allocate()
+    with pytest.raises(OutOfBlocks):
+        demote(place, device, host, lambda *pair: None)
+    assert device.ref_count(0) == 1
+    on_host = Place(host=0)
+    with pytest.raises(OutOfBlocks):
+        promote(on_host, device, host, lambda *pair: None)
+    device.release(0)
+    with pytest.raises(RuntimeError):
+        promote(on_host, device, host, fails)
+    assert host.ref_count(0) == 1 and device.num_free == 1 and on_host.device is None
+    with pytest.raises(ValueError, match="nothing to bring back"):
+        promote(Place(), device, host, fails)
+
+
+# ── Costs ─────────────────────────────────────────────────────────────────────
+
+
+def test_break_even():
+    assert break_even(50_000, Link(1e-3, 1e9), Prefill(0.5, 10_000)) == pytest.approx(20)
+    assert break_even(100_000, Link(0, 1e9), Prefill(0, 10_000)) == float("inf")
+    assert break_even(1, Link(0, 1e9), Prefill(0, 10_000)) == 0
+
+
+@given(
+    tiers=st.lists(st.sampled_from(["host", "disk"]), max_size=12),
+    latency=st.floats(0, 1), bandwidth=st.floats(1, 100), rate=st.floats(0.1, 100),
+)  # fmt: skip
+def test_blocks_to_fetch_is_the_best_of_all_counts(tiers, latency, bandwidth, rate):
+    links = {"host": Link(0.01, 50), "disk": Link(latency, bandwidth)}
+    prefill = Prefill(0, rate)
+
+    def seconds(count):
+        used = tiers[:count]
+        fetch = sum(links[tier].latency for tier in set(used))
+        fetch += sum(10 / links[tier].bandwidth for tier in used)
+        return fetch + (len(tiers) - count) * 4 / rate
+
+    count = blocks_to_fetch(tiers, 10, 4, links, prefill)
+    best = min(map(seconds, range(len(tiers) + 1)))
+    assert seconds(count) == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+def test_a_line_is_found_and_follows():
+    line = Line()
+    assert line.fit() is None
+    line.add(100, 0.5)
+    assert line.fit() == (0, pytest.approx(200))
+    for size in (100, 400, 200, 800) * 20:
+        line.add(size, 0.1 + size / 1000)
+    start, rate = line.fit()
+    assert start == pytest.approx(0.1, rel=1e-3) and rate == pytest.approx(1000, rel=1e-3)
+    for seconds in (0, -1):  # a clock that stands still, or goes backwards
+        line.add(100, seconds)
+    assert line.fit() == (start, rate)
+
+
+# ── The host's pool ───────────────────────────────────────────────────────────
+
+
+def test_free_blocks_remember_until_they_are_needed():
+    gone = []
+    pool = HostPool(3, lambda block_id, name: gone.append(name))
+    for name in (b"a", b"b"):
+        block_id = pool.allocate()
+        pool.remember(block_id, name)
+        pool.release(block_id)
+    assert pool.num_free == 3 and pool.num_named == 2 and not gone
+    pool.touch(b"a")
+    held = [pool.allocate(), pool.allocate()]
+    assert gone == [b"b"] and b"a" in pool and b"b" not in pool
+    pool.acquire(pool.find(b"a"))
+    assert pool.num_free == 0
+    with pytest.raises(OutOfBlocks):
+        pool.allocate()
+    pool.release(pool.find(b"a"))
+    assert pool.num_free == 1
+    pool.forget_all()
+    assert pool.num_named == 0 and pool.num_free == 1
+    for block_id in held:
+        pool.release(block_id)
+    pool.check()
+
+
+def test_what_a_plan_frees_is_not_given_out_in_it():
+    pool = HostPool(2)
+    block_id, other = pool.allocate(), pool.allocate()
+    with pool.plan():
+        pool.release(block_id)
+        assert pool.num_free == 0
+        with pytest.raises(OutOfBlocks):
+            pool.allocate()
+    assert pool.num_free == 1 and pool.allocate() == block_id != other
+
+
+@given(st.lists(st.tuples(st.sampled_from("anrtx"), st.integers(0, 5)), max_size=60))
+def test_host_pool_invariants(operations):
+    pool, held = HostPool(4), []
+    for operation, which in operations:
+        name = b"%d" % which
+        if operation == "a" and pool.num_free:
+            held.append(pool.allocate())
+        elif operation == "n" and held and name not in pool and held[-1] not in pool._names:
+            pool.remember(held[-1], name)
+        elif operation == "r" and held:
+            pool.release(held.pop(which % len(held)))
+        elif operation == "t" and name in pool:
+            pool.touch(name)
+        elif operation == "x" and name in pool and pool.ref_count(pool.find(name)) == 0:
+            pool.acquire(pool.find(name))
+            held.append(pool.find(name))
+        pool.check()
+        assert pool.num_free == 4 - len(held)
+
+
+# ── Safe files ────────────────────────────────────────────────────────────────
+
+
+class Recorder(Folder):
+    """Notes what is done, and fails at one step."""
+
+    def __init__(self, path, fails_at=-1):
+        super().__init__(path)
+        self.done, self.fails_at = [], fails_at
+
+    def __getattribute__(self, name):
+        value = super().__getattribute__(name)
+        if name not in ("write", "sync", "rename", "sync_folder"):
+            return value
+
+        def call(*arguments):
+            if len(self.done) == self.fails_at:
+                raise OSError("no space left on device")
+            self.done.append(name)
+            return value(*arguments)
+
+        return call
+
+
+def test_save_syncs_before_it_renames(tmp_path):
+    folder = Recorder(tmp_path)
+    save(folder, "x", b"new")
+    assert folder.done == ["write", "sync", "rename", "sync_folder"]
+    assert (tmp_path / "x").read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_failed_save_leaves_the_old_file_alone(tmp_path, step):
+    (tmp_path / "x").write_bytes(b"old")
+    with pytest.raises(OSError):
+        save(Recorder(tmp_path, step), "x", b"new")
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+def test_pairs_of_names_are_chained():
+    names = block_names(root_name(HERE), list(range(12)), 3)
+    for index, (before, after) in enumerate(pairwise(names), 1):
+        assert after == block_name(before, range(3 * index, 3 * index + 3))

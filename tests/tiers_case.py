@@ -1,0 +1,86 @@
+"""What the tests of tiers share: requests that meet again, a slow tier, damage."""
+
+import random
+import threading
+
+from helpers import generate
+
+from minikv import SamplingParams
+from minikv.tiers.store import Background
+
+TINY = dict(num_blocks=12, max_num_seqs=3, max_batch_tokens=32)  # blocks of 4 tokens
+
+
+def prompts_of(rng, documents, count):
+    """Beginnings of documents, each with an end of its own."""
+    return [
+        rng.choice(documents)[: rng.randint(4, 32)] + [rng.randrange(1, 50) for _ in range(2)]
+        for _ in range(count)
+    ]
+
+
+def documents_of(rng, count=6, length=32):
+    return [[rng.randrange(1, 300) for _ in range(length)] for _ in range(count)]
+
+
+def params(max_tokens=4, **more):
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, **more)
+
+
+def fill(engine, count=4, seed=1, length=32, **more):
+    """Serve unrelated prompts, so that everything else is evicted from the device."""
+    prompts = documents_of(random.Random(seed), count, length)
+    generate(engine, prompts, params(2, **more))
+
+
+PROMPT = list(range(1, 34))  # 8 blocks and one token
+
+
+class SlowTier:
+    """A lower tier in a dictionary, which answers only when `go` is set."""
+
+    def __init__(self):
+        self.entries, self.go = {}, threading.Event()
+        self.go.set()
+
+    def names(self):
+        return []
+
+    def get_many(self, names):
+        assert self.go.wait(20)
+        return [self.entries.get(name) for name in names]
+
+    def put_many(self, entries):
+        self.entries |= entries
+        return []
+
+    def remove(self, name):
+        self.entries.pop(name, None)
+
+    def close(self):
+        pass
+
+
+def engine_over(engine_of, tier, tmp_path, **config):
+    """An engine whose disk is `tier`."""
+    engine = engine_of(**{**TINY, **config}, disk_path=tmp_path)
+    engine.tiers.disk.close()
+    engine.tiers.disk = Background(tier)
+    return engine
+
+
+def damaged(rng: random.Random, data: bytes) -> bytes:
+    """One of: some bits flipped, cut off, something behind it, a piece from elsewhere."""
+    bad = bytearray(data)
+    kind = rng.randrange(4)
+    if kind == 0:
+        for _ in range(rng.randint(1, 4)):
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        del bad[rng.randrange(len(bad)) :]
+    elif kind == 2:
+        bad += rng.randbytes(rng.randint(1, 9))
+    else:
+        start = rng.randrange(len(bad))
+        bad[start : start + 8] = rng.randbytes(rng.randint(0, 12))
+    return bytes(bad)
