@@ -18,7 +18,6 @@ from numba.extending import overload
 
 from minikv.cpu.compiler import keep, kernel
 from minikv.cpu.kernels import (
-    SHIFT,
     TILE,
     _begin,
     _finish,

@@ -128,3 +128,56 @@ def test_every_format_that_is_promised_has_arrays():
         pieces = {f"k_{piece}" for piece in kv_format.k.shapes(head_dim)}
         pieces |= {f"v_{piece}" for piece in kv_format.v.shapes(head_dim)}
         assert set(kind._fields) == pieces
+
+
+def test_compiled_codes_are_those_of_the_definition():
+    """To the last bit, for the program writes them and everything else reads them."""
+    from minikv.quant import formats, kernels
+
+    torch.manual_seed(0)
+    x = torch.randn(400, 32) * torch.logspace(-44, 38, 400)[:, None]
+    x[:9] = 0
+    x[0, 3], x[1, 3], x[2, 3], x[3, 3] = torch.nan, torch.inf, -torch.inf, 1e-45
+    x[4], x[5, 3] = torch.arange(32) / 2, -3.4e38  # scale 0.123: many near a half
+    x[6, :8] = torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5])  # of two the even one
+    x[7], x[7, 0] = torch.nan, torch.inf
+    codes, scale = formats.quantise_int8(x)
+    own = torch.zeros_like(codes)
+    found = [kernels.quantise_int8(row.numpy(), to.numpy()) for row, to in zip(x, own, strict=True)]
+    assert torch.equal(codes, own)
+    scales = torch.tensor(found, dtype=torch.uint16).view(torch.bfloat16)
+    torch.testing.assert_close(scales, scale, rtol=0, atol=0, equal_nan=True)
+    halves = torch.zeros(x.shape, dtype=torch.uint16)
+    for row, to in zip(x, halves, strict=True):
+        kernels.quantise_bfloat16(row.numpy(), to.numpy())
+    halves = halves.view(torch.bfloat16)
+    torch.testing.assert_close(halves, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8"])
+def test_few_tokens_are_one_program(tinypy, monkeypatch, kv_dtype):
+    """Chunks and decodes, with the logits and the stored codes of the other way."""
+    import minikv
+
+    params = minikv.SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = [[7] * 30, [9, 8, 3] * 11]
+    parts = []
+    for attention in ("cpu", "torch"):
+        config = minikv.EngineConfig(
+            num_blocks=20,
+            max_num_seqs=4,
+            attention=attention,
+            kv_dtype=kv_dtype,
+            max_batch_tokens=24,
+        )
+        engine = minikv.Engine(tinypy.lm, config)
+        if attention == "cpu":
+            bind = lambda *_: pytest.fail("not one program")  # noqa: E731
+            monkeypatch.setattr(CompiledAttention, "bind", bind)
+        outputs = engine.generate(prompts, params)
+        parts.append((engine.store.parts, [output.token_ids for output in outputs]))
+    (own, tokens), (other, expected) = parts
+    assert tokens == expected
+    if kv_dtype == "int8":
+        apart = [(own[name].int() - other[name].int()).abs() for name in ("k_codes", "v_codes")]
+        assert all(one.max() <= 1 and (one > 0).float().mean() < 0.01 for one in apart)
