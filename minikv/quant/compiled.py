@@ -1,5 +1,7 @@
 """Attention over codes, compiled for the CPU: `EngineConfig(attention="cpu", kv_dtype="int8")`."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -31,23 +33,43 @@ class CompiledAttention(AttentionBackend):
         ]
         self.of_all_layers = kind(**arrays)
         self.program: Program | None = None
+        self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
+        self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         scales = self.store.parts.get("v_scale")
         self.folds = scales is not None and scales.ndim == 5 and scales.shape[-1] % 2 == 0
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
 
     def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a step of few tokens, valid until the next call; otherwise None. Where K
-        is stored by block, more has to be planned for each step than one program knows."""
-        is_possible = self.store.open is None and self.config.head_dim % LANES == 0
+        """The logits of a step of few tokens, valid until the next call; otherwise None."""
+        store, program = self.store, self.program
+        is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
+        if store.open:  # chunks fill blocks from their start: more than the program knows
+            is_possible &= batch.num_decodes == len(batch.context_lens_host)
         if not is_possible or len(batch.token_ids) > FEW:
             return None
-        width = batch.block_tables.shape[1]
-        if self.program is None or not self.program.fits(transformer, width):
-            if not can_compile(transformer):
-                return None
-            kv = self.of_all_layers
-            self.program = Program(transformer, self.store, kv, FEW, 2 * width)
-        return self.program.run(batch)
+        is_known = program is not None and program.transformer is transformer
+        if not is_known and not can_compile(transformer):
+            return None
+        if store.open is None:
+            return self._program(transformer, batch, self.of_all_layers).run(batch)
+        own_rows = store.plan_write(batch).own_rows
+        kv = kernels.OpenParts(self.of_all_layers, store.open.keys.numpy(), self.rows)
+        program = self._program(transformer, batch, kv)
+        blocks = batch.slot_mapping.numpy() // store.block_size
+        self.rows[blocks] = own_rows
+        try:
+            return program.run(batch)
+        finally:
+            self.rows[blocks] = -1
+
+    def _program(self, transformer: Transformer, batch: Batch, kv: Any) -> Program:
+        """That of earlier steps, or a new one: for wider tables, or after `OpenKeys` has grown."""
+        width, keys = batch.block_tables.shape[1], self.store.open.keys if self.store.open else None
+        program = self.program
+        if program is None or not program.fits(transformer, width) or self.keys is not keys:
+            program = Program(transformer, self.store, kv, FEW, 2 * width)
+            self.program, self.keys = program, keys
+        return program
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once per step."""
