@@ -22,14 +22,14 @@ COPY requirements.txt requirements-lab.txt ./
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
     -r requirements.txt -r requirements-lab.txt "jupyterhub==$JUPYTERHUB"
 COPY . .
-RUN pip install --no-cache-dir --no-deps . && chmod -R a+rwX /usr/local/lib/python3.11/site-packages/minikv \
+RUN pip install --no-cache-dir --no-deps . \
     && jupyter labextension disable "@jupyterlab/apputils-extension:announcements"
 
 # Compiles the engine's step once, for all containers on machines with the same processor.
 ENV OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE NUMBA_CACHE_DIR=/opt/numba
 RUN mkdir -m 1777 /opt/numba && python -m minikv doctor && chmod -R a+rwX /opt/numba
 
-USER reader
+USER 1000
 WORKDIR /home/reader
 EXPOSE 8888
 CMD ["sh", "-c", "minikv start --no-lab course && exec jupyter lab --ip=0.0.0.0 --no-browser --ServerApp.root_dir=$HOME/course"]

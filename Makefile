@@ -1,7 +1,8 @@
 # make lab     set up, check the machine, open JupyterLab on the first notebook
 # make test    set up if needed, then every check there is
+# make site    the course as pages for a browser, in build/site
 #
-# Both need Python 3.11 or newer, make and git, and install into .venv alone.
+# All need Python 3.11 or newer, make and git, and install into .venv (the site: .venv-site) alone.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,6 +15,7 @@ TORCH_CPU := https://download.pytorch.org/whl/cpu
 REQUIREMENTS := requirements.txt requirements-lab.txt requirements-test.txt
 NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
+SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest --durations=5
 PARALLEL := --numprocesses=auto --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env
@@ -47,7 +49,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-class test-install wheel lint notebooks clean
+.PHONY: help setup lab test test-class test-install wheel lint notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -57,6 +59,8 @@ help:
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
 	@echo "make test-class    nbgrader's round trip, part of make test"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
+	@echo "make site       build the pages of the course in build/site, from stored outputs"
+	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
 	@echo "make notebooks  run every notebook and store its outputs in place"
 	@echo "make clean      remove .venv and every cache"
 
@@ -118,7 +122,7 @@ test: setup
 	@$(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-test: lint
+test: lint site slides
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
@@ -157,11 +161,31 @@ lint: setup
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy minikv kernels
 
+# The site's own environment: nothing of the course runs in it. Where npm is, the validators too.
+$(SITE)/installed: docs/site/requirements.txt docs/site/package.json docs/site/package-lock.json
+	@echo "== Making $(SITE), which builds and checks the site"
+	@$(PYTHON) -m venv --clear $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@cp docs/site/package.json docs/site/package-lock.json $(SITE)/
+	@if command -v npm > /dev/null; then npm ci --silent --ignore-scripts --prefix $(SITE); \
+		else echo "There is no npm here: HTML and workflows are not validated."; fi
+	@touch $@
+
+site: $(SITE)/installed
+	@echo "== The site"
+	@$(SITE)/bin/python docs/site/build.py build/site
+	@$(SITE)/bin/python docs/site/check.py build/site
+
+slides: $(SITE)/installed
+	@echo "== The slides"
+	@$(SITE)/bin/python -m sphinx --fail-on-warning --quiet -b revealjs docs/teaching/slides build/slides
+	@echo "build/slides/index.html"
+
 notebooks: setup
-	$(BIN)/jupyter nbconvert --to notebook --execute --inplace \
+	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
 
 clean:
-	rm -rf .venv build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
+	rm -rf .venv $(SITE) build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
 """The README's pictures, made from live objects: `python -m minikv.course pictures`.
 
-`docs/block-tables.gif` is chapter 04's and 05's player, and `docs/failing-check.svg` what a check
-says of a wrong solution.
+`docs/block-tables.gif` is chapter 04's and 05's player, `docs/block-tables.html` the same with
+buttons, for the site, and `docs/failing-check.svg` what a check says of a wrong solution.
 """
 
 import io
@@ -85,6 +85,14 @@ def gif(history: History) -> bytes:
     return out.getvalue()
 
 
+def film(history: History) -> str:
+    """The same as HTML with buttons. It stands at the fork, which tells what blocks are for."""
+    player = history.widget()
+    words = [step.words for step in history.steps]
+    player.slider.value = next(i for i, told in enumerate(words) if "is a fork" in told)
+    return player.film() + "\n"
+
+
 def failing_check() -> str:
     """An SVG of a terminal: what the check of EXERCISE says of a known mistake."""
     exercise = find(EXERCISE)
@@ -132,6 +140,8 @@ def _spans(line: str) -> str:
 
 def run() -> int:
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / "block-tables.gif").write_bytes(gif(record_tables()))
+    tables = record_tables()
+    (FOLDER / "block-tables.gif").write_bytes(gif(tables))
+    (FOLDER / "block-tables.html").write_text(film(tables), encoding="utf-8")
     (FOLDER / "failing-check.svg").write_text(failing_check(), encoding="utf-8")
     return 0

@@ -49,7 +49,9 @@ def _sync(path: Path, flags: int) -> None:
 def save(folder: Folder, name: str, data: bytes) -> None:
     """Write `data` to the file `name`: after a crash it is the old file or the new one, whole.
 
-    If anything is raised the old file is still there, and the temporary one is removed.
+    Once this has returned, no crash brings the old file back. If writing fails or is interrupted,
+    the old file is still there, the temporary one, `name + TEMPORARY`, is removed, and the caller
+    gets the error.
     """
     temporary = name + TEMPORARY
     try:

@@ -41,7 +41,11 @@ def fingerprint(config: ModelConfig, state: Mapping[str, torch.Tensor]) -> str:
 
 
 def add_tensors(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Feed names, dtypes, shapes and bytes of tensors to a hash."""
+    """Feed names, dtypes, shapes and bytes of tensors to a hash, such as hashlib.sha256().
+
+    Equal tensors under equal names give equal digests, in whatever order they are listed and
+    however they lie in memory; anything else gives another digest. See `bytes_of`.
+    """
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         digest.update(bytes_of(tensor))
@@ -93,8 +97,9 @@ def check_session(
     """Raise SessionError unless this session can be used where `expected` holds.
 
     Every field of `expected` must be in the header with the same value. The tensors must be those
-    that the header names: `shapes` has dtype and shape of each, in JSON; `num_tokens` is the length
-    of `tokens`. At last the checksum must fit.
+    that the header names: `shapes` has dtype and shape of each, as `shapes_of` gives them, in JSON
+    with sorted keys; `num_tokens` is the length of `tokens`. At last the checksum must be that of
+    `checksum_of`. A field or tensor that is missing makes the session unusable, too.
     """
     for name, value in expected.items():
         if header.get(name) != value:

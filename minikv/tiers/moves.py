@@ -24,9 +24,13 @@ class Place:
 def demote(place: Place, device: BlockPool, host: BlockPool, copy: Copy) -> None:
     """Move a block one tier down, from the device to the host; its device block is released.
 
-    A block that is on the host already (write-through) is not copied again. All or nothing:
-    raises ValueError if the block is not on the device or is held there by others too, and
-    OutOfBlocks if the host has no room; what `copy` raises is raised again.
+    `copy(from_block, to_block)` copies K and V from the device to the host. A block that is on the
+    host already (write-through) is not copied again. All or nothing: raises ValueError if the block
+    is not on the device or is held there by others too, and OutOfBlocks if the host has no room;
+    what `copy` raises is raised again.
+
+    Worked example: device block 3 has one holder, host block 0 is free. copy(3, 0) is called while
+    both have a holder. Afterwards the place says device None, host 0, and device block 3 is free.
     """
     if place.device is None or device.ref_count(place.device) != 1:
         raise ValueError(f"device block {place.device}: must have one holder, the prefix cache")
@@ -47,9 +51,11 @@ def promote(
 ) -> None:
     """Bring a block back from the host to the device; with `keep` it stays on the host as well.
 
-    To make room on the device may demote another block, and that may evict the host's oldest one:
-    this one, if it were not held first. All or nothing: raises ValueError if the block is not on
-    the host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
+    `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
+    already is not copied. `device.allocate` may demote another block to make room, and that may
+    evict the host's oldest block that has one holder: this one, if it were not held first. All or
+    nothing: raises ValueError if the block is not on the host, and OutOfBlocks if the device has no
+    room; what `copy` raises is raised again.
     """
     if place.host is None:
         raise ValueError("host block None: there is nothing to bring back")

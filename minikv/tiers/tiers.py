@@ -407,16 +407,19 @@ class Tiers:
     def where(self, token_ids: Seq[int], salt: Hashable = None) -> list[str]:
         """For each whole block of a prefix the fastest tier that has it: "device", "host", "disk",
         or "" if none has."""
+        return [next(iter(tiers), "") for tiers in self.everywhere(token_ids, salt)]
+
+    def everywhere(self, token_ids: Seq[int], salt: Hashable = None) -> list[list[str]]:
+        """For each whole block of a prefix all tiers that have it, the fastest first."""
         root = root_name(self.identity, salt)
         names = block_names(root, token_ids, self.config.block_size) if root else []
-        on_device = set(self.names.values())
-        return [
-            "device" if name in on_device
-            else "host" if name in self.host
-            else "disk" if self.disk is not None and name in self.disk
-            else ""
-            for name in names
-        ]  # fmt: skip
+        disk = self.disk if self.disk is not None else ()
+        tiers: dict[str, Any] = {
+            "device": set(self.names.values()),
+            "host": self.host,
+            "disk": disk,
+        }
+        return [[tier for tier, known in tiers.items() if name in known] for name in names]
 
     def stats(self) -> dict[str, TierStats]:
         """By tier."""

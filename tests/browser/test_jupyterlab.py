@@ -32,6 +32,7 @@ PLAYERS = {
     "09": "the walks",
     "10": "a block with an outlier",
     "11": "the ring",
+    "12": "the tiers",
 }
 WAIT = 30_000  # ms for one click, one picture
 RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too

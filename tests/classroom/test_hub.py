@@ -29,7 +29,6 @@ if shutil.which("configurable-http-proxy") is None:
 CONFIG = Path(__file__).parents[2] / "docs" / "teaching" / "hub" / "jupyterhub_config.py"
 FILE = f"exercises/{chapter_of('04').file_name}"
 LIMIT = 300  # seconds for a server to start, on a busy machine
-IDLE = 60  # seconds after which a server is stopped
 
 
 def free_port():
@@ -52,7 +51,6 @@ class Hub:
             "MINIKV_HUB_DATA": str(folder),
             "MINIKV_HUB_URL": self.address,
             "MINIKV_HUB_TOKEN": self.token,
-            "MINIKV_HUB_IDLE": str(IDLE),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         self.log = (folder / "hub.log").open("w")
@@ -91,8 +89,12 @@ class Hub:
 
     def start(self, user):
         self.ask(f"/hub/api/users/{user}", "POST")
-        self.ask(f"/hub/api/users/{user}/server", "POST")
-        self.until(lambda: self.ready(user), f"the server of {user}")
+
+        def asked_again():  # a server that is just being stopped cannot be started
+            self.ask(f"/hub/api/users/{user}/server", "POST")
+            return self.ready(user)
+
+        self.until(asked_again, f"the server of {user}")
 
     def file(self, user, path, **more):
         return self.ask(f"/user/{user}/api/contents/{path}", **more)
@@ -157,6 +159,16 @@ def test_the_engine_runs_in_a_students_kernel(hub):
 
 
 def test_an_idle_server_is_stopped_and_its_files_stay(hub):
-    hub.until(lambda: not hub.ready("ada"), "the culler")
+    """By the culler that the hub runs, with a shorter time."""
+    command = [sys.executable, "-m", "jupyterhub_idle_culler", f"--url={hub.address}/hub/api"]
+    culler = subprocess.Popen(
+        [*command, "--timeout=1", "--cull-every=5"],
+        env=os.environ | {"JUPYTERHUB_API_TOKEN": hub.token}, stderr=hub.log,
+    )  # fmt: skip
+    try:
+        hub.until(lambda: not hub.ready("ada"), "the culler")
+    finally:
+        culler.terminate()
+        culler.wait(60)
     hub.start("ada")
     assert hub.file("ada", FILE)["content"] == "# Ada's\n"

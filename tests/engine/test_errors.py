@@ -55,7 +55,7 @@ BAD_PARAMS = {
     "seed": [-1, 1.5, "x", True],
     "n": [0, -1, 1.5, "x", True, None],
     "stop": ["text", 5, -1, b"x", None, ("",), (1.5,), (None,), (True,), ([], "ok"), np.array(5),
-             torch.tensor(5), np.array([[1, 2]])],
+             torch.tensor(5), (np.array([1, 2]),)],
     "ignore_eos": [1, 0, None, "yes"],
     "cache_salt": [[], {}, ([],), NAN],
 }  # fmt: skip

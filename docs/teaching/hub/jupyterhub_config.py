@@ -40,6 +40,7 @@ c.Spawner.cpu_limit = 2
 if LOCAL:
     c.JupyterHub.spawner_class = "simple"
     c.SimpleLocalProcessSpawner.home_dir_template = str(HERE / "homes" / "{username}")
+    c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
 else:
     c.JupyterHub.spawner_class = "docker"
     c.DockerSpawner.image = "minikv"  # better: by its digest, the same for the whole term
@@ -60,13 +61,11 @@ c.JupyterHub.concurrent_spawn_limit = 20  # a class that comes in at ten past
 c.JupyterHub.active_server_limit = int(os.environ.get("MINIKV_HUB_SERVERS", 100))
 
 # A server that nobody uses is stopped; its files stay. A kernel that computes counts as use.
-IDLE = int(os.environ.get("MINIKV_HUB_IDLE", 3600))  # seconds
 c.JupyterHub.services = [
     {
         "name": "idle-culler",
         "command": [
-            sys.executable, "-m", "jupyterhub_idle_culler",
-            f"--timeout={IDLE}", f"--cull-every={max(5, IDLE // 10)}",
+            sys.executable, "-m", "jupyterhub_idle_culler", "--timeout=3600", "--cull-every=300",
         ],
     }
 ]  # fmt: skip

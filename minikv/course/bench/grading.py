@@ -51,8 +51,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     with tempfile.TemporaryDirectory() as place:
         folders = make_class(Path(place), args.students, exercises, args.wrong)
         students = [grade.find_student(folder) for folder in folders]
-        args.dask = None
-        with grade.workers(args) as pool, closing(grade.Store(None)) as store:
+        with grade.workers(args.jobs) as pool, closing(grade.Store(None)) as store:
             began = perf_counter()
             found = grade.grades(pool, store, students, exercises)
             count = len(students) * len(exercises)

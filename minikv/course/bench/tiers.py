@@ -33,7 +33,7 @@ import torch
 
 import minikv
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
-from minikv.course.measure.tier_hits import tier_hits
+from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, rates_by_tier
 from minikv.course.measure.timing import no_gc, timed
 from minikv.course.measure.workload import chat_like, read_trace, write_code
 from minikv.model import Transformer
@@ -253,12 +253,12 @@ def trace(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace)
         what, sizes = "generated conversations", (100, 400, 1_000)
     unlimited = 1 + len(set().union(*streams))
     for size in (*sizes, unlimited):
-        below = [10 * size] if size < unlimited else []
-        hits, total = tier_hits(streams, [size, *below])
+        below = 10 * size if size < unlimited else 0
+        found = rates_by_tier(streams, WriteBack, size, below)
         row = {"what": f"trace: {what}", "way": f"{size:,} blocks" if below else "unlimited",
-               "hit rate": hits[0] / total}  # fmt: skip
+               "hit rate": found.device}  # fmt: skip
         if below:
-            row["with a second tier, 10x"] = sum(hits) / total
+            row["with a second tier, 10x"] = found.together
         table.add(row)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, Protocol
 
 import torch
@@ -112,6 +113,19 @@ def witnesses() -> Iterator[list[Any]]:
 @cache
 def tinypy() -> minikv.LanguageModel:
     return minikv.load("tinypy")
+
+
+@contextmanager
+def in_place_of(target: str, part: Any) -> Iterator[None]:
+    """In here the module's name stands for `part`: target is "minikv.ring.cache:turn"."""
+    module, _, name = target.partition(":")
+    home = import_module(module)
+    before = getattr(home, name)
+    setattr(home, name, part)
+    try:
+        yield
+    finally:
+        setattr(home, name, before)
 
 
 def plain(value: Any) -> Any:

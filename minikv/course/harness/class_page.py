@@ -1,15 +1,26 @@
 """One page about a class: how the marks are spread, what went wrong most often, what to read."""
 
 from collections import Counter, defaultdict
-from collections.abc import Container
+from collections.abc import Callable, Container, Sequence
 from html import escape
+from typing import Any, Protocol
 
 from minikv.course.harness import containment
-from minikv.course.harness.grade import Results, Student, to_be_read
-from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.harness.manifest import Exercise, chapter_of, find
 from minikv.course.harness.mistakes import mistakes_of, reference_sources
+from minikv.course.harness.report import Report
 from minikv.course.harness.similarity import pairs_alike
 from minikv.course.harness.skeletons import fill, skeleton
+
+
+class Student(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def text(self, exercise: Exercise) -> str: ...
+
+
+Results = Sequence[tuple[Student, Report]]
 
 MOST = 40  # rows of a table
 STYLE = """
@@ -26,7 +37,8 @@ td.n, th.n { text-align: right; white-space: nowrap; }
 """
 
 
-def as_page(results: Results) -> str:
+def as_page(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
+    """`to_be_read` names the lines of a student's file that a person should read."""
     students = {student.name: student for student, _ in results}
     parts = [
         f"<p>{len(students)} students, {len({r.exercise for _, r in results})} exercises.</p>",
@@ -34,7 +46,7 @@ def as_page(results: Results) -> str:
         _section("Exercises", _exercises(results)),
         _section("What went wrong most often", _mistakes(results)),
         _section("Solutions that are alike", _alike(results)),
-        _section("Lines to read", _lines(results)),
+        _section("Lines to read", _lines(results, to_be_read)),
         _section("How this was checked", _how(results)),
     ]
     return (
@@ -142,7 +154,7 @@ def _written(student: Student, number: str) -> str:
     return student.text(chapter_of(number).exercises[0])
 
 
-def _lines(results: Results) -> str:
+def _lines(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
     places: dict[tuple[str, str, str], None] = {}
     for student, report in results:
         name = chapter_of(report.exercise).file_name

@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 import minikv
 from minikv.course.harness import process, reader_files
+from minikv.course.harness.class_page import as_page
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.harness.report import Line, Report
@@ -92,9 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exercises that are checked at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--dask", metavar="ADDRESS", help="check them on the workers of a Dask scheduler instead"
-    )
-    parser.add_argument(
         "--resume", type=Path, metavar="FILE",
         help="keep each result here as it comes, and check only what is new or has changed",
     )  # fmt: skip
@@ -133,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     results: Results = []
     status = 0
     try:
-        with workers(args) as pool, closing(Store(args.resume)) as store:
+        with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
             found = grades(pool, store, students, exercises)
             for one in progress_bar(len(students) * len(exercises), found):
                 results.append(one)
@@ -150,9 +148,7 @@ def run(args: argparse.Namespace) -> int:
     if args.junit:
         write_whole(args.junit, as_junit(results))
     if args.page:
-        from minikv.course.harness.class_page import as_page  # the page alone needs it
-
-        write_whole(args.page, as_page(results))
+        write_whole(args.page, as_page(results, to_be_read))
     print(as_text(results))
     return status
 
@@ -180,8 +176,8 @@ def grade(student: Student, exercise: Exercise) -> Report:
 
 
 def grade_file(exercise_id: str, file: bytes | None) -> dict:
-    """The report on an exercise in a file's bytes, as a dict: for workers, on any machine. The
-    file lies in a folder of its own meanwhile, away from the student's and from all others'."""
+    """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
+    folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
     with tempfile.TemporaryDirectory(prefix="minikv-") as place:
         folder = Path(place, "exercises")
@@ -227,19 +223,13 @@ def _report(found: dict) -> Report:
 
 
 @contextmanager
-def workers(args: argparse.Namespace) -> Iterator[Executor]:
-    """Processes of this machine, or of those that a Dask scheduler knows."""
-    if args.dask:
-        from distributed import Client  # type: ignore[import-not-found]  # few need it
-
-        with Client(args.dask) as client:
-            yield client.get_executor(pure=False)
-    else:
-        # Spawned: a worker has its own starter, and shares no file with this process. Control-C
-        # is this process's business: what runs comes to its end, and is kept.
-        ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
-        with ProcessPoolExecutor(args.jobs, get_context("spawn"), ignore) as pool:
-            yield pool
+def workers(jobs: int | None) -> Iterator[Executor]:
+    """Processes that check `jobs` exercises at the same time."""
+    # Spawned: a worker has its own starter, and shares no file with this process. Control-C is
+    # this process's business: what runs comes to its end, and is kept.
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), ignore) as pool:
+        yield pool
 
 
 class Store:

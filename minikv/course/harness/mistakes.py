@@ -36,6 +36,19 @@ class Mistake:
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
+def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
+    """Mistakes in one place: (name, change, cause, look) each. A change is either the whole
+    definition, or edits of the reference's: old, new, old, new, …"""
+    return tuple(
+        Mistake(name, cause, look, sources={path: change})
+        if isinstance(change, str)
+        else Mistake(
+            name, cause, look, edits={path: tuple(zip(change[::2], change[1::2], strict=True))}
+        )
+        for name, change, cause, look in records
+    )
+
+
 def mistakes_of(exercise: Exercise) -> tuple[Mistake, ...]:
     """The known mistakes of one exercise, from its chapter's folder."""
     package = chapter_of(exercise.id).package

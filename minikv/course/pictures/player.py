@@ -1,12 +1,13 @@
 """A picture that moves: play, pause and a slider over the steps of something recorded."""
 
+import os
 from collections.abc import Callable
 
 import ipywidgets as widgets
 from matplotlib.figure import Figure
 from traitlets import Unicode
 
-from minikv.course.pictures import style
+from minikv.course.pictures import film, style
 
 
 class _Image(widgets.Image):
@@ -24,6 +25,9 @@ class Player(widgets.VBox):
     `frame(step)` draws it, `caption(step)` says in a line what it shows, and
     `text(step)`, if given, stands beside the picture. Both are HTML, and take the
     text colour of the page: only the picture is on white paper.
+
+    With MINIKV_FILMS=1, which `make notebooks` sets, a film is stored beside it, for pages that
+    have no kernel: all frames are drawn for it, which takes seconds.
 
     ipywidgets gives the buttons of a `Play` no names that a screen reader could say. So it
     stays hidden, keeps the time, and is started by a button.
@@ -96,6 +100,24 @@ class Player(widgets.VBox):
         self.caption.value = self._caption(step)
         if self._text is not None:
             self.text.value = self._text(step)
+
+    def _repr_mimebundle_(self, **kwargs):
+        bundle = super()._repr_mimebundle_(**kwargs)
+        if os.environ.get("MINIKV_FILMS") == "1":
+            bundle["text/html"] = self.film()
+        return bundle
+
+    def film(self) -> str:
+        """The same steps as HTML that needs no kernel."""
+        steps = range(self.slider.max + 1)
+        return film.html(
+            self._what,
+            [style.svg(self._frame(step)) for step in steps],
+            [self._caption(step) for step in steps],
+            [self._text(step) for step in steps] if self._text else [],
+            self.slider.value,
+            self.play.interval,
+        )
 
     def __repr__(self) -> str:  # what a page without widgets shows
         return f"A player for {self._what}: run this cell to use it."

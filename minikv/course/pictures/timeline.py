@@ -347,8 +347,9 @@ class Timeline:
 
     def _text_box(self, upto: int) -> str:
         return (  # column-reverse: a long text is shown from its end
-            "<div style='display:flex;flex-direction:column-reverse;max-height:190px;overflow:auto;"
-            "box-sizing:border-box;border:1px solid;padding:6px'><pre style='flex:none;margin:0;"
+            "<div tabindex='0' style='display:flex;flex-direction:column-reverse;max-height:190px;"
+            "overflow:auto;box-sizing:border-box;border:1px solid;padding:6px'>"
+            "<pre style='flex:none;margin:0;"
             "white-space:pre-wrap;word-break:normal;overflow-wrap:normal;"
             "font-size:13px;line-height:1.5;color:inherit'>"
             f"{self.text_so_far(upto)}</pre></div>"

@@ -72,7 +72,7 @@ OTHER_METHODS = (
 NOT_OF_THE_STEP = (
     "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
     "_abort_rest", "step", "_make_parts", "_changing_state", "_recover", "beam_search",
-    "save_session", "load_session", "update_weights", "stats", "check",
+    "update_weights", "stats", "check", "save_session", "load_session",
 )  # fmt: skip
 
 CHAPTER = Chapter(

@@ -1113,7 +1113,8 @@ class Server:
     quarter more or less."""
 
     def __init__(self, seed: int):
-        self.clock, self.cached = random.Random(seed), set()
+        self.clock = random.Random(seed)
+        self.cached: set[tuple] = set()
         self.sent: list[tuple] = []
 
     def first_token_ms(self, token_ids, salt: str | None = None) -> float:

@@ -1,20 +1,6 @@
 """Chapter 10: mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake
-
-
-def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
-    """Mistakes in one place: (name, change, cause, look) each. A change is either the whole
-    definition, or edits of the reference's: old, new, old, new, …"""
-    return tuple(
-        Mistake(name, cause, look, sources={path: change})
-        if isinstance(change, str)
-        else Mistake(
-            name, cause, look, edits={path: tuple(zip(change[::2], change[1::2], strict=True))}
-        )
-        for name, change, cause, look in records
-    )
-
+from minikv.course.harness.mistakes import Mistake, made
 
 # Where to look, if several mistakes are to be seen in one place.
 MARKS = "how far apart are two marks, and which mark is nearest?"

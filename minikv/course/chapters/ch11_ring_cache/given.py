@@ -1,8 +1,5 @@
 """Chapter 11: what its notebook and checks are given. No exercise is answered here."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 from minikv.ring import Cells, RingCache
@@ -14,19 +11,6 @@ def ring_on(cells: type) -> type[RingCache]:
     """A RingCache whose bookkeeping is that of `cells`, a class as in the exercise file."""
     own = {name: getattr(cells, name) for name in WRITTEN}
     return type("RingCache", (RingCache,), own)
-
-
-@contextmanager
-def in_place_of(target: str, part: Any) -> Iterator[None]:
-    """In here the module's name stands for `part`: target is "minikv.ring.cache:turn"."""
-    module, _, name = target.partition(":")
-    home = import_module(module)
-    before = getattr(home, name)
-    setattr(home, name, part)
-    try:
-        yield
-    finally:
-        setattr(home, name, before)
 
 
 def filled(cells: Any, layout: str, head: int = 0) -> Any:

@@ -9,11 +9,10 @@ import torch
 import minikv
 from minikv.course.chapters.ch11_ring_cache.given import (
     filled,
-    in_place_of,
     layout_of,
     ring_on,
 )
-from minikv.course.harness.checking import plain, runs_model, tinypy, witness
+from minikv.course.harness.checking import in_place_of, plain, runs_model, tinypy, witness
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,

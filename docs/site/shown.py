@@ -1,0 +1,66 @@
+"""Python text with colours, and pages made of a file's text."""
+
+import ast
+import json
+import re
+from html import escape
+from pathlib import Path
+
+from links import ROOT
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer, TextLexer
+
+NO_SEARCH = "---\norphan: true\nnosearch: true\n---\n"  # words of the course alone are found
+
+
+def highlighted(text: str, anchors: bool = False, python: bool = True) -> str:
+    """`text` as Sphinx shows code. With anchors, line 12 is found at `#line-12`."""
+    more = {"linenos": "inline", "lineanchors": "line"} if anchors else {}
+    lexer = PythonLexer() if python else TextLexer()
+    html = highlight(text, lexer, HtmlFormatter(wrapcode=False, **more))
+    html = re.sub(r'<a id="(line-\d+)"[^>]*></a>', r'<span id="\1"></span>', html)
+    html = html.replace("<pre>", "<pre tabindex='0'>")  # it scrolls, so the keyboard reaches it
+    return f"<div class='highlight-python notranslate'>{html}</div>"
+
+
+def first_line(path: Path) -> str:
+    """What a module says it is."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return doc.split("\n\n")[0].replace("\n", " ")
+
+
+def file_page(file: str) -> str:
+    """A page with a file's whole text, which the site's contents leave out."""
+    return f"{NO_SEARCH}# {file}\n{_text(file)}"
+
+
+def title_of(folder: str) -> str:
+    """What a chapter is called in the first line of its notebook: "CPU kernels"."""
+    notebook = json.loads((ROOT / f"notebooks/{folder[2:]}.ipynb").read_text(encoding="utf-8"))
+    return "".join(notebook["cells"][0]["source"]).split("\n")[0].partition(" · ")[2]
+
+
+def exercise_page(file: str) -> str:
+    """A page with a skeleton, called as its chapter."""
+    name = Path(file).stem
+    head = f"# Exercises {name[2:4]} · {title_of(name)}\n\nThe file `{file}`, as you find it.\n"
+    return head + _text(file)
+
+
+def _text(file: str) -> str:
+    path = ROOT / file
+    html = highlighted(path.read_text(encoding="utf-8"), True, path.suffix == ".py")
+    return f"\n```{{raw}} html\n{html}\n```\n"
+
+
+def folder_page(file: str, wanted: set[str]) -> str:
+    """A page that lists the Python files of a folder."""
+    rows = []
+    for path in sorted((ROOT / file).glob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if path.name != "__init__.py":
+            wanted.add(name)
+            # The page lies in the folder's own folder, beside those of its files.
+            rows.append(f"- [{path.name}]({path.stem}.md): {escape(first_line(path), False)}")
+    return f"{NO_SEARCH}# {file}\n\n" + "\n".join(rows) + "\n"
