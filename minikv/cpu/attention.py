@@ -34,7 +34,8 @@ class CpuAttention(AttentionBackend):
         if self.program is None or not self.program.fits(transformer, width):
             if not can_compile(transformer):
                 return None
-            self.program = Program(transformer, self.store, FEW, 2 * width)
+            kv = self.store.blocks.numpy()
+            self.program = Program(transformer, self.store, kv, FEW, 2 * width)
         few = len(batch.token_ids) <= FEW
         return self.program.run(batch) if few else self.program.run_many(batch)
 

@@ -9,14 +9,16 @@ All arrays are float32 or int64, and contiguous. T tokens, S sequences, H query 
 G = H / K query heads per KV head, D the head dim, N and I and O any number of channels.
 """
 
+import inspect
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
-from minikv.cpu.compiler import keep, kernel
+from minikv.cpu.compiler import FASTMATH, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
@@ -82,15 +84,8 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
     """
     kv_heads, head_dim = kv.shape[2], kv.shape[3]
     num_keys = qkv.shape[1] - kv_heads  # heads in front of the values: all that is rotated
-    half = head_dim // 2
+    rotate(qkv, num_keys, rope, positions, first, last)
     for t in range(first, last):
-        cos, sin = rope[positions[t], 0], rope[positions[t], 1]
-        for head in range(num_keys):
-            x = qkv[t, head]
-            for i in range(half):
-                a, b = x[i], x[i + half]
-                x[i] = a * cos[i] + b * sin[i]
-                x[i + half] = b * cos[i + half] + a * sin[i + half]
         slot = slots[t]
         for head in range(kv_heads):
             k, v = qkv[t, num_keys - kv_heads + head], qkv[t, num_keys + head]
@@ -98,6 +93,21 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
             for i in range(head_dim):
                 k_slot[i] = k[i]
                 v_slot[i] = v[i]
+
+
+@kernel
+def rotate(qkv, num_heads, rope, positions, first, last):
+    """RoPE on the first `num_heads` heads of tokens first to last, in place, as in
+    `rotate_and_write`."""
+    half = qkv.shape[2] // 2
+    for t in range(first, last):
+        cos, sin = rope[positions[t], 0], rope[positions[t], 1]
+        for head in range(num_heads):
+            x = qkv[t, head]
+            for i in range(half):
+                a, b = x[i], x[i + half]
+                x[i] = a * cos[i] + b * sin[i]
+                x[i + half] = b * cos[i + half] + a * sin[i + half]
 
 
 @kernel
@@ -126,9 +136,9 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     K and V come from memory once, for all query heads that read them: SPAN keys at a time, which
     the caches keep while they are used.
     """
-    block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
+    block_size, kv_heads = dims_of(kv)
     group = out.shape[1] // kv_heads
-    scaled, acc, top, total = _scratch(out.shape[1], head_dim)
+    scaled, acc, top, total = _scratch(out.shape[1], out.shape[2])
     span = max(SPAN // block_size, 1)  # in blocks
     scores = np.empty((out.shape[1], span * block_size + KEYS), np.float32)
     item = first
@@ -148,18 +158,20 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
             for g in range(0, num_heads, group):
                 count = 0
                 for index in blocks:
-                    lo, hi = max(start - index * block_size, 0), end - index * block_size
-                    rows = _rows(kv, block_tables[row, index], kv_head + g // group, lo, hi)
-                    _dot_keys(scaled, g, group, kv, rows, scores, count)
-                    count += rows.num_rows
+                    lo = max(start - index * block_size, 0)
+                    hi = min(end - index * block_size, block_size)
+                    place = block_tables[row, index], kv_head + g // group, lo, hi
+                    dot_keys(scaled, g, group, kv, place, scores, count)
+                    count += hi - lo
                 for i in range(g, g + group):
                     _soften(scores[i, :count], 0, count, i, top, total, acc[i])
                 count = 0
                 for index in blocks:
-                    lo, hi = max(start - index * block_size, 0), end - index * block_size
-                    rows = _rows(kv, block_tables[row, index], kv_head + g // group, lo, hi)
-                    _add_values(scores, count, g, group, kv, rows, acc)
-                    count += rows.num_rows
+                    lo = max(start - index * block_size, 0)
+                    hi = min(end - index * block_size, block_size)
+                    place = block_tables[row, index], kv_head + g // group, lo, hi
+                    add_values(scores, count, g, group, kv, place, acc)
+                    count += hi - lo
         for g in range(num_heads):
             _finish(acc[g], total[g], out[row, head + g])
 
@@ -304,59 +316,6 @@ def _begin(query, scaled, acc):
         acc[d] = zero
 
 
-class Rows(NamedTuple):
-    """The keys or the values of one head in one block: row t begins at begin + t * stride."""
-
-    keys: int
-    values: int
-    stride: int
-    num_rows: int
-
-
-@kernel
-def _rows(kv, block_id, kv_head, lo, hi):
-    """The slots lo to hi of a block, which ends perhaps before hi."""
-    block_size, kv_heads, head_dim = kv.shape[1], kv.shape[3], kv.shape[4]
-    stride = 2 * kv_heads * head_dim
-    begin = (block_id * block_size + lo) * stride + kv_head * head_dim
-    return Rows(begin, begin + stride // 2, stride, min(hi, block_size) - lo)
-
-
-@kernel
-def _dot_keys(q, head, num_heads, codes, rows, scores, to):
-    """scores[head + h, to + t] = q[head + h] . key t, for h < num_heads and t < rows.num_rows."""
-    if q.shape[1] % LANES == 0:
-        for h in range(head, head + num_heads, HEADS):
-            count = min(HEADS, head + num_heads - h)
-            dot_rows(q, h, count, codes, rows.keys, rows.stride, rows.num_rows, scores, to)
-        return
-    flat = codes.reshape(-1)
-    for h in range(head, head + num_heads):
-        for t in range(rows.num_rows):
-            key, score = flat[rows.keys + t * rows.stride :], zero
-            for d in range(q.shape[1]):
-                score += q[h, d] * key[d]
-            scores[h, to + t] = score
-
-
-@kernel
-def _add_values(weights, at, head, num_heads, codes, rows, acc):
-    """acc[head + h] += the sum of weights[head + h, at + t] * value t, as in `_dot_keys`."""
-    if acc.shape[1] % LANES == 0:
-        by_group = weights.reshape(len(weights), 1, -1)
-        for h in range(head, head + num_heads, HEADS):
-            count = min(HEADS, head + num_heads - h)
-            values, stride = rows.values, rows.stride
-            add_rows(by_group, at, h, count, codes, values, stride, rows.num_rows, acc)
-        return
-    flat = codes.reshape(-1)
-    for h in range(head, head + num_heads):
-        for t in range(rows.num_rows):
-            value, weight = flat[rows.values + t * rows.stride :], weights[h, at + t]
-            for d in range(acc.shape[1]):
-                acc[h, d] += weight * value[d]
-
-
 @kernel
 def _finish(acc, total, out):
     scale = one / total
@@ -406,6 +365,110 @@ def exp(x):
     return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
 
 
+# ── K and V ───────────────────────────────────────────────────────────────────
+#
+# Float32 in one array is one way to keep them, and `minikv.quant` has others. The kernels ask only
+# these, and the compiler picks the answer by the type of `kv`.
+
+
+def layer_of(kv, layer):
+    """What belongs to one layer, of K and V in all of them."""
+    raise NotImplementedError  # in compiled code one of those below stands here
+
+
+def dims_of(kv):
+    """(block_size, K) of one layer."""
+    raise NotImplementedError
+
+
+def write_new(kv, qkv, slots, num_tokens):
+    """Keys and values of new tokens into their slots: qkv (T, H + 2 K, D), slots (T,)."""
+    raise NotImplementedError
+
+
+def dot_keys(q, head, num_heads, kv, place, scores, to):
+    """scores[head + h, to + t] = q[head + h] . key t, for h < num_heads. The keys are those of a
+    `place`: (block id, KV head, first slot, last slot)."""
+    raise NotImplementedError
+
+
+def add_values(weights, at, head, num_heads, kv, place, acc):
+    """acc[head + h] += the sum of weights[head + h, at + t] * value t."""
+    raise NotImplementedError
+
+
+def attend_items(q, kv, tables, lens, starts, window, out, first, last, border):
+    """`attend`."""
+    raise NotImplementedError
+
+
+def answer(question, kind, function) -> None:
+    """In compiled code `function` stands for `question` where `kv` is of this kind."""
+    at = list(inspect.signature(question).parameters).index("kv")
+    overload(question, jit_options={"fastmath": FASTMATH, "error_model": "numpy"}, strict=False)(
+        lambda *args: function if kind(args[at]) else None
+    )
+
+
+def _is_array(kind) -> bool:
+    return isinstance(kind, types.Array)
+
+
+def _write_floats(kv, qkv, slots, num_tokens):
+    kv_heads, head_dim = kv.shape[3], kv.shape[4]
+    keys = qkv.shape[1] - 2 * kv_heads
+    by_slot = kv.reshape(-1, 2, kv_heads, head_dim)
+    for t in range(num_tokens):
+        for i in range(2):
+            for head in range(kv_heads):
+                source, target = qkv[t, keys + i * kv_heads + head], by_slot[slots[t], i, head]
+                for d in range(head_dim):
+                    target[d] = source[d]
+
+
+def _dot_floats(q, head, num_heads, kv, place, scores, to):
+    block_id, kv_head, lo, hi = place
+    stride = 2 * kv.shape[3] * kv.shape[4]
+    begin = (block_id * kv.shape[1] + lo) * stride + kv_head * kv.shape[4]
+    if q.shape[1] % LANES == 0:
+        for h in range(head, head + num_heads, HEADS):
+            count = min(HEADS, head + num_heads - h)
+            dot_rows(q, h, count, kv, begin, stride, hi - lo, scores, to)
+        return
+    for h in range(head, head + num_heads):
+        for t in range(lo, hi):
+            key, score = kv[block_id, t, 0, kv_head], zero
+            for d in range(q.shape[1]):
+                score += q[h, d] * key[d]
+            scores[h, to + t - lo] = score
+
+
+def _add_floats(weights, at, head, num_heads, kv, place, acc):
+    block_id, kv_head, lo, hi = place
+    stride = 2 * kv.shape[3] * kv.shape[4]
+    begin = (block_id * kv.shape[1] + lo) * stride + (kv.shape[3] + kv_head) * kv.shape[4]
+    if acc.shape[1] % LANES == 0:
+        by_group = weights.reshape(len(weights), 1, -1)
+        for h in range(head, head + num_heads, HEADS):
+            count = min(HEADS, head + num_heads - h)
+            add_rows(by_group, at, h, count, kv, begin, stride, hi - lo, acc)
+        return
+    for h in range(head, head + num_heads):
+        for t in range(lo, hi):
+            value, weight = kv[block_id, t, 1, kv_head], weights[h, at + t - lo]
+            for d in range(acc.shape[1]):
+                acc[h, d] += weight * value[d]
+
+
+answer(layer_of, _is_array, lambda kv, layer: kv[layer])
+answer(dims_of, _is_array, lambda kv: (kv.shape[1], kv.shape[3]))
+answer(write_new, _is_array, _write_floats)
+answer(dot_keys, _is_array, _dot_floats)
+answer(add_values, _is_array, _add_floats)
+answer(attend_items, _is_array, lambda q, kv, tables, lens, starts, window, out, first, last,
+       border: attend(q, kv, tables, lens, starts, window, out, first, last, border))  # fmt: skip
+
+
 # ── A whole step ──────────────────────────────────────────────────────────────
 
 
@@ -435,8 +498,8 @@ class Weights(NamedTuple):
 
 class Buffers(NamedTuple):
     """What a step reads and writes: at most T tokens of S sequences. The arrays stay where they
-    are, so a thread that helps knows them from the step before. `heads`, `heads_out` and
-    `kv_slots` are other views of `qkv`, `attended` and `kv`."""
+    are, so a thread that helps knows them from the step before. `heads` and `heads_out` are other
+    views of `qkv` and `attended`."""
 
     token_ids: np.ndarray  # (T,)
     positions: np.ndarray  # (T,)
@@ -444,8 +507,7 @@ class Buffers(NamedTuple):
     query_start: np.ndarray  # (S + 1,)
     context_lens: np.ndarray  # (S,)
     block_tables: np.ndarray  # (S, B)
-    kv: np.ndarray  # (L, num_blocks, block_size, 2, K, D)
-    kv_slots: np.ndarray  # (L, num_slots, 2, K, D)
+    kv: Any  # of all layers: (L, num_blocks, block_size, 2, K, D), or as `minikv.quant` has it
     x: np.ndarray  # (T, hidden)
     normed: np.ndarray  # (T, hidden)
     qkv: np.ndarray  # (T, (H + 2 K) * D)
@@ -535,11 +597,13 @@ def _prepare(w, b, part):
         rms_norm(x, w.norm_1[layer], w.eps, b.normed)
         _copy(w.qkv_bias[layer : layer + 1], b.qkv[:num_tokens])
     elif phase == ATTEND:
+        num_heads = b.heads_out.shape[1]
+        num_keys = (b.heads.shape[1] + num_heads) // 2  # heads in front of the values
         if len(w.q_norm) > 0:
-            num_heads, num_keys = b.heads_out.shape[1], b.heads.shape[1] - b.kv.shape[4]
             norm_heads(b.heads[:num_tokens], 0, num_heads, w.q_norm[layer], w.eps)
             norm_heads(b.heads[:num_tokens], num_heads, num_keys, w.k_norm[layer], w.eps)
-        rotate_and_write(b.heads, w.rope, b.positions, b.slots, b.kv_slots[layer], 0, num_tokens)
+        rotate(b.heads, num_keys, w.rope, b.positions, 0, num_tokens)
+        write_new(layer_of(b.kv, layer), b.heads, b.slots, num_tokens)
     elif phase == OUT:
         _add(w.out_bias[layer : layer + 1], x)
     elif phase == DOWN:
@@ -555,10 +619,12 @@ def _compute(w, b, part, chunk, num_chunks):
     num_tokens, num_seqs = b.shared[TOKENS], b.shared[SEQS]
     layer, phase = part // PHASES, part % PHASES
     if phase == ATTEND:
-        first, last = _bounds(num_seqs * b.kv.shape[4], chunk, num_chunks, 1)
-        q, kv, tables, lens, out = b.heads, b.kv[layer], b.block_tables, b.context_lens, b.heads_out
-        border, window = b.shared[DECODES] * b.kv.shape[4], w.windows[layer]
-        attend(q, kv, tables, lens, b.query_start, window, out, first, last, border)
+        q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
+        _, kv_heads = dims_of(kv)
+        first, last = _bounds(num_seqs * kv_heads, chunk, num_chunks, 1)
+        tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
+        border = b.shared[DECODES] * kv_heads
+        attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
         return
     num_rows, x, out, add = num_tokens, b.normed, b.x, True
     if layer == len(w.norm_1):

@@ -106,10 +106,11 @@ def compile_for(weights: Weights, buffers: Buffers) -> None:
     started, b, no = perf_counter(), buffers, 0
     before = num_compiled()
     run_step(weights, b, 1, 1)  # of no tokens
-    write_cache(b.heads[:0], b.heads[:0], b.slots, b.kv_slots[0])
-    table, lens = b.block_tables, b.context_lens
-    share_attention(b.shared, b.heads, b.kv[0], table, lens, b.query_start, no, b.heads_out, no, no)
-    norm_heads(b.heads, no, no, weights.norm, weights.eps)
+    if isinstance(b.kv, np.ndarray):  # larger steps of codes are not compiled
+        kv, table, lens, out = b.kv[0], b.block_tables, b.context_lens, b.heads_out
+        write_cache(b.heads[:0], b.heads[:0], b.slots, kv.reshape(-1, *kv.shape[2:]))
+        share_attention(b.shared, b.heads, kv, table, lens, b.query_start, no, out, no, no)
+        norm_heads(b.heads, no, no, weights.norm, weights.eps)
     if num_compiled() > before:
         seconds = perf_counter() - started
         log.warning("compiled the engine's step for this machine in %.1f s", seconds)
@@ -170,7 +171,10 @@ def is_crowded() -> bool:
 class Program:
     """The step of one transformer over one store, for at most `max_tokens` tokens."""
 
-    def __init__(self, transformer: Transformer, store: KVStore, max_tokens: int, max_blocks: int):
+    def __init__(
+        self, transformer: Transformer, store: KVStore, kv: Any, max_tokens: int, max_blocks: int
+    ):
+        """kv: the store's numbers as `kernels.layer_of` takes them."""
         self.store = store
         self.transformer, self.weights = transformer, weights_of(transformer)
         c = transformer.config
@@ -187,7 +191,7 @@ class Program:
             token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
             query_start=whole(rows + 1), context_lens=whole(rows),
             block_tables=whole(rows, max_blocks),
-            kv=store.blocks.numpy(), kv_slots=store.slots.numpy(),
+            kv=kv,
             x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),

@@ -1,12 +1,17 @@
 """Attention over codes, compiled for the CPU: `EngineConfig(attention="cpu", kv_dtype="int8")`."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.model import Attend
+from minikv.cpu.attention import FEW
+from minikv.cpu.step import Program, can_compile
+from minikv.cpu.tiles import LANES
+from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels
 from minikv.quant.attention import require_quantised
@@ -21,14 +26,50 @@ class CompiledAttention(AttentionBackend):
     def __init__(self, config: ModelConfig, store: KVStore):
         self.config, self.store = config, require_quantised(store)
         kind = kernels.PARTS[self.store.format.name]
-        arrays = {name: as_arrays(part) for name, part in self.store.parts.items()}
+        arrays = {name: as_array(part) for name, part in self.store.parts.items()}
         self.parts = [
             kind(**{name: layers[i] for name, layers in arrays.items()})
             for i in range(config.num_layers)
         ]
+        self.of_all_layers = kind(**arrays)
+        self.program: Program | None = None
+        self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
+        self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         scales = self.store.parts.get("v_scale")
         self.folds = scales is not None and scales.ndim == 5 and scales.shape[-1] % 2 == 0
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
+
+    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
+        """The logits of a step of few tokens, valid until the next call; otherwise None."""
+        store, program = self.store, self.program
+        is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
+        if store.open:  # chunks fill blocks from their start: more than the program knows
+            is_possible &= batch.num_decodes == len(batch.context_lens_host)
+        if not is_possible or len(batch.token_ids) > FEW:
+            return None
+        is_known = program is not None and program.transformer is transformer
+        if not is_known and not can_compile(transformer):
+            return None
+        if store.open is None:
+            return self._program(transformer, batch, self.of_all_layers).run(batch)
+        own_rows = store.plan_write(batch).own_rows
+        kv = kernels.OpenParts(self.of_all_layers, store.open.keys.numpy(), self.rows)
+        program = self._program(transformer, batch, kv)
+        blocks = batch.slot_mapping.numpy() // store.block_size
+        self.rows[blocks] = own_rows
+        try:
+            return program.run(batch)
+        finally:
+            self.rows[blocks] = -1
+
+    def _program(self, transformer: Transformer, batch: Batch, kv: Any) -> Program:
+        """That of earlier steps, or a new one: for wider tables, or after `OpenKeys` has grown."""
+        width, keys = batch.block_tables.shape[1], self.store.open.keys if self.store.open else None
+        program = self.program
+        if program is None or not program.fits(transformer, width) or self.keys is not keys:
+            program = Program(transformer, self.store, kv, FEW, 2 * width)
+            self.program, self.keys = program, keys
+        return program
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch. What all layers share is computed here, once per step."""
@@ -60,9 +101,6 @@ class CompiledAttention(AttentionBackend):
         return attend
 
 
-def as_arrays(part: torch.Tensor) -> list[np.ndarray]:
-    """A part layer by layer as NumPy sees it; bfloat16, which it does not know, as uint16."""
-    return [
-        (layer.view(torch.uint16) if layer.dtype == torch.bfloat16 else layer).numpy()
-        for layer in part
-    ]
+def as_array(part: torch.Tensor) -> np.ndarray:
+    """A part as NumPy sees it; bfloat16, which it does not know, as uint16."""
+    return (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy()

@@ -13,10 +13,28 @@ are the upper half of a float32's.
 from typing import NamedTuple
 
 import numpy as np
+from numba import njit
 from numba.extending import overload
 
-from minikv.cpu.compiler import kernel
-from minikv.cpu.kernels import TILE, _begin, _finish, _scratch, exp, zero
+from minikv.cpu.compiler import keep, kernel
+from minikv.cpu.kernels import (
+    TILE,
+    _begin,
+    _finish,
+    _scratch,
+    add_values,
+    answer,
+    attend_decode,
+    attend_items,
+    dims_of,
+    dot_keys,
+    exp,
+    layer_of,
+    write_new,
+    zero,
+)  # fmt: skip
+from minikv.cpu.tiles import HEADS, add_rows, dot_rows
+from minikv.quant.formats import TINY
 
 
 class BFloat16Parts(NamedTuple):
@@ -40,6 +58,14 @@ class Int4Parts(NamedTuple):
     v_low: np.ndarray
 
 
+class OpenParts(NamedTuple):
+    """int4 for a step as one program: with the keys of open blocks, in full precision."""
+
+    codes: Int4Parts
+    keys: np.ndarray  # (rows, K, block_size, D)
+    rows: np.ndarray  # (num_blocks,) which row a block that this step writes to has, otherwise -1
+
+
 PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
 
 
@@ -47,6 +73,11 @@ PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
 def widen(bits):
     """The float32 whose upper 16 bits these are."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@kernel
+def bits_of(x):
+    return np.float32(x).view(np.uint32)
 
 
 def fetch(parts, block_id, head, lo, hi, block, raw):
@@ -138,9 +169,9 @@ def attend(
     own_rows (S,) the row of each sequence's first query's block; else open_keys has no rows.
     Item i is KV head i % K of sequence i // K: items first to last are computed, of S * K.
     """
-    kv_heads, head_dim = new_k.shape[1], new_k.shape[2]
+    kv_heads, head_dim = parts.v_codes.shape[1], new_k.shape[2]
     block_size = parts.v_codes.shape[2]
-    group = q.shape[1] // kv_heads
+    group = out.shape[1] // kv_heads
     scaled, acc, top, total = _scratch(TILE * group, head_dim)
     scores = np.empty(block_size, np.float32)
     block = np.empty((block_size, 2, 1, head_dim), np.float32)
@@ -338,3 +369,288 @@ def _add_values(codes, offset, p, lo, base, out):
         for d in range(size):
             out[d] += p0 * a[d]
         t += 1
+
+
+# ── A step as one program ─────────────────────────────────────────────────────
+
+
+@keep
+@njit(nogil=True, error_model="numpy")
+def quantise_int8(x, codes):
+    """`formats.quantise_int8` of one vector: fills the codes (D,), returns the scale's bits.
+
+    Each operation is the one that PyTorch does, so the codes are the same.
+    """
+    top, is_nan = zero, False
+    for d in range(len(x)):
+        size = abs(x[d])
+        top = max(top, size)
+        is_nan |= size != size
+    scale = round_up(np.float32(np.nan) if is_nan else top / np.float32(127))
+    step = widen(scale)
+    if step < TINY_STEP:
+        step = TINY_STEP
+    for d in range(len(x)):
+        code = x[d] / step
+        code = code if abs(code) < np.float32(128) else zero  # NaN, too
+        codes[d] = np.int8(np.rint(code))  # of two as near the even one
+    return np.uint16(scale)
+
+
+TINY_STEP = np.float32(TINY)
+
+
+@kernel
+def quantise_bfloat16(x, codes):
+    """The nearest bfloat16, of two as near the even one."""
+    for d in range(len(x)):
+        bits = bits_of(x[d])
+        nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
+        codes[d] = np.uint16(nearest >> np.uint32(16)) if x[d] == x[d] else np.uint16(0x7FC0)
+
+
+@keep
+@njit(nogil=True, error_model="numpy")
+def quantise_int4(x, codes):
+    """`formats.quantise_int4` of one vector: fills the codes (D,), returns the bits of scale and
+    low. Each operation is the one that PyTorch does."""
+    least, most, is_nan = x[0], x[0], False
+    for d in range(len(x)):
+        least, most = min(least, x[d]), max(most, x[d])
+        is_nan |= x[d] != x[d]
+    low = round_up(np.float32(np.nan) if is_nan else -least) ^ np.uint32(0x8000)  # rounded down
+    base = widen(low)
+    scale = round_up((most - base) / np.float32(15))
+    step = widen(scale)
+    if step < TINY_STEP:
+        step = TINY_STEP
+    for d in range(len(x)):
+        code = (x[d] - base) / step
+        code = code if abs(code) < np.float32(np.inf) else zero  # NaN, too
+        codes[d] = np.uint8(min(max(np.rint(code), zero), np.float32(15)))
+    return np.uint16(scale), np.uint16(low)
+
+
+@kernel
+def round_up(x):
+    """The bits of the smallest bfloat16 that is not below x."""
+    bits = bits_of(x)
+    if x != x:
+        return np.uint32(0x7FC0)
+    is_between = bits & np.uint32(0xFFFF) != 0 and bits >> np.uint32(31) == 0
+    return (bits >> np.uint32(16)) + np.uint32(is_between)
+
+
+def _is_bfloat16(kind) -> bool:
+    return getattr(kind, "instance_class", None) is BFloat16Parts
+
+
+def _is_int8(kind) -> bool:
+    return getattr(kind, "instance_class", None) is Int8Parts
+
+
+def _is_int4(kind) -> bool:
+    return getattr(kind, "instance_class", None) is OpenParts
+
+
+def _int8_layer(kv, layer):
+    return Int8Parts(kv.k_codes[layer], kv.k_scale[layer], kv.v_codes[layer], kv.v_scale[layer])
+
+
+def _int4_layer(kv, layer):
+    k_codes, k_scale, k_low, v_codes, v_scale, v_low = kv.codes
+    k = k_codes[layer], k_scale[layer], k_low[layer]
+    codes = Int4Parts(k[0], k[1], k[2], v_codes[layer], v_scale[layer], v_low[layer])
+    return OpenParts(codes, kv.keys[layer], kv.rows)
+
+
+def _dims(kv):
+    return kv.v_codes.shape[2], kv.v_codes.shape[1]
+
+
+def _write_int8(kv, qkv, slots, num_tokens):
+    kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
+    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    for t in range(num_tokens):
+        block, slot = slots[t] // size, slots[t] % size
+        for head in range(kv_heads):
+            k, v = qkv[t, keys + head], qkv[t, values + head]
+            kv.k_scale[block, head, slot] = quantise_int8(k, kv.k_codes[block, head, slot])
+            kv.v_scale[block, head, slot] = quantise_int8(v, kv.v_codes[block, head, slot])
+
+
+def _write_bfloat16(kv, qkv, slots, num_tokens):
+    kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
+    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    for t in range(num_tokens):
+        block, slot = slots[t] // size, slots[t] % size
+        for head in range(kv_heads):
+            quantise_bfloat16(qkv[t, keys + head], kv.k_codes[block, head, slot])
+            quantise_bfloat16(qkv[t, values + head], kv.v_codes[block, head, slot])
+
+
+def _write_int4(kv, qkv, slots, num_tokens):
+    """A key waits in its block's row; the last one closes the block, whose keys become codes."""
+    codes = kv.codes
+    kv_heads, size, half = codes.v_codes.shape[1:]
+    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    groups = codes.v_scale.shape[3]
+    group = 2 * half // groups
+    channel, of_head = np.empty(size, np.uint8), np.empty(2 * half, np.uint8)
+    for t in range(num_tokens):
+        block, slot = slots[t] // size, slots[t] % size
+        for head in range(kv_heads):
+            waiting, v = kv.keys[kv.rows[block], head], qkv[t, values + head]
+            for d in range(2 * half):
+                waiting[slot, d] = qkv[t, keys + head, d]
+            for n in range(groups):
+                part = slice(n * group, (n + 1) * group)
+                scale, low = quantise_int4(v[part], of_head[part])
+                codes.v_scale[block, head, slot, n], codes.v_low[block, head, slot, n] = scale, low
+            for d in range(half):
+                codes.v_codes[block, head, slot, d] = of_head[d] | of_head[half + d] << 4
+            if slot < size - 1:
+                continue
+            packed = codes.k_codes[block, head]
+            for d in range(2 * half):
+                scale, low = quantise_int4(waiting[:, d], channel)
+                codes.k_scale[block, head, d], codes.k_low[block, head, d] = scale, low
+                for i in range(size):
+                    first = np.uint8(0) if d < half else packed[i, d - half]
+                    packed[i, d % half] = first | channel[i] << (0 if d < half else 4)
+
+
+@kernel
+def _dot_codes(q, head, num_heads, codes, place, scores, to):
+    block_id, kv_head, lo, hi = place
+    stride = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        dot_rows(q, h, count, codes, begin, stride, hi - lo, scores, to)
+
+
+@kernel
+def _add_codes(weights, at, head, num_heads, codes, place, acc):
+    _add_spread(weights.reshape(len(weights), 1, -1), at, head, num_heads, codes, place, acc)
+
+
+@kernel
+def _add_spread(by_group, at, head, num_heads, codes, place, acc):
+    """by_group (H, groups, any): weights for each group of channels."""
+    block_id, kv_head, lo, hi = place
+    stride = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        add_rows(by_group, at, h, count, codes, begin, stride, hi - lo, acc)
+
+
+def _dot_int8(q, head, num_heads, kv, place, scores, to):
+    """The scale of a key is multiplied into its score."""
+    _dot_codes(q, head, num_heads, kv.k_codes, place, scores, to)
+    block_id, kv_head, lo, hi = place
+    scales = kv.k_scale[block_id, kv_head, lo:hi]
+    for h in range(head, head + num_heads):
+        row = scores[h, to : to + hi - lo]
+        for t in range(hi - lo):
+            row[t] *= widen(scales[t])
+
+
+def _add_int8(weights, at, head, num_heads, kv, place, acc):
+    """The scale of a value is multiplied into its weight, which is not needed afterwards."""
+    block_id, kv_head, lo, hi = place
+    scales = kv.v_scale[block_id, kv_head, lo:hi]
+    for h in range(head, head + num_heads):
+        row = weights[h, at : at + hi - lo]
+        for t in range(hi - lo):
+            row[t] *= widen(scales[t])
+    _add_codes(weights, at, head, num_heads, kv.v_codes, place, acc)
+
+
+def _dot_int4(q, head, num_heads, kv, place, scores, to):
+    """With k = low + scale code by channel, q . k = q . low + (q scale) . code. The query's own
+    block has its keys in full precision."""
+    block_id, kv_head, lo, hi = place
+    if kv.rows[block_id] >= 0:
+        place = kv.rows[block_id], kv_head, lo, hi
+        _dot_codes(q, head, num_heads, kv.keys, place, scores, to)
+        return
+    scale, low = kv.codes.k_scale[block_id, kv_head], kv.codes.k_low[block_id, kv_head]
+    turned, found = np.empty((num_heads, len(scale)), np.float32), scores[head : head + num_heads]
+    for h in range(num_heads):
+        query, out = q[head + h], turned[h]
+        for d in range(len(scale)):
+            out[d] = query[d] * widen(scale[d])
+    _dot_codes(turned, 0, num_heads, kv.codes.k_codes, place, found, to)
+    for h in range(num_heads):
+        query, base, row = q[head + h], zero, found[h, to : to + hi - lo]
+        for d in range(len(low)):
+            base += query[d] * widen(low[d])
+        for t in range(hi - lo):
+            row[t] += base
+
+
+def _add_int4(weights, at, head, num_heads, kv, place, acc):
+    """sum p v = sum p low + sum (p scale) code, in each group of channels."""
+    block_id, kv_head, lo, hi = place
+    scale, low = kv.codes.v_scale[block_id, kv_head], kv.codes.v_low[block_id, kv_head]
+    groups = scale.shape[1]
+    group = acc.shape[1] // groups
+    spread = np.empty((num_heads, groups, hi - lo), np.float32)
+    for h in range(num_heads):
+        for n in range(groups):
+            base, row = zero, weights[head + h, at : at + hi - lo]
+            for t in range(hi - lo):
+                base += row[t] * widen(low[lo + t, n])
+                spread[h, n, t] = row[t] * widen(scale[lo + t, n])
+            for d in range(n * group, (n + 1) * group):
+                acc[head + h, d] += base
+    _add_spread(spread, 0, 0, num_heads, kv.codes.v_codes, place, acc[head : head + num_heads])
+
+
+def _attend_codes(q, kv, tables, lens, starts, window, out, first, last, border):
+    if first < border:
+        attend_decode(q, kv, tables, lens, window, out, first, min(last, border))
+    if last > border:
+        nothing = np.empty((0, kv.v_codes.shape[1], kv.v_codes.shape[2], q.shape[2]), np.float32)
+        start, rows = max(first, border), lens
+        attend(q, q, kv, nothing, rows, tables, lens, starts, window, out, start, last)
+
+
+def _attend_decodes(q, kv, tables, lens, starts, window, out, first, last, border):
+    """A step over int4 has no chunks."""
+    attend_decode(q, kv, tables, lens, window, out, first, last)
+
+
+for _kind, _layer, _dimensions, _write, _dot, _add, _attend in (
+    (_is_int8, _int8_layer, _dims, _write_int8, _dot_int8, _add_int8, _attend_codes),
+    (
+        _is_bfloat16,
+        lambda kv, layer: BFloat16Parts(kv.k_codes[layer], kv.v_codes[layer]),
+        _dims,
+        _write_bfloat16,
+        lambda q, head, num_heads, kv, place, scores, to: _dot_codes(
+            q, head, num_heads, kv.k_codes, place, scores, to
+        ),
+        lambda weights, at, head, num_heads, kv, place, acc: _add_codes(
+            weights, at, head, num_heads, kv.v_codes, place, acc
+        ),
+        _attend_codes,
+    ),
+    (
+        _is_int4,
+        _int4_layer,
+        lambda kv: (kv.codes.v_codes.shape[2], kv.codes.v_codes.shape[1]),
+        _write_int4,
+        _dot_int4,
+        _add_int4,
+        _attend_decodes,
+    ),
+):
+    answer(layer_of, _kind, _layer)
+    answer(dims_of, _kind, _dimensions)
+    answer(write_new, _kind, _write)
+    answer(dot_keys, _kind, _dot)
+    answer(add_values, _kind, _add)
+    answer(attend_items, _kind, _attend)

@@ -128,3 +128,63 @@ def test_every_format_that_is_promised_has_arrays():
         pieces = {f"k_{piece}" for piece in kv_format.k.shapes(head_dim)}
         pieces |= {f"v_{piece}" for piece in kv_format.v.shapes(head_dim)}
         assert set(kind._fields) == pieces
+
+
+def test_compiled_codes_are_those_of_the_definition():
+    """To the last bit, for the program writes them and everything else reads them."""
+    from minikv.quant import formats, kernels
+
+    torch.manual_seed(0)
+    x = torch.randn(400, 32) * torch.logspace(-44, 38, 400)[:, None]
+    x[:9] = 0
+    x[0, 3], x[1, 3], x[2, 3], x[3, 3] = torch.nan, torch.inf, -torch.inf, 1e-45
+    x[4], x[5, 3] = torch.arange(32) / 2, -3.4e38  # scale 0.123: many near a half
+    x[6, :8] = torch.tensor([127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5])  # of two the even one
+    x[7], x[7, 0] = torch.nan, torch.inf
+    codes, scale = formats.quantise_int8(x)
+    own = torch.zeros_like(codes)
+    found = [kernels.quantise_int8(row.numpy(), to.numpy()) for row, to in zip(x, own, strict=True)]
+    assert torch.equal(codes, own)
+    scales = torch.tensor(found, dtype=torch.uint16).view(torch.bfloat16)
+    torch.testing.assert_close(scales, scale, rtol=0, atol=0, equal_nan=True)
+    codes, *ends = formats.quantise_int4(x)
+    own = torch.zeros_like(codes)
+    found = [kernels.quantise_int4(row.numpy(), to.numpy()) for row, to in zip(x, own, strict=True)]
+    assert torch.equal(codes, own)
+    for end, bits in zip(ends, zip(*found, strict=True), strict=True):
+        end_found = torch.tensor(bits, dtype=torch.uint16).view(torch.bfloat16)
+        torch.testing.assert_close(end_found, end, rtol=0, atol=0, equal_nan=True)
+    halves = torch.zeros(x.shape, dtype=torch.uint16)
+    for row, to in zip(x, halves, strict=True):
+        kernels.quantise_bfloat16(row.numpy(), to.numpy())
+    halves = halves.view(torch.bfloat16)
+    torch.testing.assert_close(halves, x.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("kv_dtype", COMPILED)
+def test_few_tokens_are_one_program(tinypy, monkeypatch, kv_dtype):
+    """Chunks and decodes, with the tokens and the stored codes of the other way. Where K is stored
+    by block, decodes alone."""
+    import minikv
+
+    bind, bound = CompiledAttention.bind, []
+    monkeypatch.setattr(
+        CompiledAttention, "bind", lambda self, batch: bound.append(batch) or bind(self, batch)
+    )
+    params = minikv.SamplingParams(max_tokens=20, ignore_eos=True)
+    prompts = [[7] * 30, [9, 8, 3] * 11]
+    seen = []
+    for attention in ("cpu", "torch"):
+        config = minikv.EngineConfig(
+            num_blocks=20, max_num_seqs=4, attention=attention, kv_dtype=kv_dtype,
+            max_batch_tokens=24,
+        )  # fmt: skip
+        engine = minikv.Engine(tinypy.lm, config)
+        tokens = [output.token_ids for output in engine.generate(prompts, params)]
+        seen.append((tokens, engine.store.parts))
+    (tokens, own), (expected, other) = seen
+    assert tokens == expected
+    for name in own:  # a number beside the middle of two codes may be rounded to either
+        assert (own[name] != other[name]).float().mean() < 0.01
+    assert bool(bound) == (kv_dtype == "int4")
+    assert all(batch.num_decodes < len(batch.context_lens_host) for batch in bound)
