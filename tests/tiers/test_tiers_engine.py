@@ -159,6 +159,7 @@ def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
 def test_scales_travel(engine_of, tmp_path, kv_dtype):
     plain = engine_of(num_blocks=200, kv_dtype=kv_dtype)
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, kv_dtype=kv_dtype)
+    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
     rng = random.Random(0)
     documents = documents_of(rng)
     for _ in range(4):

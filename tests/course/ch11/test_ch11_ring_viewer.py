@@ -6,11 +6,11 @@ import minikv
 from minikv.course.chapters.ch11_ring_cache import comparison, rung
 from minikv.course.chapters.ch11_ring_cache.given import (
     filled,
-    in_place_of,
     layout_of,
     ring_on,
 )
 from minikv.course.chapters.ch11_ring_cache.ring_viewer import RingHistory
+from minikv.course.harness.checking import in_place_of
 from minikv.course.harness.skeletons import broken
 from minikv.course.measure import running_table
 from minikv.course.pictures import style

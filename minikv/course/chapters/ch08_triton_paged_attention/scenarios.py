@@ -28,6 +28,7 @@ from minikv.course.harness.scenarios import (
     difference,
     reference_module,
     scenario,
+    sealed,
 )
 
 # ── Under the watch ───────────────────────────────────────────────────────────
@@ -43,7 +44,7 @@ def until_wrong(exercise: str, play: Callable) -> Callable:
     def events_of(mine, case) -> list:
         log = Log()
         play(mine, case, log)
-        return log.events
+        return sealed(log.events)
 
     def in_turn(mine, cases, log: Log) -> None:
         for case in cases:

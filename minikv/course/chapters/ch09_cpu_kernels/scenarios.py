@@ -35,7 +35,14 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     widens,
 )
 from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, difference, reference_module, scenario
+from minikv.course.harness.scenarios import (
+    Group,
+    Log,
+    difference,
+    reference_module,
+    scenario,
+    sealed,
+)
 
 COMPILES = "Numba compiles it, and it is as right as in Python"
 
@@ -49,7 +56,7 @@ def until_wrong(exercise: str, play: Callable) -> Callable:
         log = Log()
         with plainly(mine):
             play(mine, case, log)
-        return log.events
+        return sealed(log.events)
 
     @cache
     def expected(case) -> list:
