@@ -145,7 +145,7 @@ $(CLASS)/installed: $(STAMP) requirements-class.txt
 
 test-class: $(CLASS)/installed
 	@echo "== A class: nbgrader's round trip"
-	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) $(CLASS)/bin/python -m pytest \
+	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR) JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter $(CLASS)/bin/python -m pytest \
 		--durations=5 tests/classroom || [ $$? = 5 ]  # 5: all is skipped
 
 # Downloads everything again, into empty environments: minutes.

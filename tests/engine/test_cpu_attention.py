@@ -265,6 +265,7 @@ def test_new_weights(checkpoint):
 
 def test_threads_that_help(checkpoint, monkeypatch):
     """Two engines in two threads of Python, each helped by others."""
+    monkeypatch.setattr(cpu_step, "STEPS_HAVE_HELP", True)
     monkeypatch.setattr(cpu_step, "is_crowded", lambda: False)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
