@@ -28,18 +28,8 @@ def automatic(config: ModelConfig, store: KVStore) -> AttentionBackend:
 
 def compiled(config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Raises ValueError unless the model is in float32 on a CPU and Numba works."""
-    device, dtype = store.blocks.device, store.blocks.dtype
-    if device.type != "cpu" or dtype != torch.float32:
-        raise ValueError(
-            f"attention: 'cpu' computes float32 on a CPU, and the model is {dtype} on {device}; "
-            "leave attention at 'auto'"
-        )
-    problem = numba_problem()
-    if problem:
-        raise ValueError(
-            f"attention: 'cpu' needs Numba, and it does not work here ({problem}); run "
-            "`pip install -r requirements.txt`, or leave attention at 'auto'"
-        )
+    require_float32_on_cpu(store.blocks.device, store.blocks.dtype)
+    require_numba()
     from minikv.cpu.attention import CpuAttention
 
     return CpuAttention(config, store)
@@ -50,6 +40,23 @@ def triton(config: ModelConfig, store: KVStore) -> AttentionBackend:
     from minikv.gpu.attention import TritonAttention
 
     return TritonAttention(config, store)
+
+
+def require_float32_on_cpu(device: torch.device, dtype: torch.dtype) -> None:
+    if device.type != "cpu" or dtype != torch.float32:
+        raise ValueError(
+            f"attention: 'cpu' computes float32 on a CPU, and the model is {dtype} on {device}; "
+            "leave attention at 'auto'"
+        )
+
+
+def require_numba() -> None:
+    problem = numba_problem()
+    if problem:
+        raise ValueError(
+            f"attention: 'cpu' needs Numba, and it does not work here ({problem}); run "
+            "`pip install -r requirements.txt`, or leave attention at 'auto'"
+        )
 
 
 @cache

@@ -1,10 +1,8 @@
 """Which backend reads quantised K and V: what `EngineConfig.attention` names, and "auto"."""
 
-import torch
-
 from minikv.backend import AttentionBackend, MakeBackend
 from minikv.config import EngineConfig, ModelConfig
-from minikv.cpu.choice import numba_problem, say_once
+from minikv.cpu.choice import require_float32_on_cpu, require_numba, say_once
 from minikv.paged import KVStore
 from minikv.quant.attention import QuantisedAttention, require_quantised
 
@@ -39,22 +37,13 @@ def compiled(config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Raises ValueError where the compiled kernels cannot run, and says what can."""
     store = require_quantised(store)
     name = store.format.name
-    if store.device.type != "cpu" or store.dtype != torch.float32:
-        raise ValueError(
-            f"attention: 'cpu' computes float32 on a CPU, and the model is {store.dtype} on "
-            f"{store.device}; leave attention at 'auto'"
-        )
+    require_float32_on_cpu(store.device, store.dtype)
     if name not in COMPILED:
         raise ValueError(
             f"kv_dtype: the compiled kernels read {', '.join(COMPILED)}, was {name!r}; use "
             "attention='torch'"
         )
-    problem = numba_problem()
-    if problem:
-        raise ValueError(
-            f"attention: 'cpu' needs Numba, and it does not work here ({problem}); run "
-            "`pip install -r requirements.txt`, or leave attention at 'auto'"
-        )
+    require_numba()
     from minikv.quant.compiled import CompiledAttention
 
     return CompiledAttention(config, store)
