@@ -59,6 +59,7 @@ class SharedStore:
         secrets = {options.get("username"), options.get("password")} - {None, "", "default"}
         self._secrets = secrets | {quote(secret) for secret in secrets}
         self._url, self._local, self._valkey = url, threading.local(), valkey
+        self._is_closed = False
         self._entry_bytes = PIECE // 16  # the largest entry that was seen
 
     def _pool(self, url: str) -> Any:
@@ -132,7 +133,8 @@ class SharedStore:
         self._call(lambda client: client.unlink(_key(name)), None)
 
     def close(self) -> None:
-        """End all connections."""
+        """End all connections; from now on nothing is there."""
+        self._is_closed = True
         for pool in self._pools:
             pool.disconnect()
 
@@ -141,7 +143,7 @@ class SharedStore:
     def _call(self, what: Callable[[Any], Answer], otherwise: Answer) -> Answer:
         """What `what(client)` returns, within `timeout` seconds; `otherwise` if that fails or the
         breaker is open."""
-        if not self.breaker.allows():
+        if self._is_closed or not self.breaker.allows():
             return otherwise
         pool = self._own_pool()
         # A socket's timeout begins anew with each byte that comes. So the connection is cut.
@@ -152,7 +154,7 @@ class SharedStore:
             answer = what(self._valkey.Valkey(connection_pool=pool))
         except Exception as error:  # of the library, for whatever a server may answer
             pool.disconnect()  # the rest of the answer must not be taken for the next one
-            if self.breaker.failed():
+            if self.breaker.failed() and not self._is_closed:
                 log.warning("%s", self._safe(f"the store at {self.address} fails, and is left "
                                              f"alone for a while: {_text(error)}"))  # fmt: skip
             return otherwise
