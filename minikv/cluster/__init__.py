@@ -2,7 +2,7 @@
 
 routing       policies: round robin, least loaded, sticky sessions, by prefix with a load
 simulate      N workers, their caches, a store behind them, prefill and decode apart
-shared_store  blocks in a Valkey or Redis server: a tier for engines
+shared_store  blocks in a Valkey or Redis server: `EngineConfig.store`
 breaker       what fails is left alone for a while
 local_server  a server of one's own, for as long as it is needed
 """

