@@ -212,7 +212,7 @@ class PrefillWorker(Worker):
         self.over: OrderedDict[Ticket, None] = OrderedDict()  # "finished" has been said
         engine = Engine(lm, config, scheduler=NotingScheduler, attention=self._attention(config))
         super().__init__(engine, sender, lease, clock)
-        self.sendings = Sendings(engine.pool)
+        self.sendings = Sendings()
         sender.register_kv_caches(engine.store)
 
     def _attention(self, config: EngineConfig | None) -> Callable[..., AttentionBackend]:
@@ -282,7 +282,6 @@ class PrefillWorker(Worker):
         """Attention of one layer has run: what is full there leaves, while the next ones run."""
         plan = self.engine.scheduler.plan  # type: ignore[attr-defined]
         size, store = self.engine.config.block_size, self.engine.store
-        self.sendings.pool = self.engine.pool
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
             job = self._by_request.get(sequence.request.request_id)
             if job is None or job.failed or job.answer:
@@ -298,7 +297,7 @@ class PrefillWorker(Worker):
             ]
             body = {"layer": layer, "first": start - job.first, "digests": digests}
             notice = Message("layer", self.mail.address, job.ticket, body)
-            number = self.sendings.post(job.ticket, block_ids)
+            number = self.sendings.post(job.ticket, self.engine.pool, block_ids)
             job.sent[layer], self._posted[number] = end, job
             self.sender.save_kv_layer(
                 Save(number, job.peer, layer, block_ids, job.target, start - job.first, notice)
@@ -343,7 +342,8 @@ class PrefillWorker(Worker):
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         self.engine._recover()
-        check(self.engine.scheduler, self.engine._requests.values(), self.sendings.block_ids())
+        held = self.sendings.block_ids(self.engine.pool)
+        check(self.engine.scheduler, self.engine._requests.values(), held)
 
 
 # ── Decode ────────────────────────────────────────────────────────────────────
@@ -389,7 +389,7 @@ class DecodeWorker(Worker):
         self.loads: dict[Ticket, Load] = {}
         self.fronts: dict[Ticket, str] = {}  # who asked, of every unfinished request
         self.running: dict[int, Ticket] = {}  # by the engine's request id
-        self.told: OrderedDict[Ticket, dict[str, Any]] = OrderedDict()  # last "progress"
+        self.told: OrderedDict[Ticket, dict[str, Any]] = OrderedDict()  # last "progress" of what is over
         self.num_taken = 0  # hand-overs that went well
         self.num_computed_here = 0  # prompts that another worker should have computed
         self.num_bad = 0  # layers of blocks that were refused
@@ -446,7 +446,11 @@ class DecodeWorker(Worker):
             self.fronts[ticket] = message.sender
 
     def on_abort(self, message: Message) -> None:
+        """Stop a request. An abort that comes before its "submit" is remembered, too."""
         ticket = message.ticket
+        if ticket in self.told:
+            return
+        self._remember(ticket, {"token_ids": [], "finish_reasons": ["abort"]})
         if ticket not in self.fronts:
             return
         if ticket in self.loads:
@@ -518,9 +522,12 @@ class DecodeWorker(Worker):
         self.send(self.fronts[ticket], "progress", ticket, **body)
         if output.finish_reason is not None:
             del self.fronts[ticket], self.running[output.request_id]
-            self.told[ticket] = body
-            while len(self.told) > self.REMEMBERED:
-                self.told.popitem(last=False)
+            self._remember(ticket, body)
+
+    def _remember(self, ticket: Ticket, body: dict[str, Any]) -> None:
+        self.told[ticket] = body
+        while len(self.told) > self.REMEMBERED:
+            self.told.popitem(last=False)
 
     # ── Hand-over ─────────────────────────────────────────────────────────────
 
@@ -549,7 +556,7 @@ class DecodeWorker(Worker):
             elif self.landings.arrived(message.ticket, layer, i) and message.data is not None:
                 fill(store, layer, block_id, pieces[0])
         if load.first_tokens is not None:
-            self._conclude(message.ticket, load)
+            self._conclude_if_complete(message.ticket, load)
 
     def on_finished(self, message: Message) -> None:
         """The prefill worker writes no more, and has said so with its first tokens, or without."""
@@ -560,30 +567,31 @@ class DecodeWorker(Worker):
         if load is None:
             self.landings.finished(ticket)  # aborted
         elif token_ids is None or load.first_tokens is not None:
-            # It has failed; or it does not know the ticket any more, and a notice was lost.
+            # It has failed, or it does not know the ticket any more: no notice will follow.
             log.info("%s: the prompt is computed here: %s", ticket, message.body.get("reason"))
-            self.landings.finished(ticket)
-            self._compute_here(ticket)
+            self._conclude(ticket, load, token_ids)
         else:
             load.first_tokens = token_ids
-            self._conclude(ticket, load)
+            self._conclude_if_complete(ticket, load)
 
-    def _conclude(self, ticket: Ticket, load: Load) -> None:
-        """The peer has finished: continue, once all notices of what it wrote are here."""
-        if self.landings.landings[ticket].missing and not load.is_bad:
-            return
+    def _conclude_if_complete(self, ticket: Ticket, load: Load) -> None:
+        """The peer has finished: continue, once the notices of all that it wrote are here."""
+        if load.is_bad or not self.landings.landings[ticket].missing:
+            self._conclude(ticket, load, load.first_tokens)
+
+    def _conclude(self, ticket: Ticket, load: Load, token_ids: Any) -> None:
+        """End a landing: with the peer's first tokens, or without."""
         block_ids = self.landings.finished(ticket)
-        if block_ids is None:
-            self._compute_here(ticket)
-            return
-        self._share(load, block_ids)
-        vocab_size = self.engine.lm.config.vocab_size
+        if block_ids is not None:
+            self._share(load, block_ids)
         try:
-            first_tokens = require_ids("token_ids", load.first_tokens, vocab_size)
+            if block_ids is None:
+                raise ValueError("blocks are missing")
+            first_tokens = require_ids("token_ids", token_ids, self.engine.lm.config.vocab_size)
             if len(first_tokens) != load.params.n:
                 raise ValueError(f"token_ids: {len(first_tokens)} for n={load.params.n}")
         except ValueError as error:
-            log.warning("the first tokens of %s are refused: %s", load.peer, error)
+            log.info("the first tokens of %s are not used: %s", load.peer, error)
             self._compute_here(ticket)
             return
         self._let_go(ticket)

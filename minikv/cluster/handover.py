@@ -131,21 +131,20 @@ class Sendings:
     last transfer is done, for it lets the peer give the blocks to another request.
     """
 
-    def __init__(self, pool: BlockPool):
-        self.pool = pool
+    def __init__(self) -> None:
         self._numbers = count()
         self._reading: dict[int, tuple[Ticket, BlockPool, list[int]]] = {}  # by transfer
         self._closed: set[Ticket] = set()
 
-    def post(self, ticket: Ticket, block_ids: list[int]) -> int:
-        """A transfer begins to read these blocks; returns its number. Raises ValueError if the
-        ticket is closed: the peer may have given its blocks to another request."""
+    def post(self, ticket: Ticket, pool: BlockPool, block_ids: list[int]) -> int:
+        """A transfer begins to read these blocks of a pool; returns its number. Raises ValueError
+        if the ticket is closed: the peer may have given its blocks to another request."""
         if ticket in self._closed:
             raise ValueError(f"ticket: {ticket} is closed")
         for block_id in block_ids:
-            self.pool.acquire(block_id)
+            pool.acquire(block_id)
         number = next(self._numbers)
-        self._reading[number] = ticket, self.pool, list(block_ids)
+        self._reading[number] = ticket, pool, list(block_ids)
         return number
 
     def done(self, number: int) -> Ticket | None:
@@ -174,9 +173,9 @@ class Sendings:
         """Transfers that are under way."""
         return len(self._reading)
 
-    def block_ids(self) -> list[int]:
-        """The blocks that are read, each as often as a transfer reads it."""
-        reading = [one for _, pool, one in self._reading.values() if pool is self.pool]
+    def block_ids(self, pool: BlockPool) -> list[int]:
+        """The blocks of a pool that are read, each as often as a transfer reads it."""
+        reading = [one for _, its, one in self._reading.values() if its is pool]
         return [block_id for block_ids in reading for block_id in block_ids]
 
     def _is_reading(self, ticket: Ticket) -> bool:

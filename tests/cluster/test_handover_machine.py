@@ -93,15 +93,15 @@ def test_blocks_are_held_in_a_pool_that_was_made_again():
 
 def test_sent_blocks_are_held_until_no_transfer_reads_them():
     pool = BlockPool(4)
-    one = Sendings(pool)
+    one = Sendings()
     block_ids = [pool.allocate(), pool.allocate()]
-    first, second = one.post("a", block_ids), one.post("a", block_ids[:1])
+    first, second = one.post("a", pool, block_ids), one.post("a", pool, block_ids[:1])
     for block_id in block_ids:  # the sequence has finished
         pool.release(block_id)
     assert pool.num_free == 2
     assert not one.close("a")
     with pytest.raises(ValueError, match="closed"):
-        one.post("a", block_ids)
+        one.post("a", pool, block_ids)
     assert one.done(first) is None
     assert pool.num_free == 3
     assert one.done(second) == "a"
