@@ -51,7 +51,7 @@ from minikv.language_model import LanguageModel
 from minikv.model import Attend
 from minikv.outputs import RequestOutput
 from minikv.paged import KVStore
-from minikv.radix import Node
+from minikv.radix import Node, RadixCache
 from minikv.sampling import SamplingParams
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
@@ -224,7 +224,7 @@ class PrefillWorker(Worker):
         return saving
 
     def step(self) -> bool:
-        """Read mail, compute one batch, tell who is done. Returns whether anything is left to do."""
+        """Read mail, compute a batch, say what is done. Returns whether anything is left to do."""
         self.read_mail()
         self._collect()
         if self.engine.has_unfinished:
@@ -389,11 +389,19 @@ class DecodeWorker(Worker):
         self.loads: dict[Ticket, Load] = {}
         self.fronts: dict[Ticket, str] = {}  # who asked, of every unfinished request
         self.running: dict[int, Ticket] = {}  # by the engine's request id
-        self.told: OrderedDict[Ticket, dict[str, Any]] = OrderedDict()  # last "progress" of what is over
+        self.told: OrderedDict[Ticket, dict[str, Any]] = (
+            OrderedDict()
+        )  # last "progress" of what is over
         self.num_taken = 0  # hand-overs that went well
         self.num_computed_here = 0  # prompts that another worker should have computed
         self.num_bad = 0  # layers of blocks that were refused
         receiver.register_kv_caches(engine.store)
+
+    @property
+    def cache(self) -> RadixCache:
+        """The engine's prefix cache; another one after an interrupt."""
+        assert self.engine.cache is not None
+        return self.engine.cache
 
     def step(self) -> bool:
         """Read mail, run one batch, tell the fronts. Returns whether anything is left to do."""
@@ -412,12 +420,11 @@ class DecodeWorker(Worker):
     def _must_wait(self) -> bool:
         """Whether nothing can run before a landing ends: those in the queue need its blocks."""
         engine = self.engine
-        scheduler, cache = engine.scheduler, engine.cache
+        scheduler = engine.scheduler
         if scheduler.running or not scheduler.waiting or not self.landings.landings:
             return False
         needed = blocks_for(len(scheduler.waiting[0].token_ids), engine.config.block_size)
-        assert cache is not None
-        return needed > engine.pool.num_free + cache.num_evictable_blocks
+        return needed > engine.pool.num_free + self.cache.num_evictable_blocks
 
     # ── Requests ──────────────────────────────────────────────────────────────
 
@@ -463,16 +470,27 @@ class DecodeWorker(Worker):
             del self.running[request_id]
         del self.fronts[ticket]
 
+    def on_stats(self, message: Message) -> None:
+        """How hand-overs went, for whoever asks."""
+        self.send(
+            message.sender, "stats", message.ticket, taken=self.num_taken,
+            computed_here=self.num_computed_here, bad=self.num_bad,
+        )  # fmt: skip
+
     def _accept(
         self, ticket: Ticket, prompt_ids: list[int], params: SamplingParams, peer: str | None
     ) -> str:
         """Begin with a request; returns why there is no room for it now, or ""."""
-        engine, cache, scheduler = self.engine, self.engine.cache, self.engine.scheduler
+        engine, cache, scheduler = self.engine, self.cache, self.engine.scheduler
         size = engine.config.block_size
         names = names_of(self.identity, prompt_ids, params, size)
         hit = cache.match(prompt_ids[: len(names) * size], params.cache_salt)
         first = len(hit.block_ids)
-        if peer is None or first == len(names) or len(names) * size < engine.config.min_prefix_tokens:
+        if (
+            peer is None
+            or first == len(names)
+            or len(names) * size < engine.config.min_prefix_tokens
+        ):
             self.running[engine.add_request(prompt_ids, params)] = ticket
             return ""
         # Those that run or wait go first, and each that runs may need one block more.
@@ -508,7 +526,7 @@ class DecodeWorker(Worker):
     def _let_go(self, ticket: Ticket) -> Load:
         """Forget a load, and release the prefix that it held for it."""
         load = self.loads.pop(ticket)
-        self.engine.cache.unlock(load.node)
+        self.cache.unlock(load.node)
         for block_id in reversed(load.hit_ids):
             self.engine.pool.release(block_id)
         return load
@@ -602,7 +620,7 @@ class DecodeWorker(Worker):
         """Give the prefix cache the blocks that have arrived, and let go of them."""
         engine = self.engine
         tokens = load.prompt_ids[: len(load.names) * engine.config.block_size]
-        engine.cache.insert(tokens, [*load.hit_ids, *block_ids], load.params.cache_salt)
+        self.cache.insert(tokens, [*load.hit_ids, *block_ids], load.params.cache_salt)
         for block_id in reversed(block_ids):
             engine.pool.release(block_id)
 

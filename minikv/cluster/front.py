@@ -258,9 +258,7 @@ def local_workers(
             command += ["--config", json.dumps(config), "--transport", transport]
             command += ["--lease", str(lease)]
             processes.append(
-                subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-                )
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             )
         workers = []
         for role, process in zip(roles, processes, strict=True):
@@ -280,7 +278,7 @@ def local_workers(
 
 
 def make_connector(transport: str) -> Any:
-    """"zmq" sends K and V as messages, "nixl" writes them into the peer's memory."""
+    """ "zmq" sends K and V as messages, "nixl" writes them into the peer's memory."""
     if transport == "nixl":
         from minikv.cluster.nixl_connector import NixlConnector
 

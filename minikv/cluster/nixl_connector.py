@@ -31,7 +31,7 @@ class NixlConnector(ZmqConnector):
     def __init__(self, host: str = "127.0.0.1"):
         super().__init__(host)
         try:
-            from nixl import _api as api
+            from nixl import _api as api  # type: ignore[import-not-found, import-untyped]
         except ImportError as error:
             self.close()
             raise ImportError(MISSING.format("nixl")) from error

@@ -54,7 +54,7 @@ class ZmqConnector:
         return True
 
     def receive(self) -> list[Message]:
-        messages = []
+        messages: list[Message] = []
         while True:
             try:
                 frames = self.inbox.recv_multipart(flags=self.zmq.NOBLOCK)
@@ -78,9 +78,7 @@ class ZmqConnector:
     def save_kv_layer(self, save: Save) -> None:
         pieces = [view for one in save.block_ids for view in views(self.store, save.layer, one)]
         notice = save.notice
-        message = Message(
-            notice.kind, notice.sender, notice.ticket, notice.body, b"".join(pieces)
-        )
+        message = Message(notice.kind, notice.sender, notice.ticket, notice.body, b"".join(pieces))
         self.ended.append((save.number, self.send(save.peer, message)))
 
     def get_finished(self) -> list[tuple[int, bool]]:
@@ -116,7 +114,9 @@ class ZmqConnector:
         head = json.loads(frames[0])
         if head["to"] != self.address:
             raise ValueError(f"it is for {head['to']}, this is {self.address}")
-        texts = [head["kind"], head["sender"], head["ticket"]]
-        if not all(isinstance(one, str) for one in texts) or not isinstance(head["body"], dict):
+        kind, sender, ticket, body = head["kind"], head["sender"], head["ticket"], head["body"]
+        if not all(isinstance(one, str) for one in (kind, sender, ticket)):
             raise ValueError("its head is not one of ours")
-        return Message(*texts, head["body"], frames[1] if len(frames) > 1 else None)
+        if not isinstance(body, dict):
+            raise ValueError("its body is not one of ours")
+        return Message(kind, sender, ticket, body, frames[1] if len(frames) > 1 else None)
