@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minikv.cluster.apart import Clock, DecodeWorker, PrefillWorker, params_to_json
-from minikv.cluster.connector import Mail, Message
+from minikv.cluster.connector import Mail, Message, log
 from minikv.cluster.handover import Ticket
 from minikv.config import EngineConfig
 from minikv.sampling import SamplingParams
@@ -80,7 +80,8 @@ class Front:
         self._last_ping = clock()
 
     def submit(self, prompt_ids: list[int], params: SamplingParams | None = None) -> int:
-        """Queue a prompt; returns its number. Raises ValueError for a salt that cannot be sent."""
+        """Queue a prompt; returns its number. Its answer stays in `answers` until you take it out.
+        Raises ValueError for a salt that cannot be sent."""
         params = SamplingParams() if params is None else params
         if params.seed is None:
             params = replace(params, seed=random.getrandbits(32))
@@ -106,14 +107,10 @@ class Front:
         for message in self.mail.receive():
             if message.sender in self.heard:
                 self.heard[message.sender] = self.clock()
-            number = self._by_ticket.get(message.ticket)
-            if number is None:
-                if message.kind == "progress" and None in message.body["finish_reasons"]:
-                    self._send(message.sender, "abort", message.ticket)  # of an earlier attempt
-            elif message.kind == "progress":
-                self._on_progress(number, message, news)
-            elif message.kind == "refused":
-                self._on_refused(number, message, news)
+            try:
+                self._handle(message, news)
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("%s from %s is dropped: %s", message.kind, message.sender, error)
         self._look_after()
         return news
 
@@ -133,6 +130,16 @@ class Front:
             for number in numbers:
                 self.abort(number)
         return [self.answers.pop(number) for number in numbers]
+
+    def _handle(self, message: Message, news: set[int]) -> None:
+        number = self._by_ticket.get(message.ticket)
+        if number is None:
+            if message.kind == "progress" and None in message.body["finish_reasons"]:
+                self._send(message.sender, "abort", message.ticket)  # of an earlier attempt
+        elif message.kind == "progress":
+            self._on_progress(number, message, news)
+        elif message.kind == "refused":
+            self._on_refused(number, message, news)
 
     # ── Workers ───────────────────────────────────────────────────────────────
 

@@ -1,5 +1,7 @@
 """Prefill and decode workers, driven step by step: tokens equal one engine's."""
 
+import sys
+
 import pytest
 import torch
 from handover_case import LEASE, SlowNetwork, World, expected, greedy
@@ -7,6 +9,7 @@ from helpers import assert_empty, small, with_weights
 
 from minikv import Engine, SamplingParams
 from minikv.cluster.connector import LocalNetwork
+from minikv.cluster.front import make_connector
 
 CONFIG = dict(attention="torch", max_batch_tokens=16)
 
@@ -358,6 +361,19 @@ def test_a_worker_needs_a_prefix_cache_and_messages_that_it_understands(llama, c
     for worker in world.front.decode + world.front.prefill:
         for kind, body in (("submit", {}), ("layer", {}), ("prefill", {}), ("nonsense", {})):
             world.front._send(worker, kind, "t", **body)
+    number = world.front.submit([1, 2, 3], greedy())
+    [decode] = world.of("decode")
+    decode.send("front", "progress", world.front.asked[number].ticket, token_ids=3)
     caplog.set_level("WARNING", "minikv.cluster")
-    world.step()
-    assert sum("is dropped" in one.message for one in caplog.records) >= 4
+    world.drain()
+    assert world.front.answers[number].is_finished
+    assert sum("is dropped" in one.message for one in caplog.records) >= 5
+
+
+@pytest.mark.parametrize(("transport", "package"), [("zmq", "zmq"), ("nixl", "nixl")])
+def test_a_missing_package_is_named_with_the_way_out(monkeypatch, transport, package):
+    monkeypatch.setitem(sys.modules, package, None)  # importing it fails
+    if package == "nixl":
+        pytest.importorskip("zmq", reason='pyzmq is not installed: see "minikv[distributed]"')
+    with pytest.raises(ImportError, match=r"pip install \"minikv\[distributed\]\""):
+        make_connector(transport)
