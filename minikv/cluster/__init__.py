@@ -6,6 +6,6 @@ shared_store  blocks in a Valkey or Redis server: `EngineConfig.store`
 breaker       what fails is left alone for a while
 local_server  a server of one's own, for as long as it is needed
 handover      who holds which block while K and V go from one worker to another
-apart         prefill and decode on different workers, for real; `front` gives them requests
+apart         prefill and decode on different workers, for real; `apart_front` gives them requests
 connector     how K and V get there; also zmq_connector and nixl_connector
 """

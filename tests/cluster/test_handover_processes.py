@@ -10,7 +10,7 @@ from helpers import small
 from minikv import Engine
 from minikv.cluster.apart import DecodeWorker, PrefillWorker
 from minikv.cluster.connector import Message
-from minikv.cluster.front import Front, local_workers, make_connector
+from minikv.cluster.apart_front import Front, local_workers, make_connector
 
 zmq = pytest.importorskip("zmq", reason='pyzmq is not installed: pip install "minikv[distributed]"')
 

@@ -9,7 +9,7 @@ from helpers import assert_empty, small, with_weights
 
 from minikv import Engine, SamplingParams
 from minikv.cluster.connector import LocalNetwork
-from minikv.cluster.front import make_connector
+from minikv.cluster.apart_front import make_connector
 
 CONFIG = dict(attention="torch", max_batch_tokens=16)
 

@@ -1,7 +1,7 @@
 """The front of prefill and decode workers: requests in, tokens out, whoever dies.
 
-    python -m minikv.cluster.front prefill MODEL     one worker in this process, over ZMQ; it prints
-    python -m minikv.cluster.front decode MODEL      its address, and ends when its input ends
+    python -m minikv.cluster.apart_front prefill MODEL     one worker in this process, over ZMQ; it prints
+    python -m minikv.cluster.apart_front decode MODEL      its address, and ends when its input ends
 
 `Front` chooses the workers of each request, gives a request that was refused to another one, or
 back to the same later, and one whose decode worker has died to another one from its beginning: the
@@ -261,7 +261,7 @@ def local_workers(
     processes: list[subprocess.Popen] = []
     try:
         for role in roles:
-            command = [sys.executable, "-m", "minikv.cluster.front", role, str(model)]
+            command = [sys.executable, "-m", "minikv.cluster.apart_front", role, str(model)]
             command += ["--config", json.dumps(config), "--transport", transport]
             command += ["--lease", str(lease)]
             processes.append(
@@ -296,7 +296,9 @@ def make_connector(transport: str) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m minikv.cluster.front", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m minikv.cluster.apart_front", description=__doc__
+    )
     parser.add_argument("role", choices=["prefill", "decode"])
     parser.add_argument("model", help="a folder, or the name of a bundled model")
     parser.add_argument("--config", type=json.loads, default={}, help="EngineConfig, as JSON")
