@@ -32,6 +32,7 @@ import minikv
 from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks
+from minikv.paged import KVStore
 from minikv.quant.settings import parse_bytes
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
@@ -52,7 +53,7 @@ from minikv.tiers.store import Background, Fetch, Unpack
 class TierStats:
     """What one tier below the device has done. Blocks in units of the pool's."""
 
-    blocks: int = 0  # that are there now
+    blocks: int = 0  # that are there now; on the disk entries, which may have more than one
     hits: int = 0  # blocks that sequences got from there
     bytes_in: int = 0  # written to the tier
     bytes_out: int = 0  # read from it
@@ -68,6 +69,8 @@ class Returning:
     names: list[Name]
     fetch: Fetch | None = None
     fetched: set[Name] = field(default_factory=set)  # asked for once; not asked for again
+    # The names of the blocks in an entry that has more than one: see `minikv.tiers.large`.
+    parts: dict[Name, list[Name]] = field(default_factory=dict)
 
 
 class Tiers:
@@ -97,13 +100,16 @@ class Tiers:
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps what it has: its entries are named
         by the weights that computed them."""
-        self.host = HostPool(self.config.host_blocks, self._leave_host)
+        self.host = self.make_host()
         self.names: dict[int, Name] = {}  # of the device blocks in the tree
         self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
         self.returning: dict[Sequence, Returning] = {}
         self.is_planning = False
         self.identity = identity_of(self._facts())
         self._before, self._last_chunk = self.runner.seconds, 0
+
+    def make_host(self) -> HostPool:
+        return HostPool(self.config.host_blocks, self._leave_host)
 
     def _facts(self) -> dict[str, str]:
         """What K and V depend on besides the tokens. On the host alone, all are this engine's."""
@@ -187,10 +193,14 @@ class Tiers:
         """A host block is about to be given out for something else: write it to the disk."""
         if block_id in self.going_down:
             self.copy_down()
-        if self.disk is not None and name not in self.disk:
-            self.disk.put(
-                name, entry.pack(self.identity, name, read_block(self.host_store, block_id))
-            )
+        if self.disk is not None:
+            self._put(self.host_store, block_id, name)
+
+    def _put(self, store: KVStore, block_id: int, name: Name) -> None:
+        """Write a block to the disk, unless it is there."""
+        assert self.disk is not None
+        if name not in self.disk:
+            self.disk.put(name, entry.pack(self.identity, name, read_block(store, block_id)))
 
     def _write_through(self, block_ids: Seq[int]) -> None:
         """Copy new blocks of the tree to the host, and to the disk, at once."""
@@ -215,10 +225,8 @@ class Tiers:
             self._leave_host(block_id, name)
             self.disk.wait()
         for block_id, name in self.names.items():
-            if name not in self.disk:
-                data = read_block(self.store, block_id)
-                self.disk.put(name, entry.pack(self.identity, name, data))
-                self.disk.wait()
+            self._put(self.store, block_id, name)
+            self.disk.wait()
 
     # ── Back ──────────────────────────────────────────────────────────────────
 
@@ -278,13 +286,17 @@ class Tiers:
             return copied, needed, True
         if on_host < count:
             most = max(1, self.config.host_blocks // 2)
-            names = state.names[first + on_host : first + count][: min(most, max(1, budget))]
-            wanted = [name for name in names if name not in self.host]
-            assert self.disk is not None
-            state.fetch = self.disk.get(wanted, self._unpacker())
-            state.fetched.update(wanted)
+            start = first + on_host
+            self._fetch(state, start, start + min(count - on_host, most, max(1, budget)))
             return copied, needed, True
         return copied, needed, False
+
+    def _fetch(self, state: Returning, start: int, end: int) -> None:
+        """Begin to fetch blocks `start` to `end` of a prefix from the disk."""
+        assert self.disk is not None
+        wanted = [name for name in state.names[start:end] if name not in self.host]
+        state.fetch = self.disk.get(wanted, self._unpacker())
+        state.fetched.update(wanted)
 
     def _tiers_from(self, state: Returning, first: int) -> list[str]:
         """The tier of each block after the device's hit, up to the first that is nowhere."""
@@ -359,12 +371,17 @@ class Tiers:
         state.fetch = None
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
-            if data is None or name in self.host:
-                continue
+            if data is not None and not self._arrive(state, name, data):
+                break
+        return True
+
+    def _arrive(self, state: Returning, name: Name, data: memoryview) -> bool:
+        """Let the host have what was fetched. Returns False if there is no room."""
+        if name not in self.host:
             try:
                 block_id = self.host.allocate()
             except OutOfBlocks:
-                break
+                return False
             write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
         return True
