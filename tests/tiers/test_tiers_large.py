@@ -1,4 +1,4 @@
-"""Large blocks below the device: the same tokens, fewer entries, and a pool that keeps its counts."""
+"""Large blocks below the device: the same tokens, fewer entries, a pool that keeps its counts."""
 
 import random
 from collections import Counter
@@ -255,7 +255,7 @@ def test_damaged_large_entries_are_misses(engine_of, llama, tmp_path):
     engine.tiers.flush()
     tiers, rng = engine.tiers, random.Random(1)
     tiers.rates = FAST
-    last = tiers.names[list(tiers.chunks.values())[0][-1]]
+    last = tiers.names[next(iter(tiers.chunks.values()))[-1]]
     name = large_name(last, 4)
     [good] = tiers.disk.tier.get_many([name])
     unpack, length = tiers._unpacker(), 4 * tiers.block_bytes
