@@ -362,7 +362,8 @@ class Tiers:
         fetch = state.fetch
         assert fetch is not None
         if not fetch.done.is_set():
-            tokens = len(fetch.names) * self.config.block_size
+            blocks = sum(len(state.parts.get(name, (name,))) for name in fetch.names)
+            tokens = blocks * self.config.block_size
             prefill = self.rates()[1]
             if perf_counter() - fetch.started < prefill.seconds(tokens):
                 return False
