@@ -126,7 +126,7 @@ class LargeTiers(Tiers):
         large = large_name(names[-1], self.length)
         if large not in self.disk:
             data = b"".join(read_block(store, one) for one in block_ids)
-            self.disk.put(large, entry.pack(self.identity, large, data))
+            self.disk.put(large, self.identity, data)
 
     # ── Back ──────────────────────────────────────────────────────────────────
 
@@ -143,30 +143,32 @@ class LargeTiers(Tiers):
     def _tiers_from(self, state: Returning, first: int) -> list[str]:
         tiers = []
         for index in range(first, len(state.names)):
-            if state.names[index] in self.host:
+            name = state.names[index]
+            if name in self.host:
                 tiers.append("host")
-            elif self.disk is not None and state.names[index] not in state.fetched and (
-                self._entry_of(state.names, index) is not None
-            ):  # fmt: skip
+            elif name in state.fetched:
+                break
+            elif self.disk is not None and self._entry_of(state.names, index) is not None:
                 tiers.append("disk")
+            elif name in state.in_store:
+                tiers.append("store")
             else:
                 break
         return tiers
 
-    def _fetch(self, state: Returning, start: int, end: int) -> None:
-        assert self.disk is not None
+    def _entries(self, state: Returning, indices: Seq[int]) -> list[Name]:
         names, wanted = state.names, []
-        for index in range(start, end):
+        for index in indices:
             found = self._entry_of(names, index)
-            if names[index] in self.host or found is None or found in state.fetched:
+            if found is None or found in state.fetched:
                 continue
             if found != names[index]:
                 first = index - index % self.length
                 state.parts[found] = names[first : first + self.length]
-                state.fetched.update(state.parts[found])
+                state.fetched |= dict.fromkeys(state.parts[found], "disk")
             wanted.append(found)
-            state.fetched.add(found)
-        state.fetch = self.disk.get(wanted, self._unpacker())
+            state.fetched[found] = "disk"
+        return wanted
 
     def _unpacker(self) -> Unpack:
         identity, length, num_bytes = self.identity, self.length, self.block_bytes
@@ -198,7 +200,7 @@ class LargeTiers(Tiers):
         names = block_names(root, token_ids, self.config.block_size) if root else []
         for index, tiers in enumerate(found if self.disk is not None else ()):
             if "disk" not in tiers and self._entry_of(names, index) is not None:
-                tiers.append("disk")
+                tiers.insert(len(tiers) - ("store" in tiers), "disk")
         return found
 
     def check(self) -> None:
