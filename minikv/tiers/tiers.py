@@ -262,7 +262,12 @@ class Tiers:
     def bring_back(self, scheduler: Scheduler) -> list[Sequence]:
         """Copy what the next sequences in the queue can use from the host into the tree, and begin
         to fetch what is on the disk. Returns the sequences that must wait for more of it."""
-        known, self.returning = self.returning, {}
+        # A sequence whose seat another took meanwhile keeps what came for it.
+        self.returning = {
+            sequence: state
+            for sequence, state in self.returning.items()
+            if sequence.table is None and sequence.finish_reason is None
+        }
         below = self.shared is not None or (self.disk is not None and bool(self.disk.known))
         if self.host.num_named == 0 and not below:
             return []
@@ -274,14 +279,14 @@ class Tiers:
         for sequence in scheduler.waiting[:seats]:
             if sequence.host_block_ids is not None:
                 continue
-            state = known.get(sequence)
+            state = self.returning.get(sequence)
             if state is None:
                 root = root_name(self.identity, sequence.request.params.cache_salt)
                 tokens = sequence.token_ids[:-1]
                 names = block_names(root, tokens, self.config.block_size) if root else []
                 state = Returning(names)
                 self._ask_store(state, sequence)
-            self.returning[sequence] = state
+                self.returning[sequence] = state
             copied, used, waits = self._bring_one_back(sequence, state, scheduler, budget, room)
             budget -= copied
             room -= used
