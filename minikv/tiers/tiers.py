@@ -36,6 +36,7 @@ import minikv
 from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks
+from minikv.paged import KVStore
 from minikv.quant.settings import parse_bytes
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
@@ -61,7 +62,7 @@ ANSWER_SOON = 0.05  # seconds that the sequence waits for it at most, while othe
 class TierStats:
     """What one tier below the device has done. Blocks in units of the pool's."""
 
-    blocks: int = 0  # that are there now
+    blocks: int = 0  # that are there now; on the disk entries, which may have more than one
     hits: int = 0  # blocks that sequences got from there
     bytes_in: int = 0  # written to the tier
     bytes_out: int = 0  # read from it
@@ -79,6 +80,8 @@ class Returning:
     until: float = 0.0  # when it is waited for no more
     in_store: set[Name] = field(default_factory=set)
     fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; once, not again
+    # The names of the blocks in an entry that has more than one: see `minikv.tiers.large`.
+    parts: dict[Name, list[Name]] = field(default_factory=dict)
 
 
 class Tiers:
@@ -116,13 +119,16 @@ class Tiers:
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps what it has: its entries are named
         by the weights that computed them."""
-        self.host = HostPool(self.config.host_blocks, self._leave_host)
+        self.host = self.make_host()
         self.names: dict[int, Name] = {}  # of the device blocks in the tree
         self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
         self.returning: dict[Sequence, Returning] = {}
         self.is_planning = False
         self.identity = identity_of(self._facts())
         self._before, self._last_chunk = self.runner.seconds, 0
+
+    def make_host(self) -> HostPool:
+        return HostPool(self.config.host_blocks, self._leave_host)
 
     def _facts(self) -> dict[str, str]:
         """What K and V depend on besides the tokens. On the host alone, all are this engine's."""
@@ -208,8 +214,14 @@ class Tiers:
         """A host block is about to be given out for something else: write it to the disk."""
         if block_id in self.going_down:
             self.copy_down()
-        if self.disk is not None and name not in self.disk:
-            self.disk.put(name, self.identity, read_block(self.host_store, block_id))
+        if self.disk is not None:
+            self._put(self.host_store, block_id, name)
+
+    def _put(self, store: KVStore, block_id: int, name: Name) -> None:
+        """Write a block to the disk, unless it is there."""
+        assert self.disk is not None
+        if name not in self.disk:
+            self.disk.put(name, self.identity, read_block(store, block_id))
 
     def _write_through(self, block_ids: Seq[int]) -> None:
         """Copy new blocks of the tree to the host, and to the disk, at once."""
@@ -242,9 +254,8 @@ class Tiers:
             self._leave_host(block_id, name)
             self.disk.wait()
         for block_id, name in self.names.items():
-            if name not in self.disk:
-                self.disk.put(name, self.identity, read_block(self.store, block_id))
-                self.disk.wait()
+            self._put(self.store, block_id, name)
+            self.disk.wait()
 
     # ── Back ──────────────────────────────────────────────────────────────────
 
@@ -311,17 +322,26 @@ class Tiers:
             return copied, needed, True
         if on_host < count:
             most = max(1, self.config.host_blocks // 2)
-            names = state.names[first + on_host : first + count][: min(most, max(1, budget))]
-            tier_of = dict(zip(names, tiers[on_host:], strict=False))
-            for tier, below in (("disk", self.disk), ("store", self.shared)):
-                wanted = [name for name in names if tier_of[name] == tier]
-                if wanted and below is not None:
-                    state.coming.append(below.get(wanted, self._unpacker()))
-                    state.fetched |= dict.fromkeys(wanted, tier)
-            num_tokens = sum(len(one.names) for one in state.coming) * size
-            state.until = perf_counter() + self.rates()[1].seconds(num_tokens)
+            start = first + on_host
+            end = start + min(count - on_host, most, max(1, budget))
+            self._fetch(state, start, tiers[on_host:][: end - start])
+            state.until = perf_counter() + self.rates()[1].seconds((end - start) * size)
             return copied, needed, True
         return copied, needed, False
+
+    def _fetch(self, state: Returning, start: int, tiers: list[str]) -> None:
+        """Begin to fetch the blocks of a prefix from `start` on, each from its tier."""
+        for tier, below in (("disk", self.disk), ("store", self.shared)):
+            indices = [start + i for i, one in enumerate(tiers) if one == tier]
+            if indices and below is not None:
+                names = [state.names[index] for index in indices]
+                wanted = self._entries(state, indices) if tier == "disk" else names
+                state.coming.append(below.get(wanted, self._unpacker()))
+                state.fetched |= dict.fromkeys([*wanted, *names], tier)
+
+    def _entries(self, state: Returning, indices: Seq[int]) -> list[Name]:
+        """The names of the disk's entries that have these blocks of a prefix."""
+        return [state.names[index] for index in indices]
 
     def _ask_store(self, state: Returning, sequence: Sequence) -> None:
         """Begin to ask the store for all blocks after those that are here."""
@@ -414,22 +434,27 @@ class Tiers:
             if isinstance(one, Question):
                 state.in_store |= one.there
             else:
-                self._take_in(one)
+                self._take_in(state, one)
         state.coming = []
         return True
 
-    def _take_in(self, fetch: Fetch) -> None:
+    def _take_in(self, state: Returning, fetch: Fetch) -> None:
         """Let the host have what was fetched, its beginning as the most recently used."""
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
-            if data is None or name in self.host:
-                continue
+            if data is not None and not self._arrive(state, name, data):
+                break
+
+    def _arrive(self, state: Returning, name: Name, data: memoryview) -> bool:
+        """Let the host have what was fetched. Returns False if there is no room."""
+        if name not in self.host:
             try:
                 block_id = self.host.allocate()
             except OutOfBlocks:
-                break
+                return False
             write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
+        return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
         """What is measured so far. What is not measured yet is taken to be fast enough."""

@@ -6,27 +6,26 @@ returning   one conversation comes back after everything was evicted: computed a
             the host, fetched from the disk (which the system may have in memory)
 no hits     prompts that have nothing in common: what the tiers cost where they give nothing
 trace       hit blocks of a trace, or of generated conversations without --trace, by tier
-bytes       real K and V of tinypy, as they are and quantised, through general compressors: a ratio
-            pays where the disk is slower than the compressor
+large       `blocks_per_large`: blocks of a cold prefix that go down as one. What is found and
+            stored, and the time of the moves
 sizes       block sizes from 1 to 256 on the same conversations: slots left empty, entries of block
-            tables, and hits lost because only whole blocks are shared
+            tables, hits lost because only whole blocks are shared, and the processor's time of a
+            decode step of four sequences with 512 tokens each (tinypy, in PyTorch)
 
 Weights are random; they are as large as --hidden and --layers make them, for tinypy's prefill is
 too short to be worth fetching anything.
 """
 
 import argparse
-import lzma
 import random
 import tempfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import torch
@@ -34,10 +33,9 @@ import torch
 import minikv
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, rates_by_tier
-from minikv.course.measure.timing import no_gc, timed
-from minikv.course.measure.workload import chat_like, read_trace, write_code
+from minikv.course.measure.timing import no_gc
+from minikv.course.measure.workload import chat_like, read_trace
 from minikv.model import Transformer
-from minikv.tiers.blocks import read_block
 
 SIZE = 16  # tokens per block
 TRACE_SIZES = (1_000, 10_000, 50_000)  # blocks of 512 tokens
@@ -49,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=positive, default=900, help="of what returns, in tokens")
     parser.add_argument("--conversations", type=positive, default=6)
     parser.add_argument("--turns", type=positive, default=3)
+    parser.add_argument(
+        "--large", type=positive, nargs="+", default=(1, 2, 4, 8, 16), help="blocks per large one"
+    )
     parser.add_argument("--trace", type=Path, help="jsonl with hash_ids, as Mooncake's")
     parser.add_argument("--only", nargs="+", default=tuple(PARTS), choices=tuple(PARTS))
 
@@ -155,6 +156,9 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         table.add(row, goal)
 
 
+FIRST = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
+
+
 def percent(values: list[float], rank: int) -> float:
     return quantiles(values, n=100, method="inclusive")[rank - 1]
 
@@ -206,6 +210,102 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
             pairs = zip(seconds[way], seconds["computed"], strict=True)
             row["of computed"] = Spread([one / other for one, other in pairs])
         table.add(row, Aim("of computed", "<=", goal) if goal is not None else None)
+
+
+# ── Large blocks ──────────────────────────────────────────────────────────────
+
+
+def large_blocks(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """Two granularities below the device: what is found and stored, with tinypy; and the time of
+    the moves, with tinypy's blocks and with larger ones."""
+    tinypy = minikv.load("tinypy")
+    _served_large(table, tinypy, args)
+    for model in (tinypy, lm):
+        _returning_large(table, model, args)
+
+
+def _what(lm: minikv.LanguageModel) -> str:
+    return f"large, of {lm.config.kv_bytes_per_token(lm.dtype) * SIZE / 1e3:.0f} KB blocks"
+
+
+def _served_large(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """The conversations of `served`, on host and disk; the first round is the warm-up."""
+    prompts = conversations(lm, args, 0)
+    distinct = len({tuple(p[:end]) for p in prompts for end in range(SIZE, len(p), SIZE)})
+    pool = max(distinct // 4, 2 * (len(prompts[-1]) // SIZE + 2))
+    found: dict[int, dict[str, list[float]]] = {length: {} for length in args.large}
+    with bar(len(args.large) * (args.repeats + 1), _what(lm)) as progress:
+        for turn in range(args.repeats + 1):
+            for length in args.large[:: 1 if turn % 2 else -1]:
+                sizes = dict(num_blocks=pool, host_blocks=pool, blocks_per_large=length)
+                with engine_of(lm, True, **sizes) as engine:
+                    result = serve(engine, conversations(lm, args, turn))
+                    engine.tiers.flush()
+                    disk = engine.stats().tiers["disk"]
+                if turn > 0:
+                    row = {
+                        "hit rate": result.hit_rate, "entries": disk.blocks,
+                        "stored, MB": disk.bytes_in / 1e6,
+                    }  # fmt: skip
+                    for column, value in row.items():
+                        found[length].setdefault(column, []).append(value)
+                progress.update()
+    for length in args.large:
+        spreads = {column: Spread(values) for column, values in found[length].items()}
+        table.add({"what": _what(lm), "way": f"served, {length} per large", **spreads})
+
+
+def _returning_large(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """One conversation goes down and comes back, without the model's time."""
+    rng = random.Random("returning")
+    said = [rng.randrange(1, lm.config.vocab_size) for _ in range(args.length)]
+    count = args.length // SIZE
+    seconds: dict[int, dict[str, list[float]]] = {length: {} for length in args.large}
+    with ExitStack() as stack, bar(len(args.large) * (args.repeats + 1), _what(lm)) as progress:
+        engines = {}
+        for length in args.large:
+            sizes = dict(num_blocks=count + 8, host_blocks=count + 16, blocks_per_large=length)
+            engines[length] = stack.enter_context(engine_of(lm, True, **sizes))
+            engines[length].generate([said], FIRST)
+        for turn in range(args.repeats + 1):
+            for length in args.large[:: 1 if turn % 2 else -1]:
+                parts = _there_and_back(engines[length], said)
+                for name, value in parts.items() if turn > 0 else ():
+                    seconds[length].setdefault(name, []).append(1e3 * value)
+                progress.update()
+    for length in args.large:
+        spreads = {f"{name}, ms": Spread(values) for name, values in seconds[length].items()}
+        way = f"{count} blocks, {length} per large"
+        table.add({"what": _what(lm), "way": way, **spreads})
+
+
+def _there_and_back(engine: minikv.Engine, said: Prompt) -> dict[str, float]:
+    """Seconds of the processor to demote a conversation that the device has, to write it to the
+    disk and to read it from there; in the end the device has it again."""
+    cache, tiers = engine.cache, engine.tiers
+    assert cache is not None
+    tiers.host.forget_all()
+    seconds = {"down": _busy(lambda: cache.evict(cache.num_cached_blocks))}
+    for name in list(tiers.disk.known):
+        tiers.disk.tier.remove(name)
+    tiers.disk.known.clear()
+    seconds["to disk"] = _busy(tiers.flush)
+    tiers.host.forget_all()
+    names = list(tiers.disk.known)
+
+    def read() -> None:
+        tiers.disk.get(names, tiers._unpacker()).done.wait()
+
+    seconds["from disk"] = _busy(read)
+    engine.generate([said], FIRST)
+    return seconds
+
+
+def _busy(work: Callable[[], Any]) -> float:
+    """Seconds of the processor, in all threads."""
+    started = process_time()
+    work()
+    return process_time() - started
 
 
 # ── No hits ───────────────────────────────────────────────────────────────────
@@ -262,60 +362,12 @@ def trace(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace)
         table.add(row)
 
 
-# ── Bytes ─────────────────────────────────────────────────────────────────────
-
-
-def compressed(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """Bytes of K and V of real text before and after each compressor."""
-    tinypy = minikv.load("tinypy")
-    prompt = write_code(tinypy, 512)
-    compressors: dict[str, tuple[Any, Any]] = {
-        "zlib, level 1": (partial(zlib.compress, level=1), zlib.decompress),
-        "zlib, level 6": (zlib.compress, zlib.decompress),
-        "zlib, level 1, bytes in planes": (
-            lambda data: zlib.compress(planes(data), 1), lambda data: zlib.decompress(data)
-        ),
-        "lzma": (partial(lzma.compress, preset=1), lzma.decompress),
-    }  # fmt: skip
-    full = tinypy.config.kv_bytes_per_token(tinypy.dtype) * SIZE
-    for kv_dtype in ("auto", "int8", "int4"):
-        config = minikv.EngineConfig(num_blocks=40, kv_dtype=kv_dtype, attention="torch")
-        engine = minikv.Engine(tinypy, config)
-        engine.generate([prompt], minikv.SamplingParams(max_tokens=1))
-        assert engine.cache is not None
-        blocks = [read_block(engine.store, block_id) for block_id in engine.cache.block_ids()]
-        size = sum(map(len, blocks))
-        for name, (pack, unpack) in compressors.items():
-            packed: list[bytes] = []
-            down: list[float] = []
-            up: list[float] = []
-            for _ in range(args.repeats):
-                seconds, packed = timed(partial(all_of, pack, blocks))
-                down.append(size / seconds / 1e6)
-                seconds, _ = timed(partial(all_of, unpack, packed))
-                up.append(size / seconds / 1e6)
-            small = sum(map(len, packed))
-            table.add({
-                "what": f"bytes: {'float32' if kv_dtype == 'auto' else kv_dtype}", "way": name,
-                "ratio": size / small, "ratio to float32": full * len(blocks) / small,
-                "compress, MB/s": Spread(down), "decompress, MB/s": Spread(up),
-            })  # fmt: skip
-
-
-def all_of(change: Any, blocks: list[bytes]) -> list[bytes]:
-    return [change(block) for block in blocks]
-
-
-def planes(data: bytes) -> bytes:
-    """The first byte of every four, then the second ones, …: exponents beside exponents."""
-    return b"".join(data[first::4] for first in range(4))
-
-
 # ── Block sizes ───────────────────────────────────────────────────────────────
 
 
 def block_sizes(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """What a block size costs and gives, by counting."""
+    """What a block size costs and gives: by counting, and the time of a step."""
+    tinypy = minikv.load("tinypy")
     more = argparse.Namespace(conversations=24, turns=6)
     prompts = conversations(lm, more, 0)
     lengths = [one.prompt + one.output for one in chat_like(2_000)]
@@ -335,7 +387,24 @@ def block_sizes(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Name
             "slots left empty, %": 100 * (1 - sum(lengths) / slots),
             "table entries per 1,000 tokens": 1000 * slots / size / sum(lengths),
             "hits of size 1": hits[size] / hits[1],
+            "decode step, ms": Spread(_step_times(tinypy, size, args.repeats)),
         })  # fmt: skip
+
+
+def _step_times(lm: minikv.LanguageModel, block_size: int, repeats: int) -> list[float]:
+    """Milliseconds of the processor per step, averaged over 16, `repeats` times."""
+    rng = random.Random("steps")
+    prompts = [[rng.randrange(1, lm.config.vocab_size) for _ in range(512)] for _ in range(4)]
+    count = 4 * (-(-(514 + 16 * repeats) // block_size) + 1)
+    config = minikv.EngineConfig(num_blocks=count, block_size=block_size, attention="torch")
+    engine, times = minikv.Engine(lm, config), []
+    for prompt in prompts:
+        params = minikv.SamplingParams(max_tokens=1 + 16 * repeats, ignore_eos=True)
+        engine.add_request(prompt, params)
+    engine.step()  # the prompts
+    for _ in range(repeats):
+        times.append(1e3 / 16 * _busy(lambda: [engine.step() for _ in range(16)]))
+    return times
 
 
 # ── Models and engines ────────────────────────────────────────────────────────
@@ -391,5 +460,5 @@ def num_weights(lm: minikv.LanguageModel) -> int:
 
 PARTS = {
     "served": served, "returning": returning, "no-hits": no_hits, "trace": trace,
-    "bytes": compressed, "sizes": block_sizes,
+    "sizes": block_sizes, "large": large_blocks,
 }  # fmt: skip
