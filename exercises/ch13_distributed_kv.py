@@ -17,7 +17,6 @@ from minikv.course.chapters.ch13_distributed_kv.answers import Transfer
 from minikv.errors import OutOfBlocks
 from minikv.tiers.costs import Link
 from minikv.tiers.entry import EntryError
-from minikv.tiers.names import Name
 
 
 # ── 13.1 A name that nobody can collide ───────────────────────────────────────────
@@ -41,7 +40,7 @@ def spell(salt: Hashable) -> str | None:
 
 
 # ── 13.1 A name that nobody can collide ───────────────────────────────────────────
-def block_name(parent: Name, token_ids: Seq[int]) -> Name:
+def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
     Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
@@ -50,7 +49,7 @@ def block_name(parent: Name, token_ids: Seq[int]) -> Name:
     raise NotImplementedError("Exercise 13.1: block_name")
 
 
-def root_name(identity: bytes, salt: Hashable = None) -> Name | None:
+def root_name(identity: bytes, salt: Hashable = None) -> bytes | None:
     """The name that a salt's first blocks hang from. None for a salt without a fixed spelling:
     only None, strings, bytes, numbers and tuples of these are the same in every process."""
     spelled = spell(salt)
@@ -59,7 +58,7 @@ def root_name(identity: bytes, salt: Hashable = None) -> Name | None:
     return hashlib.sha256(b"root" + identity + spelled.encode()).digest()
 
 
-def block_names(root: Name, token_ids: Seq[int], block_size: int) -> list[Name]:
+def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes]:
     """The names of the whole blocks of a prefix, first block first."""
     names, name = [], root
     for start in range(0, len(token_ids) - block_size + 1, block_size):

@@ -27,7 +27,7 @@ def identity_of(facts: dict[str, str]) -> bytes:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def root_name(identity: bytes, salt: Hashable = None) -> Name | None:
+def root_name(identity: bytes, salt: Hashable = None) -> bytes | None:
     """The name that a salt's first blocks hang from. None for a salt without a fixed spelling:
     only None, strings, bytes, numbers and tuples of these are the same in every process."""
     spelled = spell(salt)
@@ -51,7 +51,7 @@ def spell(salt: Hashable) -> str | None:
     return None
 
 
-def block_name(parent: Name, token_ids: Seq[int]) -> Name:
+def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
     Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
@@ -60,7 +60,7 @@ def block_name(parent: Name, token_ids: Seq[int]) -> Name:
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
 
 
-def block_names(root: Name, token_ids: Seq[int], block_size: int) -> list[Name]:
+def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes]:
     """The names of the whole blocks of a prefix, first block first."""
     names, name = [], root
     for start in range(0, len(token_ids) - block_size + 1, block_size):

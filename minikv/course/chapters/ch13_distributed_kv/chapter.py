@@ -5,9 +5,7 @@ from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Functi
 HERE = "minikv.course.chapters.ch13_distributed_kv.answers"
 CANCEL_RELEASES = (
     (
-        "    transfer.wanted = False\n"
-        "    if transfer.complete:\n"
-        "        self.forget(number)\n",
+        "    transfer.wanted = False\n    if transfer.complete:\n        self.forget(number)\n",
         "    self.forget(number)\n",
     ),
 )
@@ -212,8 +210,9 @@ workers; with no events they assume, like this one.
                 "There is a bug in each. `cancel`: the request is gone, but is the sender? "
                 "`stopped`: has everything been written, and does anybody still want it? `died`: "
                 "which transfers will never hear `stopped`?",
-                """cancel:   not wanted any more;  if it is complete, nobody writes: give the blocks back
-          otherwise leave the blocks where they are
+                """cancel:   not wanted any more
+          complete: nobody writes, so give the blocks back
+          otherwise leave them where they are
 stopped:  wanted, and all blocks written: complete
           otherwise: give the blocks back
 died:     every transfer of this sender that is not complete: give the blocks back""",

@@ -21,7 +21,7 @@ NETWORK = Link(1e-3, 1.25e9, 81_920)  # 10 Gbit/s, blocks of tinypy
 
 def chats(workers: int, talks: int = 10, system: int = SYSTEM, seed: int = 13) -> list[Arrival]:
     """Conversations of six turns, `talks` per worker, that begin within a minute. Every prompt has
-    all that was said before, and begins with the same `system` blocks. The names of blocks are pairs
+    all that was said before, and begins with the same `system` blocks. Names of blocks are pairs
     (conversation, place)."""
     return sorted(_turns(workers * talks, system, seed), key=lambda one: one.time)
 
@@ -160,5 +160,7 @@ def bound_picture(bounds: Sequence[float], workers: int) -> style.Picture:
         axes.annotate(f"{bound:g}", (x, y), xytext=(5, -10), textcoords="offset points",
                       fontsize=8, color=style.INK)  # fmt: skip
     axes.margins(x=0.12, y=0.2)
-    told = [f"bound {b:g}: {y:.0f}% and {x:.2f}" for b, x, y in zip(bounds, busy, rates, strict=True)]
+    told = [
+        f"bound {b:g}: {y:.0f}% and {x:.2f}" for b, x, y in zip(bounds, busy, rates, strict=True)
+    ]
     return style.Picture(figure, f"Hit against load, {workers} workers. {'; '.join(told)}.")

@@ -192,7 +192,8 @@ MISTAKES = {
                 (
                     "        parts = [spell(one) for one in salt]\n"
                     "        known = [part for part in parts if part is not None]\n"
-                    "        return f\"({','.join(known)})\" if len(known) == len(parts) else None\n",
+                    "        return f\"({','.join(known)})\" if len(known) == len(parts) "
+                    "else None\n",
                     "        return repr(salt)\n",
                 ),
                 "`repr` of a tuple prints whatever its parts print: objects by their address, or "

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import minikv
@@ -13,7 +14,6 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
 )
 from minikv.course.harness.checking import in_place_of, runs_model
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
-from minikv.errors import OutOfBlocks
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers import entry
 from minikv.tiers.costs import Link
@@ -103,7 +103,8 @@ def other_process(mine, program, log: Log) -> None:
 
 SPELLED = [None, "None", "", "a", "b", 1, "1", 1.0, True, b"1", b"a", (), ("a",), ("a", "b"),
            ("a,b",), "a,b", ("a', 'b",), (("a",), "b"), (("a", "b"),), ("a", ("b",)), ("ab",),
-           ("a", "b"), ("a,str:b",), ("a", "b"), ("a, b",), -1, -2, 2**61 - 1, 0, ("str:'a'", "b"), "(str:'a')", (None,), ("None",), ("", ""), ("",),
+           ("a", "b"), ("a,str:b",), ("a", "b"), ("a, b",), -1, -2, 2**61 - 1, 0,
+           ("str:'a'", "b"), "(str:'a')", (None,), ("None",), ("", ""), ("",),
            ("a", "", "b"), ("a,str:'b'",), ("a',str:'b",)]  # fmt: skip
 
 
@@ -669,9 +670,7 @@ scenario(
         ],
         look="which transfers will never hear `stopped`?",
     ),
-    Group(
-        "60 random days", [random_hand_over(seed) for seed in range(60)], look="the lines above"
-    ),
+    Group("60 random days", [random_hand_over(seed) for seed in range(60)], look="the lines above"),
 )
 
 
@@ -745,8 +744,6 @@ def go_on(lm: minikv.LanguageModel, prompt: list[int], blocks: list) -> list[int
 @runs_model("13.1")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """Two engines with a folder between them; the second finds what the first has written."""
-    from tempfile import TemporaryDirectory
-
     prompt = lm.encode(PROMPT * 4)
     params = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
     found = []

@@ -20,7 +20,7 @@ from minikv.course.pictures.block_viewer import Recording
 from minikv.course.pictures.snapshot import plural
 
 STORE = "the store"
-BOX, PITCH, ROW, LEFT, HEAD = 0.40, 0.47, 0.46, 1.15, 0.34  # inches
+BOX, PITCH, ROW, LEFT, HEAD = 0.28, 0.33, 0.42, 0.8, 0.32  # inches
 Key = tuple[int, ...]  # all tokens up to the end of a block
 
 
