@@ -117,7 +117,14 @@ class Fleets(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table's text, with its header."""
-        header = ("workers", "routing", "found", "TTFT P99, ms", "busiest / mean", "network, GB")
+        header: tuple[str, ...] = (
+            "workers",
+            "routing",
+            "found",
+            "TTFT P99, ms",
+            "busiest / mean",
+            "network, GB",
+        )
         return [header] + [
             (f"{size:,}", way, f"{one.hit_rate:.1%}", f"{one.ttft:.0f}", f"{one.imbalance:.2f}",
              f"{one.gigabytes:.2f}")
