@@ -19,39 +19,51 @@ Name = bytes
 
 
 def identity_of(facts: dict[str, str]) -> bytes:
-    """32 bytes for what K and V depend on besides the tokens: model, dtypes, layout, version."""
+    """32 bytes for what K and V depend on besides the tokens: model, dtypes, layout, version.
+
+    Equal facts give equal bytes, in whatever order they are listed and in every process. Facts that
+    differ in any name or value give other bytes, and nobody can find two that do not.
+    """
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
-def root_name(identity: bytes, salt: Hashable = None) -> Name | None:
+def root_name(identity: bytes, salt: Hashable = None) -> bytes | None:
     """The name that a salt's first blocks hang from. None for a salt without a fixed spelling:
     only None, strings, bytes, numbers and tuples of these are the same in every process."""
-    spelled = _spell(salt)
+    spelled = spell(salt)
     if spelled is None:
         return None
     return hashlib.sha256(b"root" + identity + spelled.encode()).digest()
 
 
-def block_name(parent: Name, token_ids: Seq[int]) -> Name:
-    """The name of the block that holds these tokens and follows `parent`."""
+def spell(salt: Hashable) -> str | None:
+    """A text that no other salt has, the same in every process.
+
+    Salts are None, strings, bytes, integers, booleans, floats, and tuples of these. "1", 1, 1.0 and
+    True are four salts. Anything else has no text that is the same in every process: None.
+    """
+    if isinstance(salt, tuple):
+        parts = [spell(one) for one in salt]
+        known = [part for part in parts if part is not None]
+        return f"({','.join(known)})" if len(known) == len(parts) else None
+    if salt is None or type(salt) in (str, bytes, int, bool, float):
+        return f"{type(salt).__name__}:{salt!r}"
+    return None
+
+
+def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
+    """The name of the block that holds these tokens and follows `parent`: 32 bytes.
+
+    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
+    an equal parent have an equal name in every process, and nobody can find others that have it.
+    """
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
 
 
-def block_names(root: Name, token_ids: Seq[int], block_size: int) -> list[Name]:
+def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes]:
     """The names of the whole blocks of a prefix, first block first."""
     names, name = [], root
     for start in range(0, len(token_ids) - block_size + 1, block_size):
         name = block_name(name, token_ids[start : start + block_size])
         names.append(name)
     return names
-
-
-def _spell(salt: Hashable) -> str | None:
-    """A text that no other salt has."""
-    if isinstance(salt, tuple):
-        parts = [_spell(one) for one in salt]
-        known = [part for part in parts if part is not None]
-        return f"({','.join(known)})" if len(known) == len(parts) else None
-    if salt is None or type(salt) in (str, bytes, int, bool, float):
-        return f"{type(salt).__name__}:{salt!r}"
-    return None

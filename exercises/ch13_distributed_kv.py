@@ -1,0 +1,226 @@
+"""Distributed K and V: names, a store that may lie, routing, hand-over.
+
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
+Then check("13.1") in the notebook, or in a terminal: python -m minikv check 13.1
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence as Seq
+
+from minikv.blocks import BlockPool
+from minikv.cluster import routing
+from minikv.cluster.routing import Name
+from minikv.course.chapters.ch13_distributed_kv.answers import Transfer
+from minikv.errors import OutOfBlocks
+from minikv.tiers.costs import Link
+from minikv.tiers.entry import EntryError
+
+
+# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+def identity_of(facts: dict[str, str]) -> bytes:
+    """32 bytes for what K and V depend on besides the tokens: model, dtypes, layout, version.
+
+    Equal facts give equal bytes, in whatever order they are listed and in every process. Facts that
+    differ in any name or value give other bytes, and nobody can find two that do not.
+    """
+    raise NotImplementedError("Exercise 13.1: identity_of")
+
+
+# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+def spell(salt: Hashable) -> str | None:
+    """A text that no other salt has, the same in every process.
+
+    Salts are None, strings, bytes, integers, booleans, floats, and tuples of these. "1", 1, 1.0 and
+    True are four salts. Anything else has no text that is the same in every process: None.
+    """
+    raise NotImplementedError("Exercise 13.1: spell")
+
+
+# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
+    """The name of the block that holds these tokens and follows `parent`: 32 bytes.
+
+    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
+    an equal parent have an equal name in every process, and nobody can find others that have it.
+    """
+    raise NotImplementedError("Exercise 13.1: block_name")
+
+
+def root_name(identity: bytes, salt: Hashable = None) -> bytes | None:
+    """The name that a salt's first blocks hang from. None for a salt without a fixed spelling:
+    only None, strings, bytes, numbers and tuples of these are the same in every process."""
+    spelled = spell(salt)
+    if spelled is None:
+        return None
+    return hashlib.sha256(b"root" + identity + spelled.encode()).digest()
+
+
+def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes]:
+    """The names of the whole blocks of a prefix, first block first."""
+    names, name = [], root
+    for start in range(0, len(token_ids) - block_size + 1, block_size):
+        name = block_name(name, token_ids[start : start + block_size])
+        names.append(name)
+    return names
+
+
+# ── 13.2 Fetch from a store that may lie ──────────────────────────────────────────
+def fetch_prefix(
+    names: Sequence[bytes],
+    store,
+    unpack: Callable[[bytes, bytes], object],
+    link: Link,
+    block_bytes: int,
+    block_seconds: float,
+) -> list:
+    """The contents of the first blocks of a prefix, from a store that other engines use, too.
+
+    names: of the blocks that the device lacks, in order.
+    store.contains(names) -> [True, False, …]   what it says to have, in one round trip
+    store.get_many(names) -> [entry, None, …]   what it has, in one round trip; None: not there
+    unpack(entry, name): the content, or EntryError for an entry that is not this block's
+
+    What the store says may be out of date when the entries are asked for, and an entry may be
+    anything. Both calls raise OSError if the store does not answer: then it has nothing.
+
+    Only a beginning is of use. All of it that the store says to have is fetched if `link` brings it
+    sooner than it can be computed, at `block_seconds` per block; otherwise nothing is. Each of the
+    two calls is made at most once, and none that cannot be of use.
+
+    Worked example: a link of 10 ms and 1 ms per block, 3 ms to compute a block. The store says to
+    have blocks 0 to 7 of 9: 18 ms to fetch, 24 ms to compute, so it is asked for 8. It sends seven,
+    for block 5 has been evicted. The result has 5 contents.
+    """
+    raise NotImplementedError("Exercise 13.2: fetch_prefix")
+
+
+class ByPrefix(routing.ByPrefix):
+    """The worker that will have computed the prompt first: tokens that wait there, and tokens of
+    the prompt that it does not hold.
+
+    So a worker with the whole prefix gets the request until its queue is longer than what the
+    prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
+    everybody asks for spreads by itself. A prompt counts as held from the moment it is sent. Equal
+    prompts that arrive together still go to different workers, if these have nothing to do: to wait
+    for the first would take as long as to compute it again.
+
+    A worker that has lately had more than `bound` times the mean gets nothing for its prefixes.
+
+    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
+    by name of a block, the workers that are believed to hold it.
+    """
+
+    # ── 13.3 By prefix, with a bound ──────────────────────────────────────────────
+    def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        """The worker for a prompt of `num_tokens`, and how many of its blocks need no computing
+        there; the worker is believed to hold all of `names` from now on (`stored`).
+
+        The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
+        loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
+        nothing; the mean is that of `sent` with this prompt added. The candidate with the smallest
+        load minus tokens held gets the prompt; of equal ones the one with the least `sent`, and
+        then the one with the lowest number. At least one token is computed.
+        """
+        raise NotImplementedError("Exercise 13.3: ByPrefix.choose")
+
+    # ── 13.3 By prefix, with a bound ──────────────────────────────────────────────
+    def hits(self, names: Seq[Name]) -> dict[int, int]:
+        """How many of the first blocks each worker is believed to hold. Workers that do not hold
+        the first one are left out."""
+        raise NotImplementedError("Exercise 13.3: ByPrefix.hits")
+
+
+class Receiver:
+    """The decode side of hand-overs. It takes blocks before K and V arrive and tells the sender
+    their ids; the sender's network card writes into `memory` by itself, at any moment until the
+    sender says that it has stopped, or is dead and its connection closed.
+
+    pool: blocks of this worker. memory: what lies in each. transfers: by number, those that have
+    begun and that neither a request nor the pool has got back.
+    """
+
+    def __init__(self, num_blocks: int):
+        self.pool = BlockPool(num_blocks)
+        self.memory: list = [None] * num_blocks
+        self.transfers: dict[int, Transfer] = {}
+        self.last = 0
+
+    def begin(self, sender: str, num_blocks: int) -> tuple[int, list[int]]:
+        """A number for the transfer, and the blocks to write. Raises OutOfBlocks if there are not
+        enough; then nothing has changed."""
+        if num_blocks > self.pool.num_free:
+            raise OutOfBlocks(num_blocks, self.pool.num_free)
+        blocks = [self.pool.allocate() for _ in range(num_blocks)]
+        self.last += 1
+        self.transfers[self.last] = Transfer(sender, blocks)
+        return self.last, blocks
+
+    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    def stopped(self, number: int, num_written: int) -> None:
+        """The sender says that it writes no more, and has written its first `num_written` blocks:
+        all of them, or fewer if it gave up. A message about a transfer that is over is ignored."""
+        transfer = self.transfers.get(number)
+        if transfer is None:
+            return
+        transfer.complete = True
+
+    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    def cancel(self, number: int) -> None:
+        """The request is not wanted any more. The sender is told so, and will answer `stopped`;
+        until then it may go on writing."""
+        transfer = self.transfers.get(number)
+        if transfer is None:
+            return
+        self.forget(number)
+
+    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    def died(self, sender: str) -> None:
+        """A sender is dead and its connection closed: it writes no more, and says nothing more.
+        What it had completed is whole."""
+        for number, transfer in list(self.transfers.items()):
+            if transfer.sender == sender and transfer.wanted and not transfer.complete:
+                self.forget(number)
+
+    def take(self, number: int) -> list[int] | None:
+        """The blocks of a complete transfer, once: from now on they are the request's, which
+        releases them. None if it is not complete."""
+        transfer = self.transfers.get(number)
+        if transfer is None or not transfer.complete:
+            return None
+        return self.transfers.pop(number).blocks
+
+    def forget(self, number: int) -> None:
+        """Give the blocks back."""
+        for block in self.transfers.pop(number).blocks:
+            self.pool.release(block)
+
+
+# ── 13.5 Four caches, or one ──────────────────────────────────────────────────────
+def what_many_caches_find() -> dict[str, float]:
+    """Hit rates of four workers, before anything is simulated.
+
+    Conversations take turns, in the same order all the time: A, B, C, …, A, B, C, … Each turn asks
+    for the 10 full blocks of its conversation, which never change; nothing is shared. A worker
+    keeps 40 blocks and evicts what was used longest ago. Every conversation has had its first
+    rounds, and the answers are what goes on from there, in per cent of the blocks asked for.
+
+    "one worker, 13"       a single worker with 160 blocks, 13 conversations
+    "round robin, 12"      four workers in turn, 12 conversations
+    "round robin, 13"      four workers in turn, 13 conversations
+    "by prefix, 13"        each turn goes where its conversation was, 13 conversations; new ones
+                           go to the worker that has the fewest
+    "shared store, 13"     four workers in turn, 13 conversations, and a store of 160 blocks behind
+                           them, to which every block is written; found on the worker or in the
+                           store
+    "blocks fetched"       blocks per turn that go over the network to a worker, in the same case
+
+    And with caches without a bound, each turn on a worker drawn at random:
+
+    "random, second turn"  found by the second turn of a conversation
+    "random, third turn"   found by the third turn
+    "8 workers, second"    found by the second turn, with eight workers instead of four
+    """
+    raise NotImplementedError("Exercise 13.5: what_many_caches_find")

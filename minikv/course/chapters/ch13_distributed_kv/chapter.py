@@ -1,0 +1,293 @@
+"""Chapter 13: names that no attacker can collide, a store that lies, routing, hand-over."""
+
+from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+
+HERE = "minikv.course.chapters.ch13_distributed_kv.answers"
+CANCEL_RELEASES = (
+    (
+        "    transfer.wanted = False\n    if transfer.complete:\n        self.forget(number)\n",
+        "    self.forget(number)\n",
+    ),
+)
+STOPPED_IS_COMPLETE = (
+    (
+        "    if transfer.wanted and num_written == len(transfer.blocks):\n"
+        "        transfer.complete = True\n"
+        "    else:\n"
+        "        self.forget(number)\n",
+        "    transfer.complete = True\n",
+    ),
+)
+WAITS_FOR_THE_DEAD = (
+    (
+        "        if transfer.sender == sender and not transfer.complete:\n",
+        "        if transfer.sender == sender and transfer.wanted and not transfer.complete:\n",
+    ),
+)
+
+CHAPTER = Chapter(
+    number="13",
+    name="distributed_kv",
+    doc="Distributed K and V: names, a store that may lie, routing, hand-over.",
+    skeleton=(
+        Function("minikv.tiers.names:identity_of", "13.1"),
+        Function("minikv.tiers.names:spell", "13.1"),
+        Function("minikv.tiers.names:block_name", "13.1"),
+        Function("minikv.tiers.names:root_name"),
+        Function("minikv.tiers.names:block_names"),
+        Function(f"{HERE}:fetch_prefix", "13.2"),
+        Class(
+            "minikv.cluster.routing:ByPrefix",
+            write={"choose": "13.3", "hits": "13.3"},
+            leave_out=("__init__", "stored", "removed"),
+        ),
+        Class(
+            f"{HERE}:Receiver",
+            write={
+                "stopped": Bug("13.4", STOPPED_IS_COMPLETE),
+                "cancel": Bug("13.4", CANCEL_RELEASES),
+                "died": Bug("13.4", WAITS_FOR_THE_DEAD),
+            },
+        ),
+        Function(f"{HERE}:what_many_caches_find", "13.5"),
+    ),
+    exercises=(
+        Exercise(
+            id="13.1",
+            title="A name that nobody can collide",
+            minutes=20,
+            difficulty=3,
+            kind="build",
+            matters="Two prompts with one name share K and V. In a store that many tenants use, "
+            "whoever can make two names meet reads or spoils another tenant's prefix.",
+            hints=(
+                "What does a name have to depend on, and which of it can a caller choose? If two "
+                "things are joined into one string of bytes, can you tell where the first ends?",
+                "`identity_of`: a spelling with quotes and separators, such as JSON's, sorted. "
+                "`block_name`: every token in the same number of bytes. `spell`: the type belongs "
+                "to it, and a tuple shows where it begins and ends. And a hash that nobody can "
+                "turn round: hashlib.sha256, not `hash`.",
+                """identity_of:  sha256 of json.dumps(facts, sort_keys=True)
+block_name:   sha256 of parent + each token as 8 bytes       # struct.pack(f"<{n}q", *tokens)
+spell:        tuple:  "(" + spellings joined by "," + ")";  None if one of them is None
+              None, str, bytes, int, bool, float:  name of the type + ":" + repr(salt)
+              anything else:  None""",
+            ),
+            works="""\
+A chain makes a name short and complete: the name of a block stands for all tokens before it, since
+its parent's name does. So equal names mean equal prefixes, as far as the hash goes, and the depth
+costs nothing.
+
+"As far as the hash goes" is the point. vLLM began with Python's `hash` of a tuple of integers. It
+is made for dictionaries: -1 and -2 collide, and since Python 3.12 `hash(None)` is a constant, so
+the chain's beginning was known to everybody. Prompts could be made whose blocks met another's
+(GHSA-rm76-4mrf-v9r8, fixed in 0.7.2 by a random start; SHA-256 became the default in 0.10.2).
+Megatron-LM had a polynomial: add 31 to one token, take 1 from the next, and the name stayed the
+same (pull request 4158, April 2026). A random start also keeps two processes apart, which is no
+solution once they are to share.
+
+The other half is spelling. SHA-256 of "ab" + "c" is that of "a" + "bc". So everything that a caller
+can choose is written with a fixed length or with quotes: tokens as 8 bytes each, facts and salts
+as text whose quotes are escaped. An integer 1 and a text "1" are two tenants.
+
+What is in `facts` decides what never meets: weights, dtype of K and V, block size, the layout's
+version. A writer of last year's layout gives misses, not garbage.
+
+A name is no password. Whoever knows the tokens and the salt can compute it, and whoever may write
+to the store can put anything under it. So a salt that must keep tenants apart is long and random,
+and what comes back is verified (13.2).""",
+        ),
+        Exercise(
+            id="13.2",
+            title="Fetch from a store that may lie",
+            minutes=20,
+            difficulty=3,
+            kind="build",
+            matters="Between the question and the answer another engine may have filled the "
+            "store. What it sends then decides what the model reads.",
+            hints=(
+                "Which blocks are of use if the second one is missing? Who says so first, and who "
+                "says so last?",
+                "Count the blocks before the first that the store does not claim. Compare the two "
+                "times for all of them. Then look at what has come, one after the other, and stop "
+                "at the first that is not there or is refused. Which calls may raise OSError?",
+                """no names:  []
+try:
+    count = blocks before the first False of store.contains(names)
+    if count == 0, or link.seconds(count · block_bytes) >= count · block_seconds:  []
+    entries = store.get_many(the first count names)
+except OSError:  []
+for each name and entry:
+    None:  stop
+    unpack(entry, name);  EntryError: stop""",
+            ),
+            works="""\
+The store's answer to `contains` is a hint, not a promise. Between the two calls others write, and
+something is evicted; that is no error, and no lock on a machine far away is worth avoiding it. So
+the second answer is believed and the first is not, and what matters is that the loss is bounded: a
+wrong hint costs one fetch, whose time was less than that of computing.
+
+A prefix is cut at the first gap, as in exercise 12.3. It is cut at the first refused entry as well:
+to the engine a damaged block and a missing one are the same.
+
+With one link the decision is all or nothing. Each block gains the same, block_seconds minus its
+bytes over the bandwidth, and the latency comes once. So a beginning is never better than nothing
+and all of it at the same time. In exercise 12.4 there were several tiers, and it could be.
+
+The estimate is of the whole answer. If the store had lied about the first block, the time is lost:
+latency and bytes of seven blocks that cannot be used. An engine that sees this often should trust
+the store less, or ask for the first block first.
+
+`contains` for the whole prefix is one round trip. LMCache, Mooncake's connector in vLLM and this
+engine ask that way; a question per block would pay the latency for each, and 60 blocks at half a
+millisecond are longer than many a prefill.
+
+What is left out is the time during which nothing happens. The engine does not wait here: others
+decode while the thread fetches, and the request gives up when computing would have been faster.""",
+        ),
+        Exercise(
+            id="13.3",
+            title="By prefix, with a bound",
+            minutes=30,
+            difficulty=4,
+            kind="build",
+            matters="A router that looks at prefixes alone sends everybody who has the same system "
+            "prompt to one worker. One that looks at loads alone computes it on all of them.",
+            hints=(
+                "A worker holds a beginning of a prompt if it holds the first block, and the "
+                "second, and so on. In which unit can a queue and a hit be compared?",
+                "`hits`: walk along the names with the set of workers that have held all so far. "
+                "`choose`: the candidates from `hits`, without those whose `sent` is above the "
+                "bound, and the least loaded with 0 if it is not among them. Then `min` with a "
+                "tuple as its key.",
+                """hits:    alive = holders of the first name;  found = {}
+         for place 1, 2, …:  alive = alive and the holders of this name
+                             none alive: stop;  found[worker] = place for each alive
+choose:  most = bound · (sum of sent + num_tokens) / number of workers
+         candidates = hits of the workers with sent <= most
+         least_loaded() is a candidate, too: with 0 if it is not yet
+         the one with the least (load - hits · block_size, sent, number)
+         self.stored(the worker, names)
+         return it, and its hits: at most (num_tokens - 1) // block_size""",
+            ),
+            works="""\
+Queue and hit are both tokens: those that a worker has to compute before this prompt, and those that
+it need not compute of it. Their difference is when the prompt would be done, up to the part that is
+equal for all. So there is no weight to tune between them.
+
+It spreads by itself. While the holder's queue is shorter than the prefix, it is quicker to wait.
+Once it is longer, the least loaded worker computes the prefix, and from then on two hold it.
+
+The bound is for what queues do not show. With little traffic all loads are 0 when a request comes,
+so the holder always wins, and one worker does everything while the others are idle. Nothing waits,
+so nothing is lost, until the traffic grows within a second. `sent` remembers what each worker has
+had lately.
+
+The router's knowledge is a belief: it enters a prompt when it is sent, before it is computed, and
+takes out what a worker says to have evicted. If the belief is wrong, the worker computes what the
+router had taken for a hit. It costs time and changes no token.
+
+Others do the same in other units. SGLang's router keeps a tree of the texts that it has sent; it
+takes the longest match while the loads are balanced, and the shortest queue otherwise. NVIDIA
+Dynamo adds blocks to prefill and blocks that decode, with a weight for the overlap. llm-d scores
+workers in 0 to 1 and adds the scores with weights. The last two can be fed by events of the
+workers; with no events they assume, like this one.
+
+`min` over a tuple makes the choice repeatable. Ties are common: at the start everything is 0.""",
+        ),
+        Exercise(
+            id="13.4",
+            title="A hand-over that survives",
+            minutes=25,
+            difficulty=4,
+            kind="debug",
+            matters="A request is cancelled, its blocks are given to the next one, and the network "
+            "card of another machine goes on writing into them. Nothing fails.",
+            hints=(
+                "Who may write into the blocks of a transfer, and until when? Who knows that it "
+                "is over? For each of the three methods: what if the other two come before it, or "
+                "never?",
+                "There is a bug in each. `cancel`: the request is gone, but is the sender? "
+                "`stopped`: has everything been written, and does anybody still want it? `died`: "
+                "which transfers will never hear `stopped`?",
+                """cancel:   not wanted any more
+          complete: nobody writes, so give the blocks back
+          otherwise leave them where they are
+stopped:  wanted, and all blocks written: complete
+          otherwise: give the blocks back
+died:     every transfer of this sender that is not complete: give the blocks back""",
+            ),
+            works="""\
+A block on its way has two lifetimes: that of the request which wants it, and that of the writer on
+the other machine. It is free when both are over. `wanted` is the first; the second ends with
+`stopped` or with `died`, and with nothing else.
+
+SGLang had the first bug in its decode side. An aborted request gave its pages back at once, the
+next request got them, and a late write of the old transfer overwrote its keys: fluent text about
+another user's prompt, and no error (issue 24527, May 2026). A first change told the writer to stop
+(27372, June), which made it rare; the pages are kept until the writer has answered since 35049
+(merged in August 2026, behind a setting).
+
+Keeping them brings the opposite bug. vLLM keeps the blocks of an aborted load until the sender
+reports. If the sender is dead, no report comes, and the blocks are never free again (issue 46283,
+June 2026, in push mode): a leak of one request at a time, until nothing is admitted.
+
+The second bug is a message that is believed too much. In SGLang a prefill that was aborted because
+its prompt was too long ended its transfer, and the decode side took what had come for all there is
+(issue 30233).
+
+On the sender's side it is the same, mirrored: the prefill worker may not free its blocks while they
+are being read. vLLM did it with one timeout of 480 s; now a lease of 30 s is renewed by heartbeats
+while the reader lives (pull request 41383). A lease is what remains when "dead" and "slow" cannot
+be told apart: whoever holds it gives a time, and the other side must have closed the connection
+before that time is over.
+
+A request whose transfer was forgotten is computed again, by this worker or by another. K and V can
+always be computed again; that is why giving up is safe.""",
+        ),
+        Exercise(
+            id="13.5",
+            title="Four caches, or one",
+            minutes=10,
+            difficulty=2,
+            kind="predict",
+            matters="Four workers have four times the memory. How much more they find depends on "
+            "who is asked, and it may be nothing.",
+            hints=(
+                "Write down which worker gets the turns of A, of B, of C. How many different "
+                "conversations does a worker see, and how many can it hold?",
+                "12 is a multiple of 4, and 13 is not. By prefix, each worker sees the same three "
+                "or four conversations. Random: with what chance was none of the earlier turns on "
+                "the worker that is drawn now?",
+                """one worker, 13:     130 blocks of 160
+round robin, 12:    conversation c always meets worker c mod 4: 30 blocks of 40
+round robin, 13:    every worker meets all 13 in turn: a loop of 130 blocks in a cache of 40
+by prefix, 13:      3, 3, 3 and 4 conversations: at most 40 blocks
+shared store, 13:   130 of 160, wherever the turn goes;  how many of them are on the worker?
+random, turn k:     1 - (1 - 1/workers)^(k - 1)""",
+            ),
+            works="""\
+N private caches are one cache with N times the memory only if each block is asked for where it
+lies. Round robin asks anywhere: every worker sees all conversations, and each cache has to hold all
+of them. The memory of the others helps only those others.
+
+Round robin with 12 conversations is an accident. Their number is a multiple of the workers', so
+each one always meets the same worker. A thirteenth conversation makes everything a miss: that is
+the loop of exercise 12.1, now on four workers. In a test with round numbers it looks perfect.
+
+By prefix the caches add up, and so they do behind a shared store: what is found is the same. The
+price is another. With the store each turn fetches its 10 blocks over the network; by prefix nothing
+moves, but the router must know who holds what, and a worker may get more than its share. Both
+together is what clusters run: the router for the ordinary case, the store for what was evicted, for
+new workers and for those that died.
+
+With random routing and no bound at all, the second turn finds its prefix with a chance of 1/N. The
+more workers, the longer a conversation has to be before its prefix is everywhere; and then it lies
+in N copies. A thousand workers and conversations of six turns: practically nothing is found.
+
+A system prompt that everybody shares is the exception. It is on every worker after its first
+request, whatever the router does. That is why a benchmark with a long system prompt and one turn
+says little about routing.""",
+        ),
+    ),
+)

@@ -1,0 +1,667 @@
+"""Chapter 13: mistakes that readers make, each as a wrong solution."""
+
+from minikv.course.harness.mistakes import Mistake, made
+
+RIGHT = {
+    "one worker, 13": 100, "round robin, 12": 100, "round robin, 13": 0, "by prefix, 13": 100,
+    "shared store, 13": 100, "blocks fetched": 10, "random, second turn": 25,
+    "random, third turn": 43.75, "8 workers, second": 12.5,
+}  # fmt: skip
+
+
+def guessed(key: str, number: float, name: str, cause: str, look: str) -> Mistake:
+    """A wrong answer to exercise 13.5."""
+    text = f"def what_many_caches_find():\n    return {RIGHT | {key: number}!r}\n"
+    return Mistake(name, cause, look, sources={"what_many_caches_find": text})
+
+
+# Where to look, if several mistakes are to be seen in one place.
+ENDS = "where does one thing end in the bytes, and the next begin?"
+TYPE = "which two salts look alike when they are printed?"
+PROCESS = "`hash` of a string is another number in each process, and easy to collide"
+CLAIM = "only the blocks before the first that the store does not claim"
+COME = "what has come, one after the other; the first that is not good ends it"
+TIMES = "link.seconds(all bytes) against the time to compute the same blocks"
+DOWN = "both calls of the store may raise OSError"
+ALIVE = "a worker that lacks a block is out for all that follow"
+LEAST = "least_loaded(), with its own hits if it has any, else 0"
+UNIT = "load minus tokens held; both are tokens"
+OVER = "`sent` of a worker against bound times the mean of all, with this prompt"
+WRITER = "who may still write into the blocks?"
+LOST = "who will ever say that this transfer is over?"
+WHOLE = "how many blocks were begun, and how many written?"
+LOOP = "which conversations come to one worker, and how many blocks are they?"
+
+SHA_JSON = "hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()"
+PACKED = 'hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()'
+COUNT = "next((i for i, is_here in enumerate(here) if not is_here), len(names))"
+PAYS = "count == 0 or link.seconds(count * block_bytes) >= count * block_seconds"
+CANDIDATES = "{one: n for one, n in self.hits(names).items() if self.sent[one] <= most}"
+KEY = "(self.loads[one] - hits[one] * self.block_size, self.sent[one], one)"
+STAYS = """\
+    transfer.wanted = False
+    if transfer.complete:
+        self.forget(number)
+"""
+JUDGED = "transfer.wanted and num_written == len(transfer.blocks)"
+
+MISTAKES = {
+    "13.1": (
+        *made(
+            "identity_of",
+            (
+                "joins without marks",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '"".join(k + v for k, v in sorted(facts.items())).encode()',
+                ),
+                "names and values are joined without anything between: letters can move from one "
+                "to the next",
+                ENDS,
+            ),
+            (
+                "joins with commas",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '",".join(k + ":" + v for k, v in sorted(facts.items())).encode()',
+                ),
+                "a mark between two facts may also stand in a value, so one fact can look like two",
+                ENDS,
+            ),
+            (
+                "joins with line ends",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '"\\n".join(f"{k}\\n{v}" for k, v in sorted(facts.items())).encode()',
+                ),
+                "a line end between two facts may also stand in a value",
+                ENDS,
+            ),
+            (
+                "not sorted",
+                ("sort_keys=True", "sort_keys=False"),
+                "the order in which the facts are listed comes in: two engines with the same facts "
+                "do not find each other's blocks",
+                "is a dictionary's order a fact?",
+            ),
+            (
+                "values alone",
+                ("json.dumps(facts, sort_keys=True)", "json.dumps(sorted(facts.values()))"),
+                "the names of the facts are left out: two values that are swapped are not seen",
+                "what says which value is which?",
+            ),
+            (
+                "names alone",
+                ("json.dumps(facts, sort_keys=True)", "json.dumps(sorted(facts))"),
+                "the values of the facts are left out",
+                "what differs between two models?",
+            ),
+            (
+                "Python's hash",
+                (SHA_JSON, 'str(hash(json.dumps(facts, sort_keys=True))).encode().rjust(32, b"0")'),
+                "`hash` gives another number in every process, and it is made for dictionaries, "
+                "not against attackers",
+                PROCESS,
+            ),
+            (
+                "text instead of bytes",
+                (".digest()", ".hexdigest().encode()"),
+                "an identity has 32 bytes; these are its 64 hexadecimal digits",
+                "digest, or hexdigest?",
+            ),
+        ),
+        *made(
+            "block_name",
+            (
+                "digits that run together",
+                (f"return {PACKED}",
+                 'return hashlib.sha256(parent + "".join(map(str, token_ids)).encode()).digest()'),
+                "the tokens' digits are joined without anything between: [1, 23] is [12, 3]",
+                ENDS,
+            ),
+            (
+                "two bytes per token",
+                (f"return {PACKED}",
+                 'return hashlib.sha256(parent + b"".join((one % 65536).to_bytes(2, "little") '
+                 "for one in token_ids)).digest()"),
+                "a token has two bytes: tokens that differ by 65,536 are the same",
+                "how large is the largest token id?",
+            ),
+            (
+                "one byte per token",
+                (f"return {PACKED}",
+                 "return hashlib.sha256(parent + bytes(one % 256 for one in token_ids)).digest()"),
+                "a token has one byte: tokens that differ by 256 are the same",
+                "how large is the largest token id?",
+            ),
+            (
+                "as many bytes as it takes",
+                (f"return {PACKED}",
+                 'return hashlib.sha256(parent + b"".join(one.to_bytes(max(1, '
+                 '(one.bit_length() + 7) // 8), "big") for one in token_ids)).digest()'),
+                "a token has as many bytes as it needs: where it ends cannot be told",
+                ENDS,
+            ),
+            (
+                "no parent",
+                ("hashlib.sha256(parent + ", "hashlib.sha256("),
+                "the parent is left out: the same tokens behind another beginning get this name",
+                "K and V of a token depend on all tokens before it",
+            ),
+            (
+                "the sum of the tokens",
+                (PACKED,
+                 'hashlib.sha256(parent + struct.pack("<q", sum(token_ids))).digest()'),
+                "the tokens are added up, so their order and much else is lost",
+                "every token in its place",
+            ),
+            (
+                "a polynomial",
+                (PACKED,
+                 'hashlib.sha256(parent + struct.pack("<q", sum(31 ** (len(token_ids) - 1 - i) * '
+                 "one for i, one in enumerate(token_ids)) % 2**62)).digest()"),
+                "a polynomial in 31: 31 more in one token and 1 less in the one before it, and the "
+                "name is the same",
+                "every token in its place, before anything is computed from them",
+            ),
+            (
+                "sorted tokens",
+                ("*token_ids)", "*sorted(token_ids))"),
+                "the tokens are sorted, so their order is lost",
+                "is a b the same as b a?",
+            ),
+            (
+                "Python's hash of the block",
+                (f"return {PACKED}", "return (hash((parent, tuple(token_ids))) % 2**64)"
+                 '.to_bytes(32, "big")'),
+                "`hash` of a block gives another number in every process, and collisions can be "
+                "computed",
+                PROCESS,
+            ),
+        ),
+        *made(
+            "spell",
+            (
+                "str of the salt",
+                ('f"{type(salt).__name__}:{salt!r}"', "str(salt)"),
+                "`str` of the salt: the number 1 and the text \"1\" are one tenant",
+                TYPE,
+            ),
+            (
+                "repr of the salt",
+                (
+                    "        parts = [spell(one) for one in salt]\n"
+                    "        known = [part for part in parts if part is not None]\n"
+                    "        return f\"({','.join(known)})\" if len(known) == len(parts) "
+                    "else None\n",
+                    "        return repr(salt)\n",
+                ),
+                "`repr` of a tuple prints whatever its parts print: objects by their address, or "
+                "as anything",
+                "what if something in the tuple has no spelling?",
+            ),
+            (
+                "anything goes",
+                (
+                    "    return None\n",
+                    '    return f"{type(salt).__name__}:{salt!r}"\n',
+                ),
+                "what has no fixed spelling gets one: its address, or an order that changes",
+                "what does an object print in another process?",
+            ),
+            (
+                "no brackets",
+                ("f\"({','.join(known)})\"", "','.join(known)"),
+                "a tuple has no beginning and no end: (\"a\", (\"b\",)) is ((\"a\",), \"b\")",
+                ENDS,
+            ),
+            (
+                "strings without quotes",
+                ("{salt!r}", "{salt!s}"),
+                "strings have no quotes: a comma in a string looks like one of the tuple's",
+                ENDS,
+            ),
+            (
+                "leaves out what it cannot spell",
+                (
+                    "f\"({','.join(known)})\" if len(known) == len(parts) else None",
+                    "f\"({','.join(known)})\"",
+                ),
+                "a part of a tuple without a spelling is left out: tenants meet that differ in it",
+                "what if one part is None?",
+            ),
+            (
+                "None is no salt",
+                ("salt is None or type(salt)", "type(salt)"),
+                "None has no spelling here, but it is the salt of those who set none",
+                "the list of salts in the docstring",
+            ),
+            (
+                "Python's hash of the salt",
+                ('f"{type(salt).__name__}:{salt!r}"', "str(hash(salt))"),
+                "`hash` of a salt gives another number in every process; 1, 1.0 and True have the "
+                "same one, and so have -1 and -2",
+                PROCESS,
+            ),
+        ),
+    ),
+    "13.2": made(
+        "fetch_prefix",
+        (
+            "believes in blocks behind a gap",
+            (COUNT, "sum(here)"),
+            "all blocks that the store claims are counted, wherever they are: those behind a gap "
+            "cannot be used",
+            CLAIM,
+        ),
+        (
+            "asks for everything",
+            ("store.get_many(names[:count])", "store.get_many(names)"),
+            "blocks that the store does not claim, or not in a run, are asked for as well",
+            CLAIM,
+        ),
+        (
+            "skips what did not come",
+            ("        if entry is None:\n            break\n",
+             "        if entry is None:\n            continue\n"),
+            "a block that did not come is skipped, and those behind it are taken: they would be "
+            "read at the wrong place",
+            COME,
+        ),
+        (
+            "skips what is refused",
+            ("        except EntryError:\n            break\n",
+             "        except EntryError:\n            continue\n"),
+            "a refused entry is skipped, and those behind it are taken: they would be read at the "
+            "wrong place",
+            COME,
+        ),
+        (
+            "all or nothing",
+            ("        except EntryError:\n            break\n",
+             "        except EntryError:\n            return []\n"),
+            "one bad entry throws away the good ones before it",
+            COME,
+        ),
+        (
+            "all or nothing came",
+            ("        if entry is None:\n            break\n",
+             "        if entry is None:\n            return []\n"),
+            "one missing entry throws away the good ones before it",
+            COME,
+        ),
+        (
+            "passes the refusal on",
+            ("        except EntryError:\n            break\n",
+             "        except EntryError:\n            raise\n"),
+            "an entry that is refused is an error here, but it is only a miss",
+            COME,
+        ),
+        (
+            "unpacks nothing",
+            ("contents.append(unpack(entry, name))", "contents.append(entry)"),
+            "entries are taken as they are: nothing looks whose they are",
+            "what does `unpack` return, and what does it refuse?",
+        ),
+        (
+            "trusts what it said",
+            ("        if entry is None:\n            break\n", ""),
+            "an entry that did not come is given to `unpack`: the store had said that it was there",
+            COME,
+        ),
+        (
+            "always fetches",
+            (PAYS, "count == 0"),
+            "it is never asked whether computing would be sooner",
+            TIMES,
+        ),
+        (
+            "forgets the latency",
+            ("link.seconds(count * block_bytes)", "count * block_bytes / link.bandwidth"),
+            "the link's latency is left out",
+            TIMES,
+        ),
+        (
+            "pays the latency for each block",
+            ("link.seconds(count * block_bytes)", "count * link.seconds(block_bytes)"),
+            "the latency is paid for every block, but the blocks come with one call",
+            TIMES,
+        ),
+        (
+            "counts all blocks as gained",
+            (">= count * block_seconds", ">= len(names) * block_seconds"),
+            "the time to compute all blocks is compared, but the others are computed either way",
+            TIMES,
+        ),
+        (
+            "fetches if it takes as long",
+            ("link.seconds(count * block_bytes) >=", "link.seconds(count * block_bytes) >"),
+            "a fetch that takes exactly as long as computing is made",
+            "what does docstring say: sooner?",
+        ),
+        (
+            "asks about nothing",
+            ("    if not names:\n        return []\n", ""),
+            "contains is called though there is no block to ask for",
+            "which calls are of no use?",
+        ),
+        (
+            "fails with the store",
+            ("    except OSError:\n        return []\n", "    except ZeroDivisionError:\n"
+             "        return []\n"),
+            "a store that does not answer is an error here, and it should be a miss",
+            DOWN,
+        ),
+        (
+            "one question per block",
+            ("        here = store.contains(names)\n",
+             "        here = [store.contains([name])[0] for name in names]\n"),
+            "the store is asked for each block by itself: every question is a round trip",
+            "one round trip for the whole prefix",
+        ),
+    ),
+    "13.3": (
+        *made(
+            "ByPrefix.hits",
+            (
+                "counts wherever",
+                (
+                    "        alive = set(holders) if alive is None else alive & holders\n",
+                    "        alive = set(holders)\n",
+                ),
+                "a worker that holds a later block counts, though it lacks one before it",
+                ALIVE,
+            ),
+            (
+                "any holder",
+                ("else alive & holders", "else alive | holders"),
+                "the workers are joined, so one that lacks the block counts on",
+                ALIVE,
+            ),
+            (
+                "counts from 0",
+                ("enumerate(names, 1)", "enumerate(names)"),
+                "the hits are one too few: the first block's place is 1 block",
+                "how many blocks is a hit on the first one?",
+            ),
+            (
+                "goes on behind a gap",
+                (
+                    "        if not alive:\n            break\n",
+                    "        if not alive:\n            alive = None\n"
+                    "            continue\n",
+                ),
+                "after a block that nobody holds, later ones count again",
+                ALIVE,
+            ),
+            (
+                "all workers",
+                (
+                    "    hits: dict[int, int] = {}\n",
+                    "    hits: dict[int, int] = dict.fromkeys(range(len(self.loads)), 0)\n",
+                ),
+                "workers that hold nothing are in the result with 0 blocks",
+                "who is left out?",
+            ),
+            (
+                "changes who holds what",
+                ("self.holders.get(name, set())", "self.holders.setdefault(name, set())"),
+                "a question about a block enters it into `holders`",
+                "does a question change anything?",
+            ),
+            (
+                "takes the set itself",
+                (
+                    "set(holders) if alive is None else alive & holders",
+                    "holders if alive is None else alive",
+                ),
+                "the first block's holders are taken for those of all blocks",
+                ALIVE,
+            ),
+        ),
+        *made(
+            "ByPrefix.choose",
+            (
+                "the longest hit wins",
+                (KEY, "(-hits[one], self.loads[one], one)"),
+                "the longest prefix wins, whatever waits at its worker",
+                UNIT,
+            ),
+            (
+                "the shortest queue wins",
+                (KEY, "(self.loads[one], self.sent[one], one)"),
+                "the shortest queue wins, whatever the worker holds",
+                UNIT,
+            ),
+            (
+                "blocks against tokens",
+                ("hits[one] * self.block_size,", "hits[one],"),
+                "blocks are subtracted from tokens: a hit hardly counts",
+                UNIT,
+            ),
+            (
+                "no bound",
+                (CANDIDATES, "self.hits(names)"),
+                "the bound is not looked at: one worker may get everything for its prefixes",
+                OVER,
+            ),
+            (
+                "the mean without this prompt",
+                ("(sum(self.sent) + num_tokens)", "sum(self.sent)"),
+                "the mean leaves this prompt out: at the beginning nobody may get anything for a "
+                "prefix",
+                OVER,
+            ),
+            (
+                "holders alone",
+                (
+                    "    hits.setdefault(self.least_loaded(), 0)\n",
+                    "    if not hits:\n        hits[self.least_loaded()] = 0\n",
+                ),
+                "only workers that hold the prefix are candidates, however long their queues are",
+                LEAST,
+            ),
+            (
+                "the least loaded holds nothing",
+                (
+                    "    hits.setdefault(self.least_loaded(), 0)\n",
+                    "    hits[self.least_loaded()] = 0\n",
+                ),
+                "the least loaded worker's own hits are thrown away",
+                LEAST,
+            ),
+            (
+                "believes nothing",
+                ("    self.stored(worker, names)\n", ""),
+                "the router does not note that the worker will hold the prompt",
+                "self.stored(worker, names), after the choice",
+            ),
+            (
+                "notes the last block alone",
+                ("self.stored(worker, names)", "self.stored(worker, names[-1:])"),
+                "the worker is noted for the last block alone: a hit begins with the first one",
+                "self.stored(worker, names), after the choice",
+            ),
+            (
+                "notes the least loaded one",
+                ("self.stored(worker, names)", "self.stored(self.least_loaded(), names)"),
+                "the prompt is noted for the least loaded worker, which need not be the chosen one",
+                "self.stored(worker, names), after the choice",
+            ),
+            (
+                "nothing left to compute",
+                ("min(hits[worker], (num_tokens - 1) // self.block_size)", "hits[worker]"),
+                "a prompt that is held whole is said to need no computing: one token at least does",
+                "what does a prompt of 8 tokens in 2 held blocks of 4 leave to compute?",
+            ),
+            (
+                "returns tokens",
+                (
+                    "min(hits[worker], (num_tokens - 1) // self.block_size)",
+                    "min(hits[worker] * self.block_size, num_tokens - 1)",
+                ),
+                "the second number is in blocks, not in tokens",
+                "what does `route` do with it?",
+            ),
+            (
+                "ties go by load",
+                (KEY, "(self.loads[one] - hits[one] * self.block_size, one)"),
+                "of equal ones the lowest number gets the prompt, not the one with the least sent",
+                "of equal ones: `sent`",
+            ),
+        ),
+    ),
+    "13.4": (
+        *made(
+            "Receiver.cancel",
+            (
+                "gives back at once",
+                (STAYS, "    self.forget(number)\n"),
+                "the blocks of a cancelled transfer are given back while its sender may still "
+                "write: the next request's K and V are overwritten",
+                WRITER,
+            ),
+            (
+                "keeps what is complete",
+                ("    if transfer.complete:\n        self.forget(number)\n", ""),
+                "a transfer that is complete and then cancelled is kept for ever: its sender has "
+                "said all that it had to say",
+                LOST,
+            ),
+            (
+                "cancels nothing",
+                ("    transfer.wanted = False\n", ""),
+                "a cancelled transfer goes on as if it were wanted, and can be taken",
+                "what does `stopped` have to know?",
+            ),
+            (
+                "forgets without giving back",
+                (STAYS, "    del self.transfers[number]\n"),
+                "the transfer is forgotten, and its blocks with it: they are never free again",
+                LOST,
+            ),
+        ),
+        *made(
+            "Receiver.stopped",
+            (
+                "a part for the whole",
+                (JUDGED, "transfer.wanted"),
+                "a transfer whose sender gave up is taken for complete: the request reads blocks "
+                "that were never written",
+                WHOLE,
+            ),
+            (
+                "a part for the whole, cancelled or not",
+                (JUDGED, "True"),
+                "a transfer is complete whatever was written, and whether it is wanted or not",
+                WHOLE,
+            ),
+            (
+                "keeps what is not whole",
+                ("    else:\n        self.forget(number)\n", ""),
+                "the blocks of a transfer that was given up are never given back",
+                LOST,
+            ),
+            (
+                "anything written is enough",
+                ("num_written == len(transfer.blocks)", "num_written > 0"),
+                "one written block is enough to be complete",
+                WHOLE,
+            ),
+            (
+                "one block less is enough",
+                ("num_written == len(transfer.blocks)", "num_written >= len(transfer.blocks) - 1"),
+                "a transfer with a block missing is taken for complete",
+                WHOLE,
+            ),
+        ),
+        *made(
+            "Receiver.died",
+            (
+                "waits for the dead",
+                ("transfer.sender == sender and not transfer.complete",
+                 "transfer.sender == sender and transfer.wanted and not transfer.complete"),
+                "a cancelled transfer of a dead sender is kept: it waits for a message that will "
+                "never come",
+                LOST,
+            ),
+            (
+                "throws away what is whole",
+                (" and not transfer.complete", ""),
+                "what the dead sender had completed is thrown away, though it is whole",
+                "which transfers may still be written?",
+            ),
+            (
+                "the wrong dead",
+                ("transfer.sender == sender and not", "not"),
+                "the transfers of all senders are given back, and the living go on writing",
+                "whose transfers?",
+            ),
+            (
+                "only the cancelled",
+                ("transfer.sender == sender and not transfer.complete",
+                 "transfer.sender == sender and not transfer.wanted"),
+                "only cancelled transfers are given back: those that are wanted wait for ever",
+                LOST,
+            ),
+            (
+                "stops at the first",
+                (
+                    "            self.forget(number)\n",
+                    "            self.forget(number)\n            break\n",
+                ),
+                "only one transfer of the dead sender is given back",
+                "how many transfers may one sender have?",
+            ),
+        ),
+    ),
+    "13.5": (
+        guessed("one worker, 13", 0, "a loop finds nothing",
+                "the 130 blocks fit into 160: a loop that fits is found whole", LOOP),
+        guessed("round robin, 12", 0, "every worker sees all twelve",
+                "12 is a multiple of 4, so a conversation always meets the same worker", LOOP),
+        guessed("round robin, 12", 25, "a quarter by chance",
+                "in turn is not by chance: conversation 0 meets worker 0 each time", LOOP),
+        guessed("round robin, 12", 100 * 40 / 120, "a third fits",
+                "a worker sees three of the twelve conversations, not all of them", LOOP),
+        guessed("round robin, 13", 100, "four caches are one",
+                "160 blocks would hold everything, but each worker has 40 and sees all 130", LOOP),
+        guessed("round robin, 13", 25, "a quarter on each",
+                "each worker sees all 13 conversations in turn: a loop of 130 blocks in 40", LOOP),
+        guessed("round robin, 13", 100 * 40 / 130, "as many as fit",
+                "of a loop that does not fit, LRU keeps what comes last, not next", LOOP),
+        guessed("by prefix, 13", 0, "one too many",
+                "the worker with four conversations has 40 blocks, and room for 40", LOOP),
+        guessed("by prefix, 13", 100 * 12 / 13, "one conversation in vain",
+                "the worker with four conversations has 40 blocks, and room for 40", LOOP),
+        guessed("shared store, 13", 0, "the store is a loop, too",
+                "the store has 160 blocks and gets 130", "what does the store evict?"),
+        guessed("shared store, 13", 25, "a store per worker",
+                "every block is written to one store, whoever computed it",
+                "what does the store hold?"),
+        guessed("blocks fetched", 0, "they are on the worker",
+                "a worker has evicted the conversation when it comes again: exactly as without a "
+                "store", LOOP),
+        guessed("blocks fetched", 7.5, "three quarters from elsewhere",
+                "nothing of the conversation is on the worker: all ten blocks come", LOOP),
+        guessed("random, second turn", 75, "the others' share",
+                "the second turn finds its prefix if it is drawn to the same worker as the first",
+                "one of how many workers has it?"),
+        guessed("random, second turn", 100, "everywhere at once",
+                "after one turn, one worker has the prefix", "one of how many workers has it?"),
+        guessed("random, third turn", 50, "two of four",
+                "the two earlier turns may have been on the same worker",
+                "1 minus the chance that neither was on this worker"),
+        guessed("random, third turn", 25, "the last turn alone",
+                "the first turn's worker still has the prefix: caches have no bound here",
+                "1 minus the chance that neither was on this worker"),
+        guessed("random, third turn", 6.25, "both of them",
+                "one of the earlier turns is enough", "1 minus the chance that neither was"),
+        guessed("8 workers, second", 25, "as with four",
+                "the chance to meet the same worker again depends on their number",
+                "one of how many workers has it?"),
+        guessed("8 workers, second", 50, "twice as many find twice as much",
+                "more workers find less here: the prefix is on one of eight",
+                "one of how many workers has it?"),
+    ),
+}  # fmt: skip

@@ -1,0 +1,120 @@
+"""Chapter 13: what its checks and its notebook rest on."""
+
+import pytest
+
+import minikv
+from minikv.cluster.routing import ByPrefix
+from minikv.course.chapters.ch13_distributed_kv.answers import (
+    Receiver,
+    fetch_prefix,
+    what_many_caches_find,
+)
+from minikv.course.chapters.ch13_distributed_kv.fleet import (
+    BLOCK,
+    STORED,
+    Fleets,
+    best_hit_rate,
+    chats,
+    fleet,
+    found,
+)
+from minikv.course.chapters.ch13_distributed_kv.given import Caches, UnreliableStore, unpack_text
+from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
+from minikv.course.measure.workload import write_code
+from minikv.errors import OutOfBlocks
+from minikv.tiers.costs import Link
+
+ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
+
+
+@pytest.fixture(scope="module")
+def lm():
+    return minikv.load("tinypy")
+
+
+def loop(conversations, workers, blocks, store=0, worker_of=lambda turn, talk: turn):
+    """Per cent found, and blocks fetched per turn, when it goes on for ever."""
+    caches, late = Caches(workers, blocks, store), []
+    for turn in range(20 * conversations):
+        talk = turn % conversations
+        before = caches.fetched
+        ids = [10 * talk + i for i in range(10)]
+        hits = caches.serve(worker_of(turn, talk) % workers, ids)
+        if turn >= 10 * conversations:
+            late.append((10 * hits, caches.fetched - before))
+    return [sum(part) / len(late) for part in zip(*late, strict=True)]
+
+
+def test_the_predictions_are_what_a_simulation_finds():
+    answers = what_many_caches_find()
+    assert answers["one worker, 13"] == loop(13, 1, 160)[0]
+    assert answers["round robin, 12"] == loop(12, 4, 40)[0]
+    assert answers["round robin, 13"] == loop(13, 4, 40)[0]
+    assert answers["by prefix, 13"] == loop(13, 4, 40, worker_of=lambda _, talk: talk)[0]
+    assert [answers["shared store, 13"], answers["blocks fetched"]] == loop(13, 4, 40, 160)
+
+
+def test_the_worked_example_of_a_store_that_lies():
+    names = [bytes([i]) for i in range(9)]
+    entries = {name: (name, f"block {name[0]}") for name in names if name[0] != 5}
+    store = UnreliableStore(names[:8], entries)
+    ms = 1e-3
+    got = fetch_prefix(names, store, unpack_text, Link(10 * ms, 1 / ms), 1, 3 * ms)
+    assert got == [f"block {i}" for i in range(5)]
+    assert store.calls == [("contains", 9), ("get_many", 8)]
+
+
+def test_a_receiver_that_is_full_refuses_and_changes_nothing():
+    receiver = Receiver(4)
+    receiver.begin("p", 3)
+    with pytest.raises(OutOfBlocks):
+        receiver.begin("p", 2)
+    assert receiver.pool.num_free == 1 and len(receiver.transfers) == 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+def test_the_stored_fleets_are_those_that_are_computed(size):
+    arrivals = chats(size)
+    for workers, way in STORED:
+        if workers == size:
+            again = tuple(found(size, way, arrivals))
+            assert again == pytest.approx(tuple(STORED[size, way]), rel=0.01, abs=1e-3)
+
+
+def test_the_fleets_are_shown():
+    fleets = Fleets()
+    assert len(fleets.rows()) == 1 + len(STORED)
+    assert "by prefix, 1,000" in fleets.picture().alt
+
+
+def test_what_all_prompts_share_misleads_a_router_by_prefix():
+    """What the notebook says of the system prompt."""
+    shares = []
+    for system in (4, 0):
+        arrivals = chats(64, system=system)
+        report = fleet(arrivals, ByPrefix(64, BLOCK))
+        shares.append(report.hit_rate / best_hit_rate(arrivals))
+    assert shares[0] < 0.8 and shares[1] > 0.95
+
+
+def test_the_viewer_says_where_blocks_are(lm, tmp_path):
+    settings = minikv.EngineConfig(
+        num_blocks=12, host_blocks=12, disk_path=tmp_path, max_batch_tokens=128, max_num_seqs=4,
+        attention="torch",
+    )  # fmt: skip
+    start = write_code(lm, 16, "start")
+    texts = {name: start + write_code(lm, 33, name) for name in "12"}
+    flow = StoreFlow(texts)
+    engine = minikv.Engine(lm, settings)
+    engine.generate([texts["1"]], ONE_TOKEN)
+    first = flow.snap("computed", {"engine A": engine, "engine B": None})
+    assert [len(first.held[row]) for row in ("engine A", "engine B", STORE)] == [3, 0, 0]
+    engine.cache.evict(12)
+    engine.tiers.flush()
+    other = minikv.Engine(lm, settings)
+    other.generate([texts["2"]], ONE_TOKEN)
+    second = flow.snap("shared", {"engine A": engine, "engine B": other})
+    assert [len(second.held[row]) for row in ("engine A", "engine B", STORE)] == [0, 3, 3]
+    assert list(flow.keys.values()) == ["1 2", "1", "1", "2", "2"]
+    assert "the store 3 blocks" in flow.describe(1, 0)
+    assert flow.picture().alt.count("Step") == 2
