@@ -53,6 +53,12 @@ class Hub:
             "MINIKV_HUB_TOKEN": self.token,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
+        if lab := shutil.which("jupyter-lab"):  # in the environment that this one borrows from
+            home = Path(lab).parents[1]
+            mine |= {
+                "JUPYTER_CONFIG_PATH": str(home / "etc" / "jupyter"),
+                "JUPYTERLAB_DIR": str(home / "share" / "jupyter" / "lab"),
+            }
         self.log = (folder / "hub.log").open("w")
         self.process = subprocess.Popen(
             command, cwd=folder, env=os.environ | mine, stdout=self.log, stderr=self.log,
@@ -128,6 +134,58 @@ def test_one_student_cannot_reach_the_others_server(hub):
     own = hub.ask("/hub/api/users/ben/tokens", "POST", {})["token"]
     assert isinstance(hub.file("ben", FILE, token=own), dict)
     assert hub.file("ada", FILE, token=own) == 403
+
+
+@pytest.fixture
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed here")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is None:
+        pytest.skip("Chromium is not installed here")
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=arguments)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def log_in(hub, browser, user):
+    """A page of a browser of their own, with what they see first."""
+    context = browser.new_context()
+    context.set_default_timeout(1000 * LIMIT)
+    page = context.new_page()
+    page.goto(hub.address)
+    page.locator("#username_input").fill(user)
+    page.locator("#password_input").fill("any: the example's authenticator is for trying it")
+    page.locator("#login_submit").click()
+    page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+    return page
+
+
+def test_two_students_log_in_and_run_a_cell(hub, browser):
+    hub.file("ada", "adas.txt", method="PUT", body={
+        "type": "file", "format": "text", "content": "not Ben's business",
+    })  # fmt: skip
+    for user, other in (("ada", "ben"), ("ben", "ada")):
+        page = log_in(hub, browser, user)
+        start = f"{hub.address}/user/{user}/lab/tree/notebooks/00_start_here.ipynb"
+        assert page.url.partition("?")[0] == start
+        # The first cell whose code is not folded: it imports the course.
+        cell = page.locator(".jp-CodeCell").filter(has_text="ladder(here=0)")
+        assert cell.locator(".jp-InputPrompt").inner_text() != "[1]:"
+        cell.locator(".cm-content").click()
+        page.keyboard.press("Shift+Enter")
+        cell.locator(".jp-InputPrompt", has_text="[1]:").wait_for()
+        cell.locator(".jp-OutputArea-output", has_text="you are here").first.wait_for()
+        own = page.request.get(f"{hub.address}/user/{user}/api/contents/")
+        names = {entry["name"] for entry in own.json()["content"]}
+        assert {"notebooks", "exercises"} <= names and ("adas.txt" in names) == (user == "ada")
+        others = page.request.get(f"{hub.address}/user/{other}/api/contents/adas.txt")
+        assert others.status == 403 and "business" not in others.text()
+        page.context.close()
 
 
 def test_the_engine_runs_in_a_students_kernel(hub):

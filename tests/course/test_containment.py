@@ -1,5 +1,6 @@
 """What a reader's code starts, takes and writes ends with its check."""
 
+import mmap
 import os
 import socket
 import sys
@@ -157,3 +158,36 @@ def test_descendants_are_found():
     finally:
         os.kill(pid, 9)
         os.waitpid(pid, 0)
+
+
+@LINUX
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
+    """Three processes with 200 MB each, or with the same 200 MB; the limit is 400."""
+    size = 200 << 20
+    ours = mmap.mmap(-1, size)
+    if shared:
+        ours.write(b"x" * size)
+    pids = []
+    ready, written = os.pipe()
+    try:
+        for _ in range(3):
+            pid = os.fork()
+            if pid == 0:
+                taken = ours if shared else mmap.mmap(-1, size)
+                taken.seek(0)
+                taken.read() if shared else taken.write(b"x" * size)
+                os.write(written, b".")
+                time.sleep(60)
+                os._exit(0)
+            pids.append(pid)
+        for _ in pids:
+            os.read(ready, 1)
+        before = sum(map(containment._shares, pids)) - (size if shared else 3 * size)
+        monkeypatch.setattr(containment, "MEMORY_LIMIT", before + 2 * size - (1 << 30))
+        assert (containment.excess(pids) is None) == shared
+    finally:
+        for pid in pids:
+            os.kill(pid, 9)
+            os.waitpid(pid, 0)
+        ours.close()

@@ -150,6 +150,16 @@ def test_what_was_checked_is_kept_through_an_interrupt(a_class, tmp_path):
     assert [file for _, file in again.calls] == [students[0].file(ONE)]
 
 
+def test_a_file_that_two_students_handed_in_is_checked_once(a_class):
+    students = [grading.find_student(folder) for folder in a_class]
+    (a_class[3] / FILE).write_text(right(ONE))  # Dan's is Ada's now, to the last byte
+    pool = AtOnce()
+    found = list(grading.grades(pool, grading.Store(None), students, [ONE, find("04.2")]))
+    assert len(found) == 8 and len(pool.calls) == 6
+    names = [student.name for student, report in found if report.exercise == "04.2"]
+    assert sorted(names) == ["ada", "ben", "cleo", "dan"]
+
+
 def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path):
     table = tmp_path / "marks.csv"
     command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]

@@ -41,6 +41,10 @@ if LOCAL:
     c.JupyterHub.spawner_class = "simple"
     c.SimpleLocalProcessSpawner.home_dir_template = str(HERE / "homes" / "{username}")
     c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
+    # Where JupyterLab lies, if it is not in the hub's own environment.
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTERLAB_DIR"):
+        if name in os.environ:
+            c.Spawner.environment[name] = os.environ[name]
 else:
     c.JupyterHub.spawner_class = "docker"
     c.DockerSpawner.image = "minikv"  # better: by its digest, the same for the whole term

@@ -23,8 +23,14 @@ import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -34,7 +40,7 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.harness import process, reader_files
+from minikv.course.harness import on_ray, process, reader_files
 from minikv.course.harness.class_page import as_page
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
@@ -93,6 +99,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exercises that are checked at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--ray", metavar="ADDRESS",
+        help='check on the machines of this Ray cluster; "local" starts one here, of N workers',
+    )  # fmt: skip
+    parser.add_argument(
         "--resume", type=Path, metavar="FILE",
         help="keep each result here as it comes, and check only what is new or has changed",
     )  # fmt: skip
@@ -131,16 +141,19 @@ def run(args: argparse.Namespace) -> int:
     results: Results = []
     status = 0
     try:
-        with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
+        with _workers(args) as pool, closing(Store(args.resume)) as store:
             found = grades(pool, store, students, exercises)
             for one in progress_bar(len(students) * len(exercises), found):
                 results.append(one)
     except KeyboardInterrupt:
         status = 130
         print("interrupted: this is what was checked so far", file=sys.stderr)
-    except BrokenExecutor:
+    except BrokenExecutor as error:
         status = 1
-        print("a worker was ended from outside: this is what was checked so far", file=sys.stderr)
+        print(f"{error}\nThis is what was checked so far.", file=sys.stderr)
+    except ConnectionError as error:
+        print(error, file=sys.stderr)
+        return 2
     order = {name: i for i, name in enumerate(student.name for student in students)}
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
@@ -192,10 +205,12 @@ def grades(
     pool: Executor, store: "Store", students: list[Student], exercises: list[Exercise]
 ) -> Iterator[tuple[Student, Report]]:
     """Each exercise of each student, as they come. Workers go through the class exercise by
-    exercise, because a process remembers what the reference gives."""
-    waiting = {}
+    exercise, because a process remembers what the reference gives. Students who handed in the
+    same file, byte for byte, share its reports: it is checked once."""
+    waiting: dict[Future, tuple[Exercise, bytes | None, list[Student]]] = {}
     files: dict[tuple[Student, str], bytes | None] = {}
     for exercise in exercises:
+        alike: dict[bytes | None, list[Student]] = {}
         for student in students:
             place = student, exercise.id[:2]
             if place not in files:
@@ -204,14 +219,19 @@ def grades(
             known = store.get(exercise, file)
             if known is not None:
                 yield student, _report(known)
+            elif file in alike:
+                alike[file].append(student)
             else:
-                waiting[pool.submit(grade_file, exercise.id, file)] = student, exercise, file
+                alike[file] = [student]
+                job = pool.submit(grade_file, exercise.id, file)
+                waiting[job] = exercise, file, alike[file]
     try:
         for done in as_completed(waiting):
-            student, exercise, file = waiting[done]
+            exercise, file, same = waiting[done]
             found = done.result()
             store.put(exercise, file, found)
-            yield student, _report(found)
+            for student in same:
+                yield student, _report(found)
     except BaseException:
         for one in waiting:
             one.cancel()
@@ -220,6 +240,10 @@ def grades(
 
 def _report(found: dict) -> Report:
     return Report(**found | {"lines": [Line(**line) for line in found["lines"]]})
+
+
+def _workers(args: argparse.Namespace) -> AbstractContextManager[Executor]:
+    return on_ray.workers(args.ray, args.jobs) if args.ray else workers(args.jobs)
 
 
 @contextmanager
