@@ -35,6 +35,7 @@ from minikv.cpu.kernels import (
 )  # fmt: skip
 from minikv.cpu.tiles import HEADS, add_rows, dot_rows
 from minikv.quant.formats import TINY
+from minikv.quant.tiles import add_by_token, dot_by_channel
 
 
 class BFloat16Parts(NamedTuple):
@@ -532,15 +533,10 @@ def _dot_codes(q, head, num_heads, codes, place, scores, to):
 
 @kernel
 def _add_codes(weights, at, head, num_heads, codes, place, acc):
-    _add_spread(weights.reshape(len(weights), 1, -1), at, head, num_heads, codes, place, acc)
-
-
-@kernel
-def _add_spread(by_group, at, head, num_heads, codes, place, acc):
-    """by_group (H, groups, any): weights for each group of channels."""
     block_id, kv_head, lo, hi = place
     stride = codes.shape[3]
     begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
+    by_group = weights.reshape(len(weights), 1, -1)
     for h in range(head, head + num_heads, HEADS):
         count = min(HEADS, head + num_heads - h)
         add_rows(by_group, at, h, count, codes, begin, stride, hi - lo, acc)
@@ -569,44 +565,30 @@ def _add_int8(weights, at, head, num_heads, kv, place, acc):
 
 
 def _dot_int4(q, head, num_heads, kv, place, scores, to):
-    """With k = low + scale code by channel, q . k = q . low + (q scale) . code. The query's own
-    block has its keys in full precision."""
+    """The query's own block has its keys in full precision."""
     block_id, kv_head, lo, hi = place
     if kv.rows[block_id] >= 0:
         place = kv.rows[block_id], kv_head, lo, hi
         _dot_codes(q, head, num_heads, kv.keys, place, scores, to)
         return
+    codes = kv.codes.k_codes
     scale, low = kv.codes.k_scale[block_id, kv_head], kv.codes.k_low[block_id, kv_head]
-    turned, found = np.empty((num_heads, len(scale)), np.float32), scores[head : head + num_heads]
-    for h in range(num_heads):
-        query, out = q[head + h], turned[h]
-        for d in range(len(scale)):
-            out[d] = query[d] * widen(scale[d])
-    _dot_codes(turned, 0, num_heads, kv.codes.k_codes, place, found, to)
-    for h in range(num_heads):
-        query, base, row = q[head + h], zero, found[h, to : to + hi - lo]
-        for d in range(len(low)):
-            base += query[d] * widen(low[d])
-        for t in range(hi - lo):
-            row[t] += base
+    stride = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        dot_by_channel(q, h, count, codes, begin, stride, hi - lo, scale, low, scores, to)
 
 
 def _add_int4(weights, at, head, num_heads, kv, place, acc):
-    """sum p v = sum p low + sum (p scale) code, in each group of channels."""
     block_id, kv_head, lo, hi = place
-    scale, low = kv.codes.v_scale[block_id, kv_head], kv.codes.v_low[block_id, kv_head]
-    groups = scale.shape[1]
-    group = acc.shape[1] // groups
-    spread = np.empty((num_heads, groups, hi - lo), np.float32)
-    for h in range(num_heads):
-        for n in range(groups):
-            base, row = zero, weights[head + h, at : at + hi - lo]
-            for t in range(hi - lo):
-                base += row[t] * widen(low[lo + t, n])
-                spread[h, n, t] = row[t] * widen(scale[lo + t, n])
-            for d in range(n * group, (n + 1) * group):
-                acc[head + h, d] += base
-    _add_spread(spread, 0, 0, num_heads, kv.codes.v_codes, place, acc[head : head + num_heads])
+    codes = kv.codes.v_codes
+    scale, low = kv.codes.v_scale[block_id, kv_head, lo:], kv.codes.v_low[block_id, kv_head, lo:]
+    stride = codes.shape[3]
+    begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
+    for h in range(head, head + num_heads, HEADS):
+        count = min(HEADS, head + num_heads - h)
+        add_by_token(weights, at, h, count, codes, begin, stride, hi - lo, scale, low, acc)
 
 
 def _attend_codes(q, kv, tables, lens, starts, window, out, first, last, border):

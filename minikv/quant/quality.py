@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -34,6 +34,19 @@ from minikv.quant.store import block_bytes
 KV = tuple[torch.Tensor, torch.Tensor]
 
 
+class Way(Protocol):
+    """A way to store K and V, ours or another engine's."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bytes_per_token(self, config: ModelConfig, block_size: int, /) -> float: ...
+
+    def logits(self, lm: LanguageModel, ids: Seq[int], block_size: int) -> torch.Tensor:
+        """The logits (T, V) of a whole sequence."""
+        ...
+
+
 @dataclass(frozen=True)
 class Scheme:
     """A way to store K and V: what comes back of them, (T, K, D) each, and its bytes."""
@@ -43,6 +56,9 @@ class Scheme:
     bytes_per_token: Callable[[ModelConfig, int], float]
     exact_own_block: bool = False  # a query reads the keys of its own block in full precision
     rotated: bool = False  # Q, K and V are turned by a Hadamard matrix, and the output back
+
+    def logits(self, lm: LanguageModel, ids: Seq[int], block_size: int) -> torch.Tensor:
+        return lm.logits(ids, SchemeOracle(lm.config, self, block_size))
 
 
 def engine_scheme(kv_dtype: str, name: str = "") -> Scheme:
@@ -127,11 +143,11 @@ class SchemeOracle:
 
 @dataclass
 class Window:
-    """One text under one scheme. Token by token, from the second one on: (T - 1,) each."""
+    """One text under one way. Token by token, from the second one on: (T - 1,) each."""
 
     num_bytes: int
     nats: torch.Tensor  # -log p of the token that came
-    kl: torch.Tensor  # of this scheme's distribution from float32's
+    kl: torch.Tensor  # of this way's distribution from float32's
     same: torch.Tensor  # whether the likeliest token is float32's
 
 
@@ -158,20 +174,19 @@ def cut(
 def measure(
     lm: LanguageModel,
     windows: Seq[Seq[int]],
-    schemes: Seq[Scheme] = SCHEMES,
+    ways: Seq[Way] = SCHEMES,
     block_size: int = 16,
     progress: Callable[[], object] = lambda: None,
 ) -> dict[str, list[Window]]:
-    """Every scheme on every window, by the scheme's name. `progress` is called after each pair."""
-    found: dict[str, list[Window]] = {scheme.name: [] for scheme in schemes}
+    """Every way on every window, by the way's name. `progress` is called after each pair."""
+    found: dict[str, list[Window]] = {way.name: [] for way in ways}
     for ids in windows:
         target = torch.tensor(ids[1:])
         num_bytes = len(lm.decode(ids[1:]).encode())
         exact = lm.logits(ids)[:-1].log_softmax(-1)
-        for scheme in schemes:
-            oracle = SchemeOracle(lm.config, scheme, block_size)
-            log_p = lm.logits(ids, oracle)[:-1].log_softmax(-1)
-            found[scheme.name].append(
+        for way in ways:
+            log_p = way.logits(lm, ids, block_size)[:-1].log_softmax(-1)
+            found[way.name].append(
                 Window(
                     num_bytes,
                     -log_p.gather(1, target[:, None])[:, 0].double(),

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,10 @@ from minikv.quant.store import QuantisedStore
 
 pytest.importorskip("numba")
 
-from minikv.quant.compiled import CompiledAttention
+from minikv.cpu.compiler import kernel
+from minikv.cpu.tiles import HEADS, KEYS
+from minikv.quant import tiles
+from minikv.quant.compiled import CompiledAttention, as_array
 
 # What each sequence computes in each step, side by side: chunks that cut blocks, then decodes.
 STEPS = [(7, 16, 1), (9, 3, 20), (1, 1, 5), *[(1, 1, 1)] * 18]
@@ -28,6 +32,50 @@ def model(lm, head_dim: int, heads: int, window: int | None):
         lm.config, num_layers=1, num_heads=heads, num_kv_heads=2, head_dim=head_dim,
         windows=(window,),
     )  # fmt: skip
+
+
+@kernel
+def dots(q, codes, place, scale, low, out):
+    begin, stride, count = place
+    tiles.dot_by_channel(q, 0, len(q), codes, begin, stride, count, scale, low, out, 1)
+
+
+@kernel
+def sums(weights, codes, place, scale, low, out):
+    begin, stride, count = place
+    tiles.add_by_token(weights, 1, 0, len(out), codes, begin, stride, count, scale, low, out)
+
+
+@pytest.mark.parametrize(
+    ("dim", "groups"), [(32, 1), (32, 2), (64, 2), (96, 3), (128, 2), (128, 4)]
+)
+def test_rows_of_int4_with_their_ends(dim, groups):
+    rng, count = np.random.default_rng(dim), 13
+    packed = rng.integers(0, 256, (count + 2, 2, dim // 2)).astype(np.uint8)
+    place = 3 * packed.shape[2], 2 * packed.shape[2], count  # from row 1, the second of each pair
+    codes = np.concatenate([packed & 15, packed >> 4], -1)[1 : 1 + count, 1].astype(np.float32)
+
+    def ends(*shape):  # as the store keeps them, and as they read
+        one = torch.randn(shape).bfloat16()
+        return as_array(one), one.float().numpy()
+
+    torch.manual_seed(dim)
+    (scale, by_channel), (low, low_of_channel) = ends(dim), ends(dim)
+    (v_scale, by_token), (v_low, low_of_token) = ends(count, groups), ends(count, groups)
+    keys = low_of_channel + by_channel * codes
+    spread = [one.repeat(dim // groups, 1) for one in (by_token, low_of_token)]
+    values = spread[1] + spread[0] * codes
+    for heads in range(1, HEADS + 1):
+        q = rng.standard_normal((heads, dim), np.float32)
+        scores = np.full((heads, 1 + count + KEYS), 7, np.float32)
+        dots(q, packed, place, scale, low, scores)
+        np.testing.assert_allclose(scores[:, 1 : 1 + count], q @ keys.T, 1e-4, 1e-2)
+        assert (scores[:, 0] == 7).all()
+        weights = rng.standard_normal((heads, count + 3), np.float32)
+        found = rng.standard_normal((heads, dim), np.float32)
+        expected = found + weights[:, 1 : 1 + count] @ values
+        sums(weights, packed, place, v_scale, v_low, found)
+        np.testing.assert_allclose(found, expected, 1e-4, 1e-2)
 
 
 @pytest.mark.parametrize("kv_dtype", COMPILED)

@@ -6,6 +6,9 @@ import math
 import pytest
 import torch
 
+import minikv
+from minikv.checkpoint import read_weights
+from minikv.course.bench import kv_peers, llama_cpp
 from minikv.quant import quality
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
@@ -100,25 +103,57 @@ def test_short_texts_are_left_out(tinypy):
     assert [len(one) for one in windows] == [100] and windows[0][0] == 0
 
 
-# ── Beside `transformers` ─────────────────────────────────────────────────────
+# ── Beside other engines, where they are installed ────────────────────────────
 
 
-def test_beside_the_quantised_cache_of_transformers(tinypy):
-    """Its int4 cache, on the same text: no nearer to float32 than ours by more than a factor. It
-    keeps the newest 128 tokens in full precision, so both are compared after many more."""
-    pytest.importorskip("optimum.quanto", reason="the backend of its quantised cache")
-    from transformers import QuantizedCache
+def kl(lm, ids, *ways):
+    """KL per token of each, from float32."""
+    exact = lm.logits(ids).log_softmax(-1)
+    rows = [way.logits(lm, ids, 16).log_softmax(-1) for way in ways]
+    return [(exact.exp() * (exact - one)).sum(-1)[100:].mean().item() for one in rows]
 
-    ids = tinypy.lm.encode(TEXT * 3)[:500]
-    exact = tinypy.lm.logits(ids).log_softmax(-1)
-    cache = QuantizedCache("quanto", tinypy.hf.config, nbits=4, q_group_size=32, residual_length=16)
-    rows = []
-    with torch.inference_mode():
-        for start in range(0, len(ids), 20):
-            out = tinypy.hf(torch.tensor([ids[start : start + 20]]), past_key_values=cache)
-            rows.append(out.logits[0])
-    theirs = torch.cat(rows).float().log_softmax(-1)
-    oracle = QuantisedOracle(tinypy.lm.config, format_of("int4", 16), 16)
-    ours = tinypy.lm.logits(ids, oracle).log_softmax(-1)
-    kl = [(exact.exp() * (exact - one)).sum(-1)[100:].mean().item() for one in (ours, theirs)]
-    assert 0 < kl[0] < 3 * kl[1]
+
+@pytest.fixture
+def long_text(tinypy):
+    return tinypy.lm.encode(TEXT * 3)[:500]
+
+
+def test_beside_fp8_of_transformers(tinypy, long_text):
+    """One scale for all numbers, where ours has one for each vector; fp8 hardly needs either."""
+    theirs = kv_peers.TransformersCache("", tinypy.hf, "fp8")
+    assert theirs.bytes_per_token(tinypy.lm.config, 16) == 1280
+    found = kl(tinypy.lm, long_text, quality.engine_scheme("fp8"), theirs)
+    assert 0 < found[0] < 2 * found[1] < 8 * found[0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "module"), [("quanto", "optimum.quanto"), ("hqq", "hqq.core.quantize")]
+)
+def test_beside_int4_of_transformers(tinypy, long_text, backend, module):
+    """No nearer to float32 than ours by more than a factor: with 80 bytes more per token, and V of
+    the newest tokens exact, too."""
+    pytest.importorskip(module, reason="a backend of its quantised cache")
+    theirs = kv_peers.TransformersCache("", tinypy.hf, backend, group=32, newest=16)
+    assert theirs.bytes_per_token(tinypy.lm.config, 16) == 960
+    found = kl(tinypy.lm, long_text, quality.engine_scheme("int4"), theirs)
+    assert 0 < found[0] < 3 * found[1] < 9 * found[0]
+
+
+def test_beside_llama_cpp(tinypy, long_text):
+    """In float32 it computes what we do; its q8_0 and q4_0 are as near as ours, about."""
+    weights = read_weights(minikv.BUNDLED["tinypy"])
+    try:
+        with llama_cpp.contexts(tinypy.lm.config, weights) as make:
+            float32, q8, q4 = (
+                kv_peers.LlamaCppCache(name, bits, make(name, 512))
+                for name, bits in (("float32", 32), ("q8_0", 8), ("q4_0", 4))
+            )
+            assert [one.bytes_per_token(tinypy.lm.config, 16) for one in (q8, q4)] == [1360, 720]
+            ours = [quality.engine_scheme(name) for name in ("int8", "int4")]
+            found = kl(tinypy.lm, long_text, float32, q8, q4, *ours)
+            again = kl(tinypy.lm, long_text, q8)
+    except ValueError as error:
+        pytest.skip(str(error))
+    assert found[0] < 1e-7 and again == found[1:2]
+    for theirs, one in zip(found[1:3], found[3:], strict=True):
+        assert one / 5 < theirs < 5 * one

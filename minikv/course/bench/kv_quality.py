@@ -1,13 +1,15 @@
 """What each way to store K and V costs in quality, on tinypy and the modules it never saw.
 
 The first tokens of every held-out module, by the plain formula over K and V that were encoded and
-decoded. In brackets are 95 % confidence intervals, from drawing modules again.
+decoded. In brackets are 95 % confidence intervals, from drawing modules again. Below ours are the
+caches of `transformers` and llama.cpp that are installed, with the same weights.
 """
 
 import argparse
 
 import minikv
 from minikv.course.bench.harness import BenchTable, bar, positive
+from minikv.course.bench.kv_peers import others
 from minikv.course.train import read_corpus
 from minikv.quant import quality
 
@@ -26,14 +28,17 @@ def run(args: argparse.Namespace) -> BenchTable:
         f"{len(windows)} modules, {sum(map(len, windows)):,} tokens; measured once, for nothing "
         "here depends on a clock"
     )
-    with bar(len(windows) * len(quality.SCHEMES), "kv-quality") as progress:
-        found = quality.measure(lm, windows, block_size=args.block_size, progress=progress.update)
-    for scheme in quality.SCHEMES:
-        one = found[scheme.name]
+    with others() as (theirs, notes):
+        ways = [*quality.SCHEMES, *theirs]
+        with bar(len(windows) * len(ways), "kv-quality") as progress:
+            found = quality.measure(lm, windows, ways, args.block_size, progress.update)
+    table.notes += notes
+    for way in ways:
+        one = found[way.name]
         table.add(
             {
-                "K and V": scheme.name,
-                "bytes per token": scheme.bytes_per_token(lm.config, args.block_size),
+                "K and V": way.name,
+                "bytes per token": way.bytes_per_token(lm.config, args.block_size),
                 "bits per byte": str(quality.bits_per_byte(one)),
                 "change, %": str(quality.change_of_bits(one, found["float32"])),
                 "KL per token": str(quality.kl_per_token(one)),

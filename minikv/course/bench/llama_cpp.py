@@ -1,19 +1,31 @@
 """llama.cpp as a peer, if the packages `xllamacpp` and `gguf` are installed.
 
-Its server runs in this process, with as many slots as there are prompts, the same float32
-weights and torch's number of threads. What it measures is a whole request, as for the others.
+For rates its server runs in this process, with as many slots as there are prompts, the same
+float32 weights and torch's number of threads. What it measures is a whole request, as for the
+others.
+
+For logits its C functions are called, which the wheel exports. Only on x86-64 Linux: the C structs
+are taken as they lie in memory there.
 """
 
+import ctypes
+import importlib.util
 import json
+import platform
 import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import minikv
 
-GONE = "`--peer llama.cpp` needs two packages more: pip install xllamacpp gguf"
+GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
 
 
 class LlamaCpp:
@@ -94,3 +106,152 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+# ── Logits ────────────────────────────────────────────────────────────────────
+
+POINTER, INT = ctypes.c_void_p, ctypes.c_int32
+
+
+class Params(ctypes.Structure):
+    """More room than any of llama.cpp's parameter structs takes; passed by value in memory."""
+
+    _fields_ = (("raw", ctypes.c_uint8 * 512),)
+
+    def put(self, offset: int, value: int, old: int, size: int = 4) -> None:
+        """Set a field, which has its default `old` now. Raises ValueError for another default."""
+        field = slice(offset, offset + size)
+        if int.from_bytes(bytes(self.raw[field]), "little") != old % 2 ** (8 * size):
+            raise ValueError("llama.cpp: this build's llama_context_params has another layout")
+        self.raw[field] = list(value.to_bytes(size, "little"))
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("n_tokens", INT),
+        ("token", ctypes.POINTER(INT)),
+        ("embd", POINTER),
+        ("pos", ctypes.POINTER(INT)),
+        ("n_seq_id", ctypes.POINTER(INT)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(INT))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    )
+
+
+SIGNATURES = {
+    "llama_model_default_params": (Params, []),
+    "llama_context_default_params": (Params, []),
+    "llama_model_load_from_file": (POINTER, [ctypes.c_char_p, Params]),
+    "llama_model_free": (None, [POINTER]),
+    "llama_init_from_model": (POINTER, [POINTER, Params]),
+    "llama_free": (None, [POINTER]),
+    "llama_get_memory": (POINTER, [POINTER]),
+    "llama_batch_init": (Batch, [INT, INT, INT]),
+    "llama_batch_free": (None, [Batch]),
+    "llama_decode": (INT, [POINTER, Batch]),
+    "llama_get_logits": (ctypes.POINTER(ctypes.c_float), [POINTER]),
+    "llama_memory_seq_pos_max": (INT, [POINTER, INT]),
+    "llama_memory_seq_rm": (ctypes.c_bool, [POINTER, INT, INT, INT]),
+    "llama_memory_seq_cp": (None, [POINTER] + [INT] * 4),
+    "llama_memory_seq_add": (None, [POINTER] + [INT] * 4),
+    "llama_memory_seq_div": (None, [POINTER] + [INT] * 4),
+}
+KV_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 8}  # ggml's numbers for them
+
+
+class Context:
+    """A context of llama.cpp, under the names that `minikv.ring.RingCache` has."""
+
+    def __init__(self, lib: Any, model: Any, vocab_size: int, kv_type: str, num_cells: int):
+        self.lib, self.vocab_size = lib, vocab_size
+        params = lib.llama_context_default_params()
+        params.put(0, num_cells, 512)  # n_ctx
+        params.put(8, num_cells, 512)  # n_ubatch
+        params.put(12, 4, 1)  # n_seq_max
+        params.put(28, 1, 4)  # n_threads
+        params.put(32, 1, 4)  # n_threads_batch
+        params.put(52, int(kv_type.startswith("q")), -1)  # only flash attention reads codes of V
+        params.put(104, KV_TYPES[kv_type], 1)  # K, in place of float16
+        params.put(108, KV_TYPES[kv_type], 1)  # V
+        params.put(141, 1, 0, 1)  # one buffer for all sequences
+        self.context = lib.llama_init_from_model(model, params)
+        self.memory = lib.llama_get_memory(self.context)
+        self.batch = lib.llama_batch_init(num_cells, 0, 1)
+
+    def close(self) -> None:
+        self.lib.llama_batch_free(self.batch)
+        self.lib.llama_free(self.context)
+
+    def decode(
+        self, token_ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int]
+    ) -> torch.Tensor:
+        """The logits (T, V) of T tokens, at these positions of these sequences."""
+        batch = self.batch
+        batch.n_tokens = len(token_ids)
+        for i, (token, position, seq) in enumerate(zip(token_ids, positions, seqs, strict=True)):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+        status = self.lib.llama_decode(self.context, batch)
+        if status != 0:
+            raise RuntimeError(f"llama.cpp: llama_decode returned {status}")
+        out = self.lib.llama_get_logits(self.context)
+        shape = (len(token_ids), self.vocab_size)
+        return torch.from_numpy(np.ctypeslib.as_array(out, shape).copy())
+
+    def append(self, token_ids: Sequence[int], seq: int = 0) -> torch.Tensor:
+        start = self.seq_pos_max(seq) + 1
+        positions = list(range(start, start + len(token_ids)))
+        return self.decode(token_ids, positions, [seq] * len(token_ids))
+
+    def seq_pos_max(self, seq: int) -> int:
+        return self.lib.llama_memory_seq_pos_max(self.memory, seq)
+
+    def seq_rm(self, seq: int, p0: int, p1: int | None) -> None:
+        end = -1 if p1 is None else p1
+        if not self.lib.llama_memory_seq_rm(self.memory, seq, p0, end):
+            raise RuntimeError(f"llama.cpp: seq_rm({seq}, {p0}, {p1}) was refused")
+
+    def seq_cp(self, src: int, dst: int, p0: int, p1: int | None) -> None:
+        self.lib.llama_memory_seq_cp(self.memory, src, dst, p0, -1 if p1 is None else p1)
+
+    def seq_add(self, seq: int, p0: int, p1: int | None, delta: int) -> None:
+        self.lib.llama_memory_seq_add(self.memory, seq, p0, -1 if p1 is None else p1, delta)
+
+    def seq_div(self, seq: int, p0: int, p1: int | None, d: int) -> None:
+        self.lib.llama_memory_seq_div(self.memory, seq, p0, -1 if p1 is None else p1, d)
+
+
+@contextmanager
+def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., Context]]:
+    """make(kv_type="float32", num_cells=256) gives a context of this model, for as long as the
+    `with` lasts. Raises ValueError, with the reason, where there is no llama.cpp."""
+    spec = importlib.util.find_spec("xllamacpp")
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(GONE)
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        raise ValueError("llama.cpp: its structs are known on x86-64 Linux only")
+    [file] = Path(spec.submodule_search_locations[0]).glob("*.so")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        write_gguf(config, state, path)
+        lib = ctypes.CDLL(str(file))
+        for name, (result, arguments) in SIGNATURES.items():
+            getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments
+        quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, POINTER)(lambda *_: None)
+        lib.llama_log_set(quiet, None)
+        lib.llama_backend_init()
+        model = lib.llama_model_load_from_file(str(path).encode(), lib.llama_model_default_params())
+    assert model, "llama.cpp did not load its own format"
+    made: list[Context] = []
+
+    def make(kv_type: str = "float32", num_cells: int = 256) -> Context:
+        made.append(Context(lib, model, config.vocab_size, kv_type, num_cells))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for context in made:
+            context.close()
+        lib.llama_model_free(model)
+        lib.llama_log_set(None, None)  # `quiet` must live until here
