@@ -7,8 +7,8 @@ from helpers import small
 
 from minikv import SamplingParams
 from minikv.cluster.apart import DecodeWorker, PrefillWorker
-from minikv.cluster.connector import LocalNetwork
 from minikv.cluster.apart_front import Front
+from minikv.cluster.connector import LocalNetwork
 from minikv.tiers.blocks import parts_of
 
 LEASE = 10.0

@@ -15,8 +15,8 @@ Whatever fails between the two, the decode worker computes the prompt itself: th
 dead, slow or full, a block is damaged, or its K and V are those of other weights. What a block may
 be used for, and when, is in `handover`.
 
-Workers are driven by `step`, which never waits: by a loop in a process of its own (`apart_front`), or by
-hand, several in one process, which is how they are tested.
+Workers are driven by `step`, which never waits: by a loop in a process of its own (`apart_front`),
+or by hand, several in one process, which is how they are tested.
 """
 
 import time

@@ -1,7 +1,9 @@
 """The front of prefill and decode workers: requests in, tokens out, whoever dies.
 
-    python -m minikv.cluster.apart_front prefill MODEL     one worker in this process, over ZMQ; it prints
-    python -m minikv.cluster.apart_front decode MODEL      its address, and ends when its input ends
+    python -m minikv.cluster.apart_front prefill MODEL
+    python -m minikv.cluster.apart_front decode MODEL
+
+start one worker in this process, over ZMQ; it prints its address, and ends when its input ends.
 
 `Front` chooses the workers of each request, gives a request that was refused to another one, or
 back to the same later, and one whose decode worker has died to another one from its beginning: the

@@ -9,8 +9,8 @@ from helpers import small
 
 from minikv import Engine
 from minikv.cluster.apart import DecodeWorker, PrefillWorker
-from minikv.cluster.connector import Message
 from minikv.cluster.apart_front import Front, local_workers, make_connector
+from minikv.cluster.connector import Message
 
 zmq = pytest.importorskip("zmq", reason='pyzmq is not installed: pip install "minikv[distributed]"')
 

@@ -8,8 +8,8 @@ from handover_case import LEASE, SlowNetwork, World, expected, greedy
 from helpers import assert_empty, small, with_weights
 
 from minikv import Engine, SamplingParams
-from minikv.cluster.connector import LocalNetwork
 from minikv.cluster.apart_front import make_connector
+from minikv.cluster.connector import LocalNetwork
 
 CONFIG = dict(attention="torch", max_batch_tokens=16)
 
