@@ -123,15 +123,17 @@ test: setup
 	@$(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-test: lint site slides $(DISTRIBUTED)
+# What runs on one core, side by side; then the long part on all of them: a browser, a kernel or a
+# clock that one worker waits for leaves room for another's tests.
+test: $(DISTRIBUTED)
+	@$(MAKE) --no-print-directory -j3 lint site slides test-class
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
-	@echo "== Unit, property and parity tests"
-	@$(PYTEST) $(PARALLEL) --ignore=tests/browser --ignore=tests/classroom --ignore=tests/install tests
-	@$(MAKE) --no-print-directory test-class
-	@echo "== JupyterLab in a browser; notebooks: every stored output is what the code prints"
+	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
+	@echo "   is what the code prints"
 	@$(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
-		-o faulthandler_exit_on_timeout=true tests/browser notebooks
+		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
+		tests notebooks
 	@echo "== All passed"
 endif
 

@@ -10,9 +10,11 @@ from hypothesis import HealthCheck, settings
 import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
 
+# Files that take longest, in this order, and the notebooks behind them.
 LONGEST = (
-    "test_journey", "test_compile", "test_parity", "test_ch09_answers", "test_properties",
-    "test_jupyterlab",
+    "test_jupyterlab", "test_journey", "test_compile", "test_parity", "test_properties",
+    "test_ch09_answers", "test_grade", "test_lab", "test_mine", "test_ch08_answers", "test_bench",
+    "test_codes", "test_built_site", "test_block_viewer", "test_new_chapter", "test_containment",
 )  # fmt: skip
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
@@ -31,6 +33,12 @@ settings.load_profile("minikv")
 
 def pytest_addoption(parser):
     parser.addoption("--chapter", metavar="NN", help="only the tests of this chapter")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_xdist_auto_num_workers():
+    """One more than there are cores: many tests wait for a browser, a kernel or a clock."""
+    return (yield) + 1
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -57,7 +65,14 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     """The longest files first, so that no worker ends with one alone. With --chapter, keep what
     lies in its folder or is asked of one of its exercises, and its notebook."""
-    items.sort(key=lambda item: item.path.stem not in LONGEST and item.path.suffix != ".ipynb")
+    first = [*LONGEST, ".ipynb"]
+
+    def place(item):
+        """Of a notebook its suffix decides."""
+        name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
+        return first.index(name) if name in first else len(first)
+
+    items.sort(key=place)
     number = config.getoption("chapter")
     if number:
         # A reader's way through all chapters cannot begin in the middle.

@@ -85,7 +85,8 @@ def examine(
         tell({"line": vars(line)})
     if not all(line.ok for line in report.lines):
         player.end()  # what follows is no longer its time
-    causes = diagnose(outcome for _, outcome in played)
+    # A broken variant as it was found is told its symptom alone: nobody need look for the cause.
+    causes = diagnose(outcome for _, outcome in played) if done.started else {}
     found = definitions(reader_files.parse(chapter, text))
     for line, outcome in played:
         if outcome in causes:
@@ -93,7 +94,7 @@ def examine(
             line.cause, line.look = mistake.cause, mistake.look
             wrong = [path for path in (*mistake.edits, *mistake.sources) if path in found]
             line.at = found[wrong[0]].lineno if wrong else line.at
-    if not done.started:  # a broken variant as it was found: the symptom, and nothing more
+    if not done.started:
         report.status = "not started"
         for line in report.lines:
             line.cause = line.look = line.at = None
