@@ -24,6 +24,7 @@ from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from math import inf
 from queue import SimpleQueue
 from random import getrandbits
 from time import monotonic
@@ -106,8 +107,9 @@ class Stream:
         return self._request.worker
 
     @property
-    def times(self) -> tuple[float, float | None, float | None]:
-        """When it was taken, had its first token, and was over, by `time.monotonic`."""
+    def times(self) -> tuple[float, float, float]:
+        """When it was taken, had its first token, and was over, by `time.monotonic`; what has not
+        happened is at infinity."""
         request = self._request
         return request.taken, request.first, request.ended
 
@@ -121,8 +123,8 @@ class _Request:
     ticket: Ticket | None = None  # until its first token
     losses: int = 0  # workers that died with it
     taken: float = field(default_factory=monotonic)
-    first: float | None = None
-    ended: float | None = None
+    first: float = inf
+    ended: float = inf
 
 
 class _Lane:
@@ -205,7 +207,7 @@ class Front:
 
     def cancel(self, request: _Request) -> None:
         with self._changed:
-            if request.ended is None:
+            if request.ended == inf:
                 if request.worker is not None:
                     self.lanes[request.worker].cancelled.append(request.job.job_id)
                 self._end(request, Delta([], "", "abort"))
@@ -268,8 +270,7 @@ class Front:
         if progress.error is not None:
             self._end(request, ValueError(progress.error))
             return
-        if request.first is None:
-            request.first = monotonic()
+        request.first = min(request.first, monotonic())
         self._computed(request)
         job = request.job
         request.job = job._replace(
@@ -318,9 +319,8 @@ class Front:
         while True:
             with self._changed:
                 lane = self.lanes[index]
-                self._changed.wait_for(
-                    lambda lane=lane: self.is_closed or lane.requests or lane.cancelled
-                )
+                while not (self.is_closed or lane.requests or lane.cancelled):
+                    self._changed.wait()
                 if self.is_closed:
                     return
                 jobs, lane.new = lane.new, []

@@ -181,7 +181,7 @@ def test_closing_ends_what_is_unfinished(tinypy):
 
 def test_what_can_never_run_is_refused(tinypy):
     with Front([Fragile(tinypy.lm)], LeastLoaded) as front:
-        with pytest.raises(ValueError, match="raise num_blocks|context"):
+        with pytest.raises(ValueError, match="make 20064 tokens"):
             tokens(front.submit([5] * 20_000))
         with pytest.raises(ValueError, match="token id"):
             tokens(front.submit([10**6]))
@@ -298,7 +298,7 @@ def test_completions_whole_and_in_pieces(tinypy):
         assert last == b"[DONE]"
         pieces = [json.loads(event)["choices"][0] for event in events]
         assert "".join(one["text"] for one in pieces) == expected.text
-        assert sum((one["token_ids"] for one in pieces), []) == expected.token_ids
+        assert [i for one in pieces for i in one["token_ids"]] == expected.token_ids
         status, data, _ = ask(server, b"", "/v1/models", "GET")
         assert json.loads(data)["data"][0]["id"] == "tinypy"
         status, data, _ = ask(server, b"", "/health", "GET")
