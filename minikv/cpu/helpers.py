@@ -1,8 +1,8 @@
 """Threads that help a step along, if the machine has a core for them.
 
 A kernel holds no lock of Python, so a second thread can compute beside the first. Which part it
-computes is settled in memory that both see (`kernels.lead`, `kernels.assist`); here is only where
-the threads come from. There is one pool for all engines, as large as torch's.
+computes is settled in memory that both see (`kernels.run_step`); here is only where the threads
+come from. There is one pool for all engines, as large as torch's.
 """
 
 import os

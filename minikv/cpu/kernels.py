@@ -560,7 +560,7 @@ def run_step(weights, buffers, num_chunks, patience):
         while True:
             word = atomic_load(shared, OPEN)
             chunk, count = word & 0xFFFF, word >> 16 & 0xFFFF
-            if word >> 32 != number or chunk == count:
+            if word >> 32 != number or chunk >= count:
                 break
             if atomic_swap(shared, OPEN, word, word + 1):  # else another thread was faster
                 _compute(weights, buffers, shared[PART], chunk, count)

@@ -43,9 +43,6 @@ log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
 PATIENCE = 500_000  # turns of a loop that a helper waits for the next phase: below a millisecond
-# Off: on a machine that was a little busy, a step with helpers was seen to give other logits, once
-# in some thousands. Never on one thread; the cause is not known yet.
-STEPS_HAVE_HELP = False
 TOO_LONG = 200_000  # turns: a helper that needs these for a chunk has lost its core meanwhile
 
 
@@ -107,12 +104,13 @@ def compile_for(weights: Weights, buffers: Buffers) -> None:
     """Compile what an engine calls, or read it from disk. Every model has arrays of these types,
     so all but the first engine of a process find it done."""
     started, b, no = perf_counter(), buffers, 0
+    shared = np.zeros(NUM_SHARED, np.int64)  # not the step's: nothing may seem to be open there
     before = num_compiled()
     run_step(weights, b, 1, 1)  # of no tokens
     if isinstance(b.kv, np.ndarray):  # larger steps of codes are not compiled
         kv, table, lens, out = b.kv[0], b.block_tables, b.context_lens, b.heads_out
         write_cache(b.heads[:0], b.heads[:0], b.slots, kv.reshape(-1, *kv.shape[2:]))
-        share_attention(b.shared, b.heads, kv, table, lens, b.query_start, no, out, no, no)
+        share_attention(shared, b.heads, kv, table, lens, b.query_start, no, out, no, no)
         norm_heads(b.heads, no, no, weights.norm, weights.eps)
     if num_compiled() > before:
         seconds = perf_counter() - started
@@ -225,7 +223,7 @@ class Program:
         b.context_lens[:num_seqs] = batch.context_lens_host
         b.block_tables[:num_seqs, :width] = batch.block_tables.numpy()
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
-        if self.threads_for_step() == 1 or not STEPS_HAVE_HELP:
+        if self.threads_for_step() == 1:
             run_step(self.weights, b, 1, 1)
             return self.logits[:num_seqs]
         if shared[HELPERS] < self.num_threads - 1:

@@ -263,9 +263,24 @@ def test_new_weights(checkpoint):
     assert len(weights_of(other.lm.transformer).out_bias) == 2
 
 
+def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
+    """Before the first step, between two steps and after the last, no chunk is open. Once a new
+    engine looked as if some were: a helper that began before the leader then counted chunks as
+    done, and the leader went on without those that were still computed."""
+    monkeypatch.setattr(cpu_step, "is_crowded", lambda: True)  # steps on one thread
+    engine = cpu(llama.lm)
+    engine.generate([[1]], SamplingParams(max_tokens=1))
+    program = engine.runner.attention.program
+    fresh = cpu_step.Program(llama.lm.transformer, program.store, program.buffers.kv, 64, 8)
+    for one in (fresh, program):
+        shared = one.buffers.shared
+        before = shared.copy()
+        kernels.run_step(one.weights, one.buffers, 0, 1000)  # helps, alone
+        assert shared.tolist() == before.tolist()
+
+
 def test_threads_that_help(checkpoint, monkeypatch):
     """Two engines in two threads of Python, each helped by others."""
-    monkeypatch.setattr(cpu_step, "STEPS_HAVE_HELP", True)
     monkeypatch.setattr(cpu_step, "is_crowded", lambda: False)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
