@@ -12,7 +12,8 @@ goes to the router.
 A worker that dies takes nothing with it that is not known here. Its requests are sent to other
 workers, which compute them again from the prompt: a draw depends on seed and position alone, and
 the seed is fixed here, so the tokens are the same, and those that a client has are not sent twice.
-A request at which `ATTEMPTS` workers in a row have died is refused: perhaps it kills them.
+A request that `ATTEMPTS` workers have died of, without a new token in between, is given up: perhaps
+it kills them.
 
 There are two bounds: at most `max_requests` are taken at a time, and `Busy` is raised for one more;
 and a stream holds what its reader has not read, at most `max_tokens`. So a slow reader delays
@@ -37,7 +38,7 @@ from minikv.cluster.worker import Hello, Job, Progress, Turn
 from minikv.errors import require_ids, require_int
 from minikv.outputs import Delta, Stats
 from minikv.sampling import SamplingParams
-from minikv.tiers.names import block_names, root_name
+from minikv.tiers.names import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
 
 ATTEMPTS = 3
@@ -121,7 +122,8 @@ class _Request:
     found: "SimpleQueue[Delta | Exception]" = field(default_factory=SimpleQueue)
     worker: int | None = None
     ticket: Ticket | None = None  # until its first token
-    losses: int = 0  # workers that died with it
+    names: list[Name] = field(default_factory=list)  # that the worker has to compute for it
+    losses: int = 0  # workers that died with it since its newest token
     taken: float = field(default_factory=monotonic)
     first: float = inf
     ended: float = inf
@@ -235,13 +237,17 @@ class Front:
         names = block_names(root, job.prompt_ids, self.block_size) if root else []
         request.ticket = self.router.route(names, len(job.prompt_ids), request.session)
         request.worker = request.ticket.worker
+        num_hits = (len(job.prompt_ids) - request.ticket.num_tokens) // self.block_size
+        request.names = names[num_hits:]
         lane = self.lanes[request.worker]
         lane.requests[job.job_id] = request
         lane.new.append(job)
         self._changed.notify_all()
 
     def _end(self, request: _Request, last: Delta | Exception) -> None:
-        self._computed(request)
+        if request.ticket is not None:  # it has ended before its prompt was computed
+            self.router.removed(request.ticket.worker, request.names)
+            self._computed(request)
         request.ended = monotonic()
         request.found.put(last)
         self.num_requests -= 1
@@ -271,6 +277,8 @@ class Front:
             self._end(request, ValueError(progress.error))
             return
         request.first = min(request.first, monotonic())
+        if progress.token_ids:
+            request.losses = 0
         self._computed(request)
         job = request.job
         request.job = job._replace(

@@ -141,6 +141,9 @@ class ByPrefix(Router):
     for the first would take as long as to compute it again.
 
     A worker that has lately had more than `bound` times the mean gets nothing for its prefixes.
+
+    loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
+    by name of a block, the workers that are believed to hold it.
     """
 
     def __init__(self, num_workers: int, block_size: int = 16, bound: float = 1.5):
@@ -149,17 +152,28 @@ class ByPrefix(Router):
         self.holders: dict[Name, set[int]] = {}
 
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
+        """The worker for a prompt of `num_tokens`, and how many of its blocks need no computing
+        there; the worker is believed to hold all of `names` from now on (`stored`).
+
+        The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
+        loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
+        nothing; the mean is that of `sent` with this prompt added. The candidate with the smallest
+        load minus tokens held gets the prompt; of equal ones the one with the least `sent`, and
+        then the one with the lowest number. At least one token is computed.
+        """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}
         hits.setdefault(self.least_loaded(), 0)
         worker = min(
-            hits, key=lambda one: (self.loads[one] - hits[one] * self.block_size, self.sent[one])
+            hits,
+            key=lambda one: (self.loads[one] - hits[one] * self.block_size, self.sent[one], one),
         )
         self.stored(worker, names)
         return worker, min(hits[worker], (num_tokens - 1) // self.block_size)
 
     def hits(self, names: Seq[Name]) -> dict[int, int]:
-        """How many of the first blocks each worker is believed to hold, if any."""
+        """How many of the first blocks each worker is believed to hold. Workers that do not hold
+        the first one are left out."""
         hits: dict[int, int] = {}
         alive: set[int] | None = None
         for place, name in enumerate(names, 1):
@@ -175,10 +189,6 @@ class ByPrefix(Router):
         for name in names:
             self.holders.setdefault(name, set()).add(worker)
 
-    def lost(self, worker: int) -> None:
-        super().lost(worker)
-        self.removed(worker, list(self.holders))
-
     def removed(self, worker: int, names: Iterable[Name]) -> None:
         for name in names:
             holders = self.holders.get(name)
@@ -186,6 +196,10 @@ class ByPrefix(Router):
                 holders.discard(worker)
                 if not holders:
                     del self.holders[name]
+
+    def lost(self, worker: int) -> None:
+        super().lost(worker)
+        self.removed(worker, list(self.holders))
 
 
 POLICIES: dict[str, type[Router]] = {

@@ -106,7 +106,7 @@ def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
                 pass  # ATTEMPTS workers died with it
             assert got == want[: len(got)]
             num_whole += got == want
-        assert num_whole > 20
+        assert num_whole > 10
         assert front.num_requests == 0 and front.router.loads == [0] * 3
         assert not front.waiting and not any(lane.requests for lane in front.lanes)
         assert front.num_lost == sum(one.num_deaths for one in workers)
@@ -231,6 +231,18 @@ def test_by_prefix_also_knows_of_answers(tinypy):
         whole = prompt + tokens(stream)
         names = block_names(root_name(b""), whole[:-1], CONFIG.block_size)
         assert front.router.hits(names) == {stream.worker: len(names)}
+
+
+def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(tinypy):
+    worker = Fragile(tinypy.lm)
+    with Front([worker], ByPrefix) as front:
+        prompt = prompts_of(tinypy.lm, 1)[0]
+        tokens(front.submit(prompt, SamplingParams(2, ignore_eos=True)))
+        held = dict(front.router.holders)
+        worker.paused.clear()
+        front.submit(prompt[:32] + [7] * 40).cancel()
+        worker.paused.set()
+        assert front.router.holders == held and len(held) == 2
 
 
 def test_a_router_sends_nothing_to_a_worker_that_is_down():
