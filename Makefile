@@ -9,6 +9,7 @@ BIN := .venv/bin
 STAMP := .venv/installed
 CHECKED := .venv/checked
 TRUSTED := .venv/trusted
+DISTRIBUTED := .venv/distributed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 # Where PyTorch itself publishes builds without CUDA, which are much smaller.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
@@ -122,7 +123,7 @@ test: setup
 	@$(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-test: lint site slides
+test: lint site slides $(DISTRIBUTED)
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 	@echo "== Unit, property and parity tests"
@@ -133,6 +134,12 @@ test: lint site slides
 		-o faulthandler_exit_on_timeout=true tests/browser notebooks
 	@echo "== All passed"
 endif
+
+# What only chapter 13 uses. Without it, its tests are skipped.
+$(DISTRIBUTED): $(STAMP) requirements-distributed.txt
+	@echo "== Installing what engines on many machines need"
+	@$(PIP) --quiet -r requirements-distributed.txt \
+		&& touch $@ || echo "It could not be installed; its tests will be skipped"
 
 # nbgrader has its own environment, which sees the packages of .venv.
 CLASS := .venv/class

@@ -6,7 +6,7 @@ sliding window. Everything downstream reads ModelConfig, never config.json.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
@@ -33,6 +33,9 @@ class EngineConfig:
     host_blocks: blocks of host memory. They hold what is swapped out and, with `prefix_cache`,
         what is evicted. See `minikv.tiers`.
     disk_path, disk_bytes: a folder for what the host has no room for, and how much.
+    store: the URL of a Valkey or Redis server, "redis://127.0.0.1:6379/0", that engines share: full
+        blocks are written to it at once, and every engine of the same model finds them. Below the
+        disk; needs `host_blocks`. See `minikv.cluster.shared_store`.
     write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
     attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
         by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
@@ -53,6 +56,7 @@ class EngineConfig:
     host_blocks: int = 0
     disk_path: str | PathLike | None = None
     disk_bytes: int | str = "1 GiB"
+    store: str | None = field(default=None, repr=False)  # it may hold a password
     write_through: bool = False
     attention: str = "auto"
     kv_dtype: str = "auto"

@@ -83,14 +83,12 @@ class Engine:
             from minikv.quant.memory import resolve  # here, because only these two need it
 
             config = resolve(config, lm)
-        self.lm = lm
-        self.config = config
-        self.block_table = block_table
+        self.lm, self.config, self.block_table = lm, config, block_table
         self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
         self.store, self.attention = self.runner.store, self.runner.attention
         self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
         self.tiers: Any = None
-        if config.host_blocks or config.disk_path is not None or config.write_through:
+        if any((config.host_blocks, config.disk_path, config.store, config.write_through)):
             from minikv.tiers.settings import join  # here, because only few need it
 
             self.tiers, self._parts = join(self.runner, config, self._parts)

@@ -28,10 +28,12 @@ def check_settings(config: EngineConfig) -> None:
     require_bool("write_through", config.write_through)
     if config.disk_path is not None and not isinstance(config.disk_path, str | os.PathLike):
         raise ValueError(f"disk_path: must be a folder's path, was {config.disk_path!r}")
-    below = config.disk_path is not None or config.write_through
+    if config.store is not None and not isinstance(config.store, str):
+        raise ValueError("store: must be the URL of a server, such as redis://127.0.0.1:6379/0")
+    below = config.disk_path is not None or config.store is not None or config.write_through
     if below and not (config.host_blocks and config.prefix_cache):
         raise ValueError(
-            "disk_path, write_through: blocks go to the disk by way of the host, and are found by "
-            f"the prefix cache; host_blocks was {config.host_blocks}, prefix_cache "
+            "disk_path, store, write_through: blocks come back by way of the host, and are found "
+            f"by the prefix cache; host_blocks was {config.host_blocks}, prefix_cache "
             f"{config.prefix_cache}"
         )

@@ -4,19 +4,23 @@
     host       blocks by name (`HostPool`), in the memory that preemption by swap uses too.
                One that has to make room is written to the disk.
     disk       entries by name, read and written by a thread beside the engine (`Background`)
+    store      entries by name on a server, which other engines read and write as well (`Shared`)
 
 Each tier drops its least recently used first; what the last tier drops is forgotten. A block that
 was brought back stays in the lower tiers as well: evicted again, it need not be copied.
 
 Going down: the pool (`joined`) sees that the last holder of a named block lets go. That happens
 while a step is planned, so the copy waits until the plan is complete and is made before it runs:
-until then nothing overwrites the block.
+until then nothing overwrites the block. To the store every full block is copied as soon as it is in
+the tree: others may want it.
 
 Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could
 be admitted. What is on the host is copied into the tree, where the scheduler finds it like every
 other prefix. What is on the disk is fetched while other sequences run; its sequence stays out of
-the queue for that time, but no longer than computing the tokens would take. A step copies no more
-tokens than it may compute (`max_batch_tokens`), so a decode is not delayed by more than one chunk.
+the queue for that time, but no longer than computing the tokens would take. The store is asked
+first, once per sequence and for all blocks that are nowhere else, and is waited for a moment only:
+no answer is a miss. A step copies no more tokens than it may compute (`max_batch_tokens`), so a
+decode is not delayed by more than one chunk.
 """
 
 from collections.abc import Hashable, Iterator
@@ -38,14 +42,19 @@ from minikv.runner import Runner
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
 from minikv.tiers import entry
-from minikv.tiers.blocks import parts_of, read_block, write_block
+from minikv.tiers.blocks import parts_of, read_block, read_blocks, write_block
 from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch
 from minikv.tiers.disk import DiskTier
 from minikv.tiers.host import HostPool
 from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
-from minikv.tiers.store import Background, Fetch, Unpack
+from minikv.tiers.shared import Shared
+from minikv.tiers.store import Background, Fetch, Question, Unpack
+
+UNKNOWN_RATE = 100.0  # tokens per second: slow, until a prefill is measured
+AT_ONCE = 0.001  # seconds that the engine waits for the store's answer, before the next step
+ANSWER_SOON = 0.05  # seconds that the sequence waits for it at most, while others run
 
 
 @dataclass
@@ -66,18 +75,20 @@ class Returning:
     """What is known about a waiting sequence's blocks below the device."""
 
     names: list[Name]
-    fetch: Fetch | None = None
-    fetched: set[Name] = field(default_factory=set)  # asked for once; not asked for again
+    coming: list[Fetch | Question] = field(default_factory=list)
+    until: float = 0.0  # when it is waited for no more
+    in_store: set[Name] = field(default_factory=set)
+    fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; once, not again
 
 
 class Tiers:
-    """The host and the disk of one engine."""
+    """The host and the disk of one engine, and its way to a store."""
 
     def __init__(self, runner: Runner, config: EngineConfig):
         self.runner, self.config = runner, config
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
-        self.disk_hits = 0
+        self.fetched_hits = {"disk": 0, "store": 0}
         self.copying = Line()  # seconds of a copy from the host by its bytes
         self.prefilling = Line()  # seconds of a step by its tokens
         self.block_shapes = {
@@ -93,6 +104,14 @@ class Tiers:
             tier = DiskTier(config.disk_path, max_bytes)
             self.disk = Background(tier)
             finalize(self, self.disk.close)
+        self.shared: Shared | None = None
+        if config.store is not None:
+            from minikv.cluster.shared_store import (
+                SharedStore,
+            )  # here, because few have its package
+
+            self.shared = Shared(SharedStore(config.store))
+            finalize(self, self.shared.close)
 
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps what it has: its entries are named
@@ -107,7 +126,7 @@ class Tiers:
 
     def _facts(self) -> dict[str, str]:
         """What K and V depend on besides the tokens. On the host alone, all are this engine's."""
-        if self.config.disk_path is None:
+        if self.config.disk_path is None and self.config.store is None:
             return {}
         return {
             "course": minikv.__version__,
@@ -141,6 +160,8 @@ class Tiers:
             self.names[block_ids[index]] = name
         if self.config.write_through:
             self._write_through(block_ids[first:])
+        if self.shared is not None:
+            self._share(self.shared, block_ids[first:])
 
     def let_go(self, block_id: int, pool: Any) -> None:
         """Release the last hold on a device block; `pool.release` is the plain one. If the block
@@ -188,9 +209,7 @@ class Tiers:
         if block_id in self.going_down:
             self.copy_down()
         if self.disk is not None and name not in self.disk:
-            self.disk.put(
-                name, entry.pack(self.identity, name, read_block(self.host_store, block_id))
-            )
+            self.disk.put(name, self.identity, read_block(self.host_store, block_id))
 
     def _write_through(self, block_ids: Seq[int]) -> None:
         """Copy new blocks of the tree to the host, and to the disk, at once."""
@@ -205,9 +224,17 @@ class Tiers:
             self._keep(host_block, name)
             self._leave_host(host_block, name)
 
+    def _share(self, shared: Shared, block_ids: Seq[int]) -> None:
+        """Let the store have new blocks of the tree."""
+        new = [block_id for block_id in block_ids if self.names[block_id] not in shared]
+        for block_id, data in zip(new, read_blocks(self.store, new), strict=True):
+            shared.put(self.names[block_id], self.identity, data)
+
     def flush(self) -> None:
         """Write everything that has a name to the disk, if there is one, and wait for it: so the
-        next process finds it. Bounded as ever by `disk_bytes`."""
+        next process finds it. Bounded as ever by `disk_bytes`. The store is waited for, too."""
+        if self.shared is not None:
+            self.shared.wait()
         if self.disk is None:
             return
         self.copy_down()
@@ -216,8 +243,7 @@ class Tiers:
             self.disk.wait()
         for block_id, name in self.names.items():
             if name not in self.disk:
-                data = read_block(self.store, block_id)
-                self.disk.put(name, entry.pack(self.identity, name, data))
+                self.disk.put(name, self.identity, read_block(self.store, block_id))
                 self.disk.wait()
 
     # ── Back ──────────────────────────────────────────────────────────────────
@@ -226,7 +252,8 @@ class Tiers:
         """Copy what the next sequences in the queue can use from the host into the tree, and begin
         to fetch what is on the disk. Returns the sequences that must wait for more of it."""
         known, self.returning = self.returning, {}
-        if self.host.num_named == 0 and (self.disk is None or not self.disk.known):
+        below = self.shared is not None or (self.disk is not None and bool(self.disk.known))
+        if self.host.num_named == 0 and not below:
             return []
         budget = max(1, self.config.max_batch_tokens // self.config.block_size)
         room = self.pool.num_free + self.cache.num_evictable_blocks
@@ -242,6 +269,7 @@ class Tiers:
                 tokens = sequence.token_ids[:-1]
                 names = block_names(root, tokens, self.config.block_size) if root else []
                 state = Returning(names)
+                self._ask_store(state, sequence)
             self.returning[sequence] = state
             copied, used, waits = self._bring_one_back(sequence, state, scheduler, budget, room)
             budget -= copied
@@ -257,7 +285,7 @@ class Tiers:
     ) -> tuple[int, int, bool]:
         """(blocks copied, blocks that the sequence will need, whether it has to wait)."""
         size, cache = self.config.block_size, self.cache
-        if state.fetch is not None and not self._has_arrived(state):
+        if state.coming and not self._has_arrived(state):
             return 0, 0, True
         token_ids, salt = sequence.token_ids, sequence.request.params.cache_salt
         match = cache.match(token_ids[:-1], salt)
@@ -279,12 +307,30 @@ class Tiers:
         if on_host < count:
             most = max(1, self.config.host_blocks // 2)
             names = state.names[first + on_host : first + count][: min(most, max(1, budget))]
-            wanted = [name for name in names if name not in self.host]
-            assert self.disk is not None
-            state.fetch = self.disk.get(wanted, self._unpacker())
-            state.fetched.update(wanted)
+            tier_of = dict(zip(names, tiers[on_host:], strict=False))
+            for tier, below in (("disk", self.disk), ("store", self.shared)):
+                wanted = [name for name in names if tier_of[name] == tier]
+                if wanted and below is not None:
+                    state.coming.append(below.get(wanted, self._unpacker()))
+                    state.fetched |= dict.fromkeys(wanted, tier)
+            num_tokens = sum(len(one.names) for one in state.coming) * size
+            state.until = perf_counter() + self.rates()[1].seconds(num_tokens)
             return copied, needed, True
         return copied, needed, False
+
+    def _ask_store(self, state: Returning, sequence: Sequence) -> None:
+        """Begin to ask the store for all blocks after those that are here."""
+        if self.shared is None:
+            return
+        match = self.cache.match(sequence.token_ids[:-1], sequence.request.params.cache_salt)
+        first = len(match.block_ids)
+        names = state.names[first + len(self._tiers_from(state, first)) :]
+        if names and len(state.names) * self.config.block_size >= self.config.min_prefix_tokens:
+            question = self.shared.ask(names)
+            state.coming.append(question)
+            computing = self.rates()[1].seconds(len(names) * self.config.block_size)
+            state.until = perf_counter() + min(ANSWER_SOON, computing)
+            question.done.wait(min(AT_ONCE, computing))
 
     def _tiers_from(self, state: Returning, first: int) -> list[str]:
         """The tier of each block after the device's hit, up to the first that is nowhere."""
@@ -292,8 +338,12 @@ class Tiers:
         for name in state.names[first:]:
             if name in self.host:
                 tiers.append("host")
-            elif self.disk is not None and name in self.disk and name not in state.fetched:
+            elif name in state.fetched:  # and is not here: it is lost, or comes too late
+                break
+            elif self.disk is not None and name in self.disk:
                 tiers.append("disk")
+            elif name in state.in_store:
+                tiers.append("store")
             else:
                 break
         return tiers
@@ -335,9 +385,11 @@ class Tiers:
         self.host_moves.seconds_out += max(0.0, seconds)
         self.host_moves.bytes_out += num_bytes
         state = self.returning[sequence]
-        from_disk = sum(name in state.fetched for name in names[: len(new)])
-        self.disk_hits += from_disk
-        self.host_moves.hits += len(new) - from_disk
+        for name in names[: len(new)]:
+            if name in state.fetched:
+                self.fetched_hits[state.fetched[name]] += 1
+            else:
+                self.host_moves.hits += 1
         block_ids = [*match.block_ids, *new]
         token_ids = sequence.token_ids[: len(block_ids) * self.config.block_size]
         cache.insert(token_ids, block_ids, sequence.request.params.cache_salt)
@@ -346,17 +398,23 @@ class Tiers:
         return len(new)
 
     def _has_arrived(self, state: Returning) -> bool:
-        """Whether a fetch is over: done, or longer under way than computing would take."""
-        fetch = state.fetch
-        assert fetch is not None
-        if not fetch.done.is_set():
-            tokens = len(fetch.names) * self.config.block_size
-            prefill = self.rates()[1]
-            if perf_counter() - fetch.started < prefill.seconds(tokens):
-                return False
-            state.fetch = None  # it goes on; who comes later may find its blocks
-            return True
-        state.fetch = None
+        """Whether what is coming is there, or has taken too long: then it is left to come for
+        others. What there is goes to the host."""
+        is_late = perf_counter() >= state.until
+        if not (is_late or all(one.done.is_set() for one in state.coming)):
+            return False
+        for one in reversed(state.coming):
+            if not one.done.is_set():
+                continue
+            if isinstance(one, Question):
+                state.in_store |= one.there
+            else:
+                self._take_in(one)
+        state.coming = []
+        return True
+
+    def _take_in(self, fetch: Fetch) -> None:
+        """Let the host have what was fetched, its beginning as the most recently used."""
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
             if data is None or name in self.host:
@@ -367,17 +425,17 @@ class Tiers:
                 break
             write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
-        return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
         """What is measured so far. What is not measured yet is taken to be fast enough."""
-        start, rate = self.prefilling.fit() or (0.0, 1e-9)
+        start, rate = self.prefilling.fit() or (0.0, UNKNOWN_RATE)
         host = self.copying.fit() or (0.0, 1e30)
         links = {"host": Link(*host)}
-        if self.disk is not None:
-            latency, bandwidth = self.disk.reading.fit() or (0.0, 1e30)
-            # From the disk a block goes to the host first.
-            links["disk"] = Link(latency + host[0], 1 / (1 / bandwidth + 1 / host[1]))
+        for name, below in (("disk", self.disk), ("store", self.shared)):
+            if below is not None:
+                latency, bandwidth = below.reading.fit() or (0.0, 1e30)
+                # From there a block goes to the host first.
+                links[name] = Link(latency + host[0], 1 / (1 / bandwidth + 1 / host[1]))
         return links, Prefill(start, rate)
 
     def measure(self, plan: Plan) -> None:
@@ -391,12 +449,14 @@ class Tiers:
         self._last_chunk = chunks if chunks >= max(16, 4 * plan.num_decodes) else 0
 
     def wait(self, held: Seq[Sequence]) -> None:
-        """Wait until one of these sequences' fetches is over; for when nothing else can run."""
+        """Wait until something comes for one of these sequences, or is waited for no more; for when
+        nothing else can run."""
         for sequence in held:
-            fetch = self.returning[sequence].fetch
-            if fetch is not None:
-                fetch.done.wait(0.05)
-                return
+            state = self.returning[sequence]
+            for one in state.coming:
+                if not one.done.is_set():
+                    one.done.wait(min(0.05, max(1e-4, state.until - perf_counter())))
+                    return
 
     def _unpacker(self) -> Unpack:
         """What opens entries: with the identity of now, whatever the weights are by then."""
@@ -406,18 +466,19 @@ class Tiers:
 
     def where(self, token_ids: Seq[int], salt: Hashable = None) -> list[str]:
         """For each whole block of a prefix the fastest tier that has it: "device", "host", "disk",
-        or "" if none has."""
+        "store", or "" if none has."""
         return [next(iter(tiers), "") for tiers in self.everywhere(token_ids, salt)]
 
     def everywhere(self, token_ids: Seq[int], salt: Hashable = None) -> list[list[str]]:
-        """For each whole block of a prefix all tiers that have it, the fastest first."""
+        """For each whole block of a prefix all tiers that have it, the fastest first. The store is
+        not asked: it has what was written or seen there."""
         root = root_name(self.identity, salt)
         names = block_names(root, token_ids, self.config.block_size) if root else []
-        disk = self.disk if self.disk is not None else ()
         tiers: dict[str, Any] = {
             "device": set(self.names.values()),
             "host": self.host,
-            "disk": disk,
+            "disk": self.disk if self.disk is not None else (),
+            "store": self.shared if self.shared is not None else (),
         }
         return [[tier for tier, known in tiers.items() if name in known] for name in names]
 
@@ -425,16 +486,17 @@ class Tiers:
         """By tier."""
         host = TierStats(**vars(self.host_moves))
         host.blocks = self.host.num_named
-        if self.disk is None:
-            return {"host": host}
-        disk = self.disk
-        return {
-            "host": host,
-            "disk": TierStats(
-                len(disk.known), self.disk_hits, disk.num_bytes_out, disk.num_bytes_in,
-                disk.seconds_out, disk.seconds_in, disk.num_dropped + disk.num_bad,
-            ),
-        }  # fmt: skip
+        tiers = {"host": host}
+        both = [("disk", self.disk, self.disk)] if self.disk is not None else []
+        if self.shared is not None:
+            both.append(("store", self.shared.reader, self.shared.writer))
+        for tier, reader, writer in both:
+            tiers[tier] = TierStats(
+                len(writer.known), self.fetched_hits[tier], writer.num_bytes_out,
+                reader.num_bytes_in, writer.seconds_out, reader.seconds_in,
+                writer.num_dropped + reader.num_bad,
+            )  # fmt: skip
+        return tiers
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""

@@ -139,7 +139,7 @@ def test_a_slow_disk_drops_and_does_not_stop(tmp_path):
 
     background = Background(Slow(), most_waiting=10_000)
     started = time.perf_counter()
-    kept = [background.put(b"%032d" % i, bytes(3000)) for i in range(50)]
+    kept = [background.put(b"%032d" % i, HERE, bytes(3000)) for i in range(50)]
     assert time.perf_counter() - started < 1 and 3 <= sum(kept) < 50
     assert background.num_dropped == 50 - sum(kept)
     background.close()

@@ -66,8 +66,10 @@ class TierSnapshot:
 
 
 def tiers_of(engine: Any, token_ids: Sequence[int], salt: Hashable = None) -> list[tuple[str, ...]]:
-    """For each whole block of a text, the tiers that have it, the fastest first."""
-    return [tuple(tiers) for tiers in engine.tiers.everywhere(token_ids, salt)]
+    """For each whole block of a text, the tiers that have it, the fastest first; of those that are
+    drawn here."""
+    everywhere = engine.tiers.everywhere(token_ids, salt)
+    return [tuple(tier for tier in tiers if tier in TIERS) for tiers in everywhere]
 
 
 class TierHistory(Recording):

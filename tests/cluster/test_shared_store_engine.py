@@ -1,0 +1,545 @@
+"""Engines that share a store: each finds what another computed, and none is stopped by the store.
+Their tokens are those of an engine without one, whatever happens."""
+
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+from helpers import (
+    assert_empty,
+    assert_kv,
+    drain,
+    generate,
+    greedy_tokens,
+    naive_kv,
+    small,
+    step,
+    with_weights,
+)  # fmt: skip
+from store_case import line_to, needs_a_store
+from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, params, prompts_of
+
+from minikv import Engine, EngineConfig
+from minikv.cluster.breaker import Breaker
+from minikv.cluster.local_server import local_server
+from minikv.tiers import shared, tiers
+from minikv.tiers.costs import Link, Prefill
+from minikv.tiers.shared import Shared
+
+pytestmark = needs_a_store
+FAST, SLOW = Link(0, 1e9), Link(0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def one_server():
+    with local_server("64 MiB") as server:
+        yield server
+
+
+@pytest.fixture
+def server(one_server):
+    """A server that is empty."""
+    import valkey
+
+    with valkey.Valkey.from_url(one_server.url) as client:
+        client.flushall()
+        one_server.client = client
+        yield one_server
+
+
+@pytest.fixture
+def engine_of(llama, monkeypatch):
+    """Make engines, `engine_of(store=url)`, for which computing is slow: so what the store has is
+    always fetched, and its answer waited for."""
+    monkeypatch.setattr(tiers, "ANSWER_SOON", 5.0)
+    made = []
+
+    def make(lm=None, **config) -> Engine:
+        config = {"attention": "torch", **config}
+        if "store" in config:
+            config = {"host_blocks": 32, **config}
+        made.append(engine := Engine(lm or llama.lm, small(**config)))
+        if engine.tiers is not None:
+            set_rates(engine, FAST)
+            if engine.tiers.shared is not None:
+                engine.tiers.shared.tier.timeout = 0.3
+        return engine
+
+    yield make
+    for engine in made:
+        if engine.tiers is not None:
+            if engine.tiers.disk is not None:
+                engine.tiers.disk.close()
+            if engine.tiers.shared is not None:
+                engine.tiers.shared.close()
+
+
+@pytest.fixture(scope="module")
+def other_lm(llama):
+    """The same shapes with other weights."""
+    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
+    return with_weights(llama.lm, state)
+
+
+def set_rates(engine, link, rate=1.0):
+    links = {"host": FAST, "disk": FAST, "store": link}
+    engine.tiers.rates = lambda: (links, Prefill(0, rate))
+
+
+def store_of(engine):
+    return engine.stats().tiers["store"]
+
+
+def always_try(engine):
+    """No breaker: each call meets the fault."""
+    tier = engine.tiers.shared.tier
+    tier.breaker = Breaker(first=0.0)
+
+
+# ── What one has computed, the other finds ────────────────────────────────────
+
+
+def test_another_engine_finds_what_was_computed(engine_of, llama, server):
+    first = engine_of(store=server.url)
+    [out] = generate(first, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
+    first.tiers.flush()
+    assert store_of(first).blocks == 9 and store_of(first).bytes_in > 9 * first.tiers.block_bytes
+    second = engine_of(store=server.url)
+    request = second.add_request(PROMPT, params())
+    sequence = second.scheduler.waiting[0]
+    while sequence.table is None:
+        step(second)
+    assert sequence.num_cached == 32
+    assert_kv(second.store, sequence.table.block_ids[:8], naive_kv(llama.lm, PROMPT)[:, :32])
+    assert drain(second)[request].token_ids == out.token_ids
+    assert second.stats().computed_tokens == 1 + 3
+    assert store_of(second).hits == 8 and store_of(second).bytes_out > 8 * second.tiers.block_bytes
+    assert second.tiers.where(PROMPT) == ["device"] * 8
+    second.tiers.flush()
+    assert store_of(second).bytes_in < 2 * (second.tiers.block_bytes + 100), "only what is new"
+    for engine in (first, second):
+        assert_empty(engine)
+
+
+def test_a_prefix_of_several_tiers(engine_of, llama, server, tmp_path):
+    """Its beginning on the device, then host, disk and store: one question, for the last part."""
+    long = list(range(1, 62))
+    writer = engine_of(store=server.url)
+    expected = generate(writer, [long], params())[0].token_ids
+    writer.tiers.flush()
+    engine = engine_of(
+        num_blocks=20, max_num_seqs=3, host_blocks=6, disk_path=tmp_path, store=server.url
+    )
+    generate(engine, [long[:34]], params(1))
+    fill(engine)
+    engine.tiers.disk.wait()
+    generate(engine, [long[:9]], params(1))
+    where = engine.tiers.where(long)
+    assert {"device", "disk"} <= set(where[:8])
+    before = store_of(engine).hits
+    assert generate(engine, [long], params())[0].token_ids == expected
+    stats = engine.stats().tiers
+    assert stats["disk"].hits > 0 and stats["store"].hits - before >= 3
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "float16", "bfloat16"])
+def test_quantised_blocks_travel_as_they_are(engine_of, server, kv_dtype):
+    rng = random.Random(0)
+    documents = documents_of(rng)
+    plain = engine_of(num_blocks=200, kv_dtype=kv_dtype)
+    engines = [engine_of(**TINY, kv_dtype=kv_dtype, store=server.url) for _ in range(2)]
+    for turn in range(6):
+        prompts = prompts_of(rng, documents, 3)
+        expected = [out.token_ids for out in generate(plain, prompts, params())]
+        outs = generate(engines[turn % 2], prompts, params())
+        assert [out.token_ids for out in outs] == expected
+        engines[turn % 2].tiers.flush()
+    assert all(store_of(engine).hits > 0 for engine in engines)
+    whole = engine_of(store=server.url)
+    generate(whole, prompts, params())
+    assert store_of(whole).hits == 0, "another dtype has other names"
+
+
+def test_nobody_else_finds_them(engine_of, llama, other_lm, server):
+    """Other weights, another block size, another version of the format, another salt or none."""
+    engine = engine_of(store=server.url)
+    generate(engine, [PROMPT], params(cache_salt="tenant a"))
+    engine.tiers.flush()
+    for lm, more, salt in (
+        (other_lm, {}, "tenant a"), (None, dict(block_size=8), "tenant a"), (None, {}, "tenant b"),
+        (None, {}, None), (None, {}, ("tenant a",)), (None, {}, b"tenant a"),
+    ):  # fmt: skip
+        other = engine_of(lm, store=server.url, **more)
+        [out] = generate(other, [PROMPT], params(cache_salt=salt))
+        assert out.token_ids == greedy_tokens(lm or llama.lm, PROMPT, 4)
+        assert store_of(other).hits == store_of(other).bytes_out == 0
+        other.tiers.flush()
+    for key in server.client.scan_iter():
+        server.client.rename(key, key.replace(b"minikvB1:", b"minikvB0:"))
+    old = engine_of(store=server.url)
+    generate(old, [PROMPT], params(cache_salt="tenant a"))
+    assert store_of(old).hits == 0
+    same = engine_of(store=server.url)
+    old.tiers.flush()
+    generate(same, [PROMPT], params(cache_salt="tenant a"))
+    assert store_of(same).hits == 8
+
+
+def test_a_salt_without_a_spelling_stays_here(engine_of, server):
+    engine = engine_of(store=server.url)
+    generate(engine, [PROMPT], params(cache_salt=frozenset([1])))
+    engine.tiers.flush()
+    assert server.client.dbsize() == 0
+
+
+def test_new_weights_find_their_own(engine_of, llama, other_lm, server):
+    engine = engine_of(store=server.url)
+    old = generate(engine, [PROMPT], params())[0].token_ids
+    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
+    engine.update_weights(state)
+    [out] = generate(engine, [PROMPT], params())
+    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4) and store_of(engine).hits == 0
+    engine.tiers.flush()
+    engine.update_weights(llama.hf.state_dict())
+    assert generate(engine, [PROMPT], params())[0].token_ids == old and store_of(engine).hits == 8
+
+
+def test_blocks_from_the_disk_go_to_the_store(engine_of, server, tmp_path):
+    """An engine that joins brings what it had kept."""
+    before = engine_of(host_blocks=32, disk_path=tmp_path)
+    generate(before, [PROMPT], params(1))
+    before.tiers.flush()
+    before.tiers.disk.close()
+    joining = engine_of(store=server.url, disk_path=tmp_path)
+    generate(joining, [PROMPT], params(1))
+    assert joining.stats().tiers["disk"].hits == 8
+    joining.tiers.flush()
+    third = engine_of(store=server.url)
+    generate(third, [PROMPT], params(1))
+    assert store_of(third).hits == 8
+
+
+# ── Only if it is worth it, and only if it is soon ────────────────────────────
+
+
+def test_what_is_slower_to_fetch_is_computed(engine_of, server):
+    writer, reader = engine_of(store=server.url), engine_of(store=server.url)
+    generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    set_rates(reader, SLOW, rate=1e6)
+    generate(reader, [PROMPT], params())
+    assert store_of(reader).hits == store_of(reader).bytes_out == 0
+
+
+def test_a_fetch_that_was_slow_once_is_tried_again(engine_of, server, monkeypatch):
+    engine = engine_of(store=server.url)
+    del engine.tiers.rates
+    engine.tiers.shared.reader.reading.add(1000, 1000.0)
+    assert engine.tiers.rates()[0]["store"].seconds(1000) > 999
+    monkeypatch.setattr(shared, "FORGET_AFTER", 0.0)
+    assert engine.tiers.rates()[0]["store"].seconds(1000) < 1
+
+
+class SlowStore(SlowTier):
+    """A store in a dictionary that answers only when it may: `go` for entries, `tell` for
+    questions."""
+
+    timeout = 0.3
+
+    def __init__(self):
+        super().__init__()
+        self.tell = threading.Event()
+        self.tell.set()
+
+    def contains(self, names):
+        assert self.tell.wait(20)
+        return [name in self.entries for name in names]
+
+
+def over(engine_of, server, tier, **config):
+    engine = engine_of(store=server.url, **config)
+    engine.tiers.shared.close()
+    engine.tiers.shared = Shared(tier)
+    return engine
+
+
+def test_others_run_while_a_prefix_is_fetched(engine_of, server):
+    tier = SlowStore()
+    writer, engine = over(engine_of, server, tier), over(engine_of, server, tier)
+    [first] = generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    for event in (tier.tell, tier.go):  # the question is slow, then the fetch is
+        event.clear()
+        returning = engine.add_request(PROMPT, params())
+        other = engine.add_request([7, 8, 9], params(6))
+        outputs = {}
+        for _ in range(6):
+            step(engine, outputs)
+        assert outputs[other].finish_reason == "length" and returning not in outputs
+        event.set()
+        assert drain(engine, outputs)[returning].token_ids == first.token_ids
+        engine.cache.clear()
+    assert store_of(engine).hits == 16
+
+
+def test_an_answer_that_is_late_is_not_waited_for(engine_of, server, monkeypatch):
+    tier = SlowStore()
+    writer, engine = over(engine_of, server, tier), over(engine_of, server, tier)
+    [first] = generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    tier.tell.clear()
+    monkeypatch.setattr(tiers, "ANSWER_SOON", 0.05)
+    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert store_of(engine).hits == 0
+    tier.tell.set()
+    tier.go.clear()
+    engine.cache.clear()
+    monkeypatch.setattr(tiers, "ANSWER_SOON", 5.0)
+    set_rates(engine, FAST, rate=1000.0)  # 32 ms for all of it
+    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert store_of(engine).hits == 0
+    tier.go.set()
+
+
+def test_a_request_that_is_aborted_leaves_its_question_behind(engine_of, server):
+    tier = SlowStore()
+    engine = over(engine_of, server, tier)
+    for event in (tier.tell, tier.go):
+        event.clear()
+        engine.add_request([5, 6], params(9))
+        returning = engine.add_request(PROMPT, params())
+        step(engine)
+        engine.abort(returning)
+        event.set()
+        drain(engine)
+    assert_empty(engine)
+
+
+# ── The store fails ───────────────────────────────────────────────────────────
+
+
+def serve(engines, rounds=3, seed=5, between=lambda: None):
+    """Some rounds of requests with shared beginnings, from engine to engine; their tokens."""
+    rng = random.Random(seed)
+    documents = documents_of(rng)
+    tokens = []
+    for turn in range(rounds):
+        engine = engines[turn % len(engines)]
+        tokens += [o.token_ids for o in generate(engine, prompts_of(rng, documents, 4), params())]
+        between()
+    return tokens
+
+
+def test_down_from_the_start_to_the_end(engine_of, caplog):
+    with local_server() as gone:
+        pass
+    engine = engine_of(**TINY, store=gone.url)
+    expected = serve([engine_of(num_blocks=400)])
+    started = time.perf_counter()
+    assert serve([engine]) == expected
+    assert time.perf_counter() - started < 20
+    engine.tiers.flush()
+    assert [r.message.split(":")[0] for r in caplog.records] == ["the store at 127.0.0.1"]
+    assert gone.url not in caplog.text and store_of(engine).blocks == 0
+    assert store_of(engine).dropped > 0
+
+
+def test_killed_while_running_and_back_again_empty(engine_of, caplog):
+    expected = serve([engine_of(num_blocks=400)], 9)
+    with local_server(password="secret") as server:
+        engines = [engine_of(**TINY, store=server.url) for _ in range(2)]
+        assert serve(engines, 9, between=lambda: [e.tiers.flush() for e in engines]) == expected
+        hits = [store_of(engine).hits for engine in engines]
+        assert min(hits) > 0
+        one, two = engines
+        one.add_request(PROMPT, params(9))
+        step(one)
+        os.kill(server.pid, signal.SIGKILL)
+        drain(one)
+        assert serve(engines, 9) == expected
+    with local_server(port=server.port, password="secret"):
+        for engine in engines:
+            always_try(engine)
+            engine.cache.clear()
+        generate(one, [PROMPT], params())
+        one.tiers.flush()
+        generate(two, [PROMPT], params())
+        assert store_of(two).hits > hits[1], "what is computed anew is written anew"
+        assert serve(engines, 9) == expected
+    assert "secret" not in caplog.text
+
+
+def test_full(engine_of, caplog):
+    with local_server("2 MiB", policy="noeviction") as server:
+        engines = [engine_of(**TINY, store=server.url) for _ in range(2)]
+        for engine in engines:
+            engine.tiers.shared.writer.put(b"x" * 32, b"i" * 32, bytes(3 << 20))
+        assert serve(engines) == serve([engine_of(num_blocks=400)])
+        engines[0].tiers.flush()
+    assert "takes no entry" in caplog.text and store_of(engines[0]).dropped > 0
+
+
+def test_evicted_between_the_question_and_the_fetch(engine_of, server):
+    writer, engine = engine_of(store=server.url), engine_of(store=server.url)
+    [first] = generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    get = engine.tiers.shared.get
+
+    def evict_then_get(names, unpack):
+        for name in names[2:]:
+            engine.tiers.shared.tier.remove(name)
+        return get(names, unpack)
+
+    engine.tiers.shared.get = evict_then_get
+    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert store_of(engine).hits == 2
+    engine.tiers.flush()
+    third = engine_of(store=server.url)
+    generate(third, [PROMPT], params())
+    assert store_of(third).hits == 8, "what was found gone was written again"
+
+
+@pytest.mark.parametrize("what", ["damaged", "cut", "mixed up", "another kind", "of other weights"])
+def test_what_is_not_right_is_refused(engine_of, llama, other_lm, server, what, caplog):
+    writer = engine_of(store=server.url)
+    [first] = generate(writer, [PROMPT], params())
+    writer.tiers.flush()
+    client, rng = server.client, random.Random(what)
+    keys = client.keys()
+    values = client.mget(keys)
+    if what == "of other weights":  # under our names
+        foreign = engine_of(other_lm, store=server.url)
+        generate(foreign, [PROMPT], params())
+        foreign.tiers.flush()
+        theirs = client.mget(set(client.keys()) - set(keys))
+    for index, key in enumerate(keys):
+        if what == "another kind":
+            client.delete(key)
+            client.rpush(key, b"1")
+        else:
+            client.set(key, {
+                "damaged": lambda i=index: damaged(rng, values[i]) + b"",
+                "cut": lambda i=index: values[i][: len(values[i]) // 2],
+                "mixed up": lambda i=index: values[i - 1],
+                "of other weights": lambda i=index: theirs[i % len(theirs)],
+            }[what]())  # fmt: skip
+    engine = engine_of(store=server.url)
+    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert store_of(engine).hits == 0
+    if what != "another kind":  # which MGET gives as missing
+        assert store_of(engine).dropped == 8 and "an entry is refused" in caplog.text
+    engine.tiers.flush()
+    third = engine_of(store=server.url)
+    assert generate(third, [PROMPT], params())[0].token_ids == first.token_ids
+    assert store_of(third).hits == 8, "it was written again"
+
+
+@pytest.mark.parametrize("fault", ["deaf", "dribble", "delay", "cut", "garbage", "http"])
+def test_a_bad_line(engine_of, server, fault):
+    """Each engine with a line of its own, which is good, then bad, then good again."""
+    expected = serve([engine_of(num_blocks=400)], 4)
+    with line_to(server) as line:
+        line.seconds = 0.5
+        engines = [engine_of(**TINY, store=line.url(server)) for _ in range(2)]
+        assert serve(engines, 4, between=lambda: [e.tiers.flush() for e in engines]) == expected
+        hits = [store_of(engine).hits for engine in engines]
+        assert min(hits) > 0
+        line.fault = fault
+        for engine in engines:
+            engine.cache.clear()
+        started = time.perf_counter()
+        assert serve(engines, 4) == expected
+        assert time.perf_counter() - started < 20, "the breaker ends it"
+        line.fault = "none"
+        for engine in engines:
+            always_try(engine)
+            engine.tiers.flush()
+            engine.cache.clear()
+        assert serve(engines, 4) == expected
+        assert store_of(engines[0]).hits > hits[0]
+        for engine in engines:
+            assert_empty(engine)
+
+
+def test_a_bad_day(engine_of, server):
+    """Engines short of memory, a server short of memory, and a line that does all of it in turn."""
+    rng = random.Random(1)
+    documents = documents_of(rng)
+    plain = engine_of(num_blocks=400)
+    with line_to(server) as line:
+        line.seconds = 0.02
+        engines = [
+            engine_of(**TINY, store=line.url(server), host_blocks=blocks, preemption=preemption)
+            for blocks, preemption in ((4, "recompute"), (12, "swap"))
+        ]
+        for engine in engines:
+            engine.tiers.shared.tier.timeout = 0.1
+        for _ in range(25):
+            line.fault = rng.choice(["none", "none", "none", "delay", "deaf", "cut", "garbage"])
+            engine = rng.choice(engines)
+            always_try(engine)
+            prompts = prompts_of(rng, documents, 3)
+            expected = [out.token_ids for out in generate(plain, prompts, params(6))]
+            assert [out.token_ids for out in generate(engine, prompts, params(6))] == expected
+            if rng.random() < 0.2:
+                server.client.flushall()
+            if rng.random() < 0.2:
+                engine.cache.clear()
+        for engine in engines:
+            assert store_of(engine).hits > 0
+            assert_empty(engine)
+
+
+# ── Settings, and the end ─────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("bad", [
+    dict(store="redis://:secret@h:1"), dict(store=5, host_blocks=4),
+    dict(store="redis://:secret@h:1", host_blocks=4, prefix_cache=False),
+    dict(store="redis://:sec/ret@h:1", host_blocks=4), dict(store="http://secret", host_blocks=4),
+])  # fmt: skip
+def test_bad_settings(llama, bad):
+    with pytest.raises(ValueError, match="store") as caught:
+        Engine(llama.lm, EngineConfig(**bad))
+    assert "secret" not in str(caught.value)
+
+
+def test_a_configuration_does_not_show_its_password():
+    assert "secret" not in repr(EngineConfig(store="redis://:secret@h:1"))
+
+
+def test_without_the_package(llama, monkeypatch):
+    monkeypatch.setitem(sys.modules, "valkey", None)
+    with pytest.raises(ImportError, match=r'pip install "minikv\[distributed\]"'):
+        Engine(llama.lm, EngineConfig(store="redis://localhost", host_blocks=4))
+
+
+def test_an_engine_that_ends_writes_what_waits(llama, server):
+    engine = Engine(llama.lm, small(attention="torch", host_blocks=4, store=server.url))
+    generate(engine, [PROMPT], params(1))
+    threads = [engine.tiers.shared.writer._thread, engine.tiers.shared.reader._thread]
+    del engine
+    gc.collect()
+    assert not any(thread.is_alive() for thread in threads) and server.client.dbsize() == 8
+
+
+def test_an_engine_ends_soon_with_a_store_that_hangs(llama, server, monkeypatch):
+    monkeypatch.setattr(shared, "PATIENCE", 0.2)
+    with line_to(server) as line:
+        line.fault = "deaf"
+        engine = Engine(llama.lm, small(attention="torch", host_blocks=4, store=line.url(server)))
+        generate(engine, [PROMPT], params(1))
+        threads = [engine.tiers.shared.writer._thread, engine.tiers.shared.reader._thread]
+        started = time.perf_counter()
+        del engine
+        gc.collect()
+        assert time.perf_counter() - started < 5
+        for thread in threads:
+            thread.join(10)
+            assert not thread.is_alive()
