@@ -2,12 +2,14 @@
 
 Each worker is a process with one core. A request goes to the worker that has most of its prefix and
 not too much to do. A worker that dies is replaced, and its requests are computed by others. With
-`--address`, the workers are placed on the machines of a Ray cluster.
+`--address`, the workers are placed on the machines of a Ray cluster. With `--store`, each finds
+what the others have computed.
 
     curl -N localhost:8000/v1/completions -d '{"prompt": "def f(", "stream": true}'
 """
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -31,6 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each worker's pool")
+    parser.add_argument(
+        "--store", default=os.environ.get("MINIKV_STORE"), metavar="URL",
+        help="of a Valkey or Redis server; one with a password is better put into MINIKV_STORE",
+    )  # fmt: skip
     parser.add_argument("--max-requests", type=positive, help="at a time (default: 64 per worker)")
     parser.add_argument("--host", default="127.0.0.1", help="to listen at (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0: any (default: %(default)s)")
@@ -38,12 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 after Control-C or SIGTERM; 2 if it cannot start, saying why."""
-    config = minikv.EngineConfig(num_blocks=args.num_blocks)
     policy = POLICIES[args.routing.replace("-", " ")]
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())
     try:
+        config = minikv.EngineConfig(
+            num_blocks=args.num_blocks,
+            store=args.store,
+            host_blocks=args.num_blocks if args.store is not None else 0,  # fetched by way of it
+        )
         with (
             ray_workers(args.workers, args.model, config, address=args.address) as workers,
             Front(workers, policy, args.max_requests) as front,

@@ -6,12 +6,15 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
+from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLost
+from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import Server
 from minikv.cluster.worker import EngineWorker, Job
@@ -231,6 +234,29 @@ def test_by_prefix_also_knows_of_answers(tinypy):
         whole = prompt + tokens(stream)
         names = block_names(root_name(b""), whole[:-1], CONFIG.block_size)
         assert front.router.hits(names) == {stream.worker: len(names)}
+
+
+@needs_a_store
+def test_a_store_gives_a_worker_what_another_has_computed(tinypy):
+    """Also one that begins anew: its engine is empty, the store is not."""
+    prompt, params = prompts_of(tinypy.lm, 1)[0], SamplingParams(6, ignore_eos=True)
+    [expected] = Engine(tinypy.lm, CONFIG).generate([prompt], params)
+    with local_server("64 MiB") as server:
+        config = replace(CONFIG, host_blocks=32, store=server.url)
+        workers = [Fragile(tinypy.lm, config) for _ in range(2)]
+        with Front(workers, RoundRobin) as front:
+            streams = []
+            for _ in range(2):
+                streams.append(front.submit(prompt, params))
+                assert tokens(streams[-1]) == expected.token_ids
+                for one in workers:
+                    one.worker.engine.tiers.flush()
+            assert [one.worker for one in streams] == [0, 1]
+            assert front.lanes[1].stats.tiers["store"].hits == len(prompt) // CONFIG.block_size
+            deaths = iter([True])
+            workers[0].dies = lambda: next(deaths, False)
+            assert tokens(front.submit(prompt, params)) == expected.token_ids
+            assert front.num_lost == 1
 
 
 def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(tinypy):
