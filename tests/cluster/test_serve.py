@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -17,7 +18,11 @@ from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLos
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import Server
+from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
+from minikv.course.bench import cluster as bench_cluster
+from minikv.course.bench import cluster_real
+from minikv.course.commands import main
 from minikv.tiers.names import block_names, root_name
 
 CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
@@ -87,7 +92,7 @@ def test_tokens_are_those_of_one_engine(tinypy, policy):
         one.worker.engine.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
     prompts, params = prompts_of(tinypy.lm, 40, seed), params_of(40)
@@ -289,6 +294,34 @@ def test_a_router_sends_nothing_to_a_worker_that_is_down():
     turns.lost(1)
     with pytest.raises(StopIteration):
         turns.route([], 1)
+
+
+@needs_a_store
+def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
+    """On workers in this process."""
+
+    @contextmanager
+    def here(number, model, config):
+        yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
+
+    monkeypatch.setattr(cluster_real, "ray_workers", here)
+    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: Costs(1e-3, 1e-5, 1e-4))
+    small = {"TALKS": 2, "TURNS": 2, "LOAD": 1.0, "AT_ONCE": 2, "PROMPT": 20, "OUTPUT": 4}
+    for name, value in small.items():
+        monkeypatch.setattr(cluster_real, name, value)
+    assert main(["bench", "cluster", "--real", "2"]) == 0
+    rows = [
+        line.split("  ")
+        for line in capsys.readouterr().out.splitlines()
+        if re.match(r"[12]  ", line)
+    ]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[1] for row in cells] == [
+        "by prefix, simulated", "by prefix", "round robin", "round robin, a store",
+    ]  # fmt: skip
+    hits = [float(row[2]) for row in cells]
+    assert all(0 < one < 1 for one in hits)
+    assert hits[0] == pytest.approx(hits[1], abs=0.2)  # which worker is free depends on the machine
 
 
 # ── By HTTP ───────────────────────────────────────────────────────────────────

@@ -94,7 +94,10 @@ def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:
     table = BenchTable("cluster: real workers beside simulated ones", repeats=1)
     costs = measured_costs(lm)
     table.notes.append(costs_note(costs, "tinypy, measured here"))
-    cluster_real.add_rows(table, numbers, lm, costs, arrivals_of_jobs, BLOCK)
+    try:
+        cluster_real.add_rows(table, numbers, lm, costs, arrivals_of_jobs, BLOCK)
+    except (ImportError, RuntimeError) as error:  # Ray or the store's server is missing
+        raise ValueError(error) from error
     return table
 
 

@@ -1,23 +1,29 @@
 """Real workers beside the simulator: the same conversations, at the same times.
 
-Each worker is an engine in a process with one core, as `serve-cluster` starts them. Two figures
-come out: how far the simulator is off, and what is lost when two workers share the work of one.
+Each worker is an engine in a process with one core, as `serve-cluster` starts them. Three figures
+come out: how far the simulator is off, what is lost when two workers share the work of one, and the
+hit rate with a store behind workers whose requests come in turns. A worker fetches only what it
+would compute more slowly, and tinypy computes quickly: so the store finds little for it.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 from minikv import EngineConfig, SamplingParams
 from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, Stream
-from minikv.cluster.routing import ByPrefix
+from minikv.cluster.local_server import local_server
+from minikv.cluster.routing import ByPrefix, RoundRobin, Router
 from minikv.cluster.simulate import Arrival, Costs, percentile, simulate
 from minikv.course.bench.harness import Aim, BenchTable
 from minikv.course.measure.workload import Job, conversations, write_code
 from minikv.language_model import LanguageModel
 
 CONFIG = EngineConfig(num_blocks=4096)
+TALKS, TURNS = 6, 4  # conversations per worker, and their length
 LOAD = 0.5  # of what a worker can compute, by the simulator's costs
 EFFICIENCY = 0.85  # of N workers, in shares of N times one
 PROMPT, OUTPUT, AT_ONCE = 256, 128, 24  # of the throughput: tokens, and requests per worker
@@ -67,10 +73,12 @@ def add_rows(
     arrivals_of_jobs: Callable[[list[Job]], list[Arrival]],
     block_size: int,
 ) -> None:
-    """For each number of workers a row of the simulator and one of the workers."""
+    """For each number of workers a row of the simulator and one of the workers, by prefix; for the
+    largest number also those that know nothing of prefixes, without and with a store."""
     alone: float | None = None
-    for number in numbers:
-        jobs = spread_out(conversations(lm, 6 * number, turns=4, real_answers=False), number, costs)
+    for number in sorted(numbers):
+        talks = conversations(lm, TALKS * number, turns=TURNS, real_answers=False)
+        jobs = spread_out(talks, number, costs)
         arrivals = arrivals_of_jobs(jobs)
         report = simulate(
             arrivals, ByPrefix(number, block_size), costs,
@@ -80,7 +88,7 @@ def add_rows(
         table.add(
             {
                 "workers": number,
-                "": "simulated",
+                "routing": "by prefix, simulated",
                 "hit rate": report.hit_rate,
                 "TTFT P50, ms": 1e3 * report.ttft(50),
                 "TTFT P99, ms": 1e3 * report.ttft(99),
@@ -88,32 +96,47 @@ def add_rows(
                 "busiest / mean": report.imbalance,
             }
         )
-        with (
-            ray_workers(number, "tinypy", CONFIG) as workers,
-            Front(workers, ByPrefix, max_requests=len(jobs) + AT_ONCE * number) as front,
-        ):
-            served = serve(front, jobs)
+        num_blocks = sum(len(one.names) for one in arrivals)
+        with cluster(number, ByPrefix, CONFIG) as front:
+            row = measured(serve(front, jobs), jobs, num_blocks * block_size)
             rate = throughput(front, lm, number)
         alone = rate / number if alone is None else alone
-        times = [stream.times for stream in served.streams]
-        firsts = [first - taken for taken, first, _ in times]
-        means = [
-            (ended - first) / (job.max_tokens - 1)
-            for job, (_, first, ended) in zip(jobs, times, strict=True)
-            if job.max_tokens > 1
-        ]
-        row = {
-            "workers": number,
-            "": "real",
-            "hit rate": served.hit_tokens / block_size / sum(len(one.names) for one in arrivals),
-            "TTFT P50, ms": 1e3 * percentile(firsts, 50),
-            "TTFT P99, ms": 1e3 * percentile(firsts, 99),
-            "TBT P50, ms": 1e3 * percentile(means, 50),
-            "busiest / mean": max(served.busy) * number / sum(served.busy),
-            "tokens per s": rate,
-        }
         goal = Aim("tokens per s", ">=", EFFICIENCY * number * alone) if number > 1 else None
-        table.add(row, goal)
+        table.add({"workers": number, "routing": "by prefix", **row, "tokens per s": rate}, goal)
+    if number == 1:
+        return
+    with cluster(number, RoundRobin, CONFIG) as front:
+        row = measured(serve(front, jobs), jobs, num_blocks * block_size)
+    table.add({"workers": number, "routing": "round robin", **row})
+    with local_server("1 GiB") as server:
+        config = replace(CONFIG, store=server.url, host_blocks=CONFIG.num_blocks)
+        with cluster(number, RoundRobin, config) as front:
+            row = measured(serve(front, jobs), jobs, num_blocks * block_size)
+    table.add({"workers": number, "routing": "round robin, a store", **row})
+
+
+@contextmanager
+def cluster(number: int, policy: type[Router], config: EngineConfig) -> Iterator[Front]:
+    with ray_workers(number, "tinypy", config) as workers, Front(workers, policy, 1000) as front:
+        yield front
+
+
+def measured(served: Served, jobs: list[Job], num_tokens: int) -> dict[str, float]:
+    """A row. `num_tokens`: in whole blocks of the prompts."""
+    times = [stream.times for stream in served.streams]
+    firsts = [first - taken for taken, first, _ in times]
+    means = [
+        (ended - first) / (job.max_tokens - 1)
+        for job, (_, first, ended) in zip(jobs, times, strict=True)
+        if job.max_tokens > 1
+    ]
+    return {
+        "hit rate": served.hit_tokens / num_tokens,
+        "TTFT P50, ms": 1e3 * percentile(firsts, 50),
+        "TTFT P99, ms": 1e3 * percentile(firsts, 99),
+        "TBT P50, ms": 1e3 * percentile(means, 50),
+        "busiest / mean": max(served.busy) * len(served.busy) / sum(served.busy),
+    }
 
 
 def spread_out(jobs: list[Job], number: int, costs: Costs) -> list[Job]:
