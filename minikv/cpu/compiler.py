@@ -48,3 +48,8 @@ def keep(compiled: Any) -> Any:
     with suppress(OSError, RuntimeError):  # Numba found no folder
         compiled._cache = Cache(compiled.py_func)
     return compiled
+
+
+# For a function that one other calls: it becomes a part of that one. On its own it would be
+# compiled twice, alone and again with its caller.
+inline = njit(inline="always")

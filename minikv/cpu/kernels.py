@@ -18,10 +18,12 @@ from numba import njit, types
 from numba.extending import overload
 
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
-from minikv.cpu.compiler import FASTMATH, keep, kernel
+from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
+# For a bare 0, True or False as an argument a kernel would be compiled once more.
+START, ADD, SET = np.int64(0), np.bool_(True), np.bool_(False)
 
 
 @kernel
@@ -156,7 +158,7 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
         for begin in range(start // block_size, num_blocks, span):
             blocks = range(begin, min(begin + span, num_blocks))
             for g in range(0, num_heads, group):
-                count = 0
+                count = START
                 for index in blocks:
                     lo = max(start - index * block_size, 0)
                     hi = min(end - index * block_size, block_size)
@@ -164,8 +166,8 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
                     dot_keys(scaled, g, group, kv, place, scores, count)
                     count += hi - lo
                 for i in range(g, g + group):
-                    _soften(scores[i, :count], 0, count, i, top, total, acc[i])
-                count = 0
+                    _soften(scores[i, :count], START, count, i, top, total, acc[i])
+                count = START
                 for index in blocks:
                     lo = max(start - index * block_size, 0)
                     hi = min(end - index * block_size, block_size)
@@ -211,12 +213,12 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
             for begin in range(start, end, COLUMNS):
                 count = min(COLUMNS, end - begin)
                 _lay_out(kv, block_tables[row], kv_head, begin, count, keys, values)
-                matmul(scaled[:num_rows], keys, scores, 0, False, 0, count)
+                matmul(scaled[:num_rows], keys, scores, START, SET, START, count)
                 for r in range(num_rows):
                     hi = min(seen + r // group - begin, count)
-                    lo = max(seen + r // group - window - begin, 0) if window > 0 else 0
+                    lo = max(seen + r // group - window - begin, START) if window > 0 else START
                     _soften(scores[r], lo, hi, r, top, total, acc[r])
-                matmul(scores[:num_rows], values, acc, 0, True, 0, head_dim)
+                matmul(scores[:num_rows], values, acc, START, ADD, START, head_dim)
             for r in range(num_rows):
                 _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
@@ -285,7 +287,7 @@ def share_attention(shared, q, kv, tables, lens, query_start, window, out, borde
         if chunk >= count:
             break
         first, last = _bounds(num_items, chunk, count, 1)
-        attend(q, kv, tables, lens, query_start, window, out, first, last, border)
+        attend_items(q, kv, tables, lens, query_start, window, out, first, last, border)
         atomic_add(shared, DONE, 1)
     while atomic_load(shared, DONE) < count:
         pass
@@ -397,7 +399,7 @@ def add_values(weights, at, head, num_heads, kv, place, acc):
     raise NotImplementedError
 
 
-def attend_items(q, kv, tables, lens, starts, window, out, first, last, border):
+def attend_items(q, kv, tables, lens, query_start, window, out, first, last, border):
     """`attend`."""
     raise NotImplementedError
 
@@ -465,8 +467,7 @@ answer(dims_of, _is_array, lambda kv: (kv.shape[1], kv.shape[3]))
 answer(write_new, _is_array, _write_floats)
 answer(dot_keys, _is_array, _dot_floats)
 answer(add_values, _is_array, _add_floats)
-answer(attend_items, _is_array, lambda q, kv, tables, lens, starts, window, out, first, last,
-       border: attend(q, kv, tables, lens, starts, window, out, first, last, border))  # fmt: skip
+answer(attend_items, _is_array, attend.py_func)
 
 
 # ── A whole step ──────────────────────────────────────────────────────────────
@@ -578,7 +579,7 @@ def run_step(weights, buffers, num_chunks, patience):
     return longest
 
 
-@kernel
+@inline
 def _prepare(w, b, part):
     """What comes before a phase and is too little to be shared."""
     num_tokens = b.shared[TOKENS]
@@ -613,7 +614,7 @@ def _prepare(w, b, part):
         _copy(w.gate_up_bias[layer : layer + 1], b.gate_up[:num_tokens])
 
 
-@kernel
+@inline
 def _compute(w, b, part, chunk, num_chunks):
     """One chunk of a phase."""
     num_tokens, num_seqs = b.shared[TOKENS], b.shared[SEQS]
@@ -626,9 +627,9 @@ def _compute(w, b, part, chunk, num_chunks):
         border = b.shared[DECODES] * kv_heads
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
         return
-    num_rows, x, out, add = num_tokens, b.normed, b.x, True
+    num_rows, x, out, add = num_tokens, b.normed, b.x, ADD
     if layer == len(w.norm_1):
-        num_rows, weight, out, add = num_seqs, w.head, b.logits, False
+        num_rows, weight, out, add = num_seqs, w.head, b.logits, SET
     elif phase == QKV:
         weight, out, add = w.qkv[layer], b.qkv, len(w.qkv_bias) > 0
     elif phase == OUT:
@@ -640,11 +641,11 @@ def _compute(w, b, part, chunk, num_chunks):
     x = x[:num_rows]
     if phase != GATE_UP or layer == len(w.norm_1):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
-        matmul(x, weight, out, 0, add, first, last)
+        matmul(x, weight, out, START, add, first, last)
         return
     size = b.product.shape[1]
     first, last = _bounds(size, chunk, num_chunks, UNIT)
-    matmul(x, weight, out, 0, add, first, last)
+    matmul(x, weight, out, START, add, first, last)
     matmul(x, w.gate_up[layer, 1], out, size, add, first, last)  # the same channels of both
     silu_mul(out, b.product[:num_rows], first, last)
 
