@@ -96,7 +96,7 @@ def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:
     table.notes.append(costs_note(costs, "tinypy, measured here"))
     try:
         cluster_real.add_rows(table, numbers, lm, costs, arrivals_of_jobs, BLOCK)
-    except (ImportError, RuntimeError) as error:  # Ray or the store's server is missing
+    except (ImportError, OSError, RuntimeError) as error:  # Ray or the store's server is missing
         raise ValueError(error) from error
     return table
 
