@@ -73,7 +73,7 @@ class Handler(BaseHTTPRequestHandler):
             stream = self._submit(body)
             deltas = iter(stream)
             first = next(deltas)  # what cannot run says so before anything is sent
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
             self._refuse(400, str(error))
         except Busy as error:
             self._refuse(503, str(error), {"Retry-After": "1"})

@@ -381,6 +381,7 @@ def test_completions_whole_and_in_pieces(tinypy):
     [
         (b"no json", 400, "Expecting value"),
         (b"[]", 400, "object"),
+        (b"[" * 100_000, 400, "recursion"),
         ({}, 400, "prompt: is missing"),
         ({"prompt": ""}, 400, "prompt"),
         ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),

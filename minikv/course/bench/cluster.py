@@ -123,7 +123,9 @@ def add(table: BenchTable, number: int, name: str, report: Report, best: float |
 
 
 def measured_costs(lm: LanguageModel) -> Costs:
-    """What a step of the engine takes here: prompts of two lengths, and decodes of two batches."""
+    """What a step of the engine takes here: decodes of two batches, and a prompt. What a step takes
+    besides its tokens is that of a decode: the line through two prompts would not have it, for a
+    long one takes more per token than a short one."""
 
     def seconds(num_requests: int, num_tokens: int) -> float:
         """Of a prefill step of so many tokens each, or, if they are 0, of a decode step."""
@@ -138,11 +140,10 @@ def measured_costs(lm: LanguageModel) -> Costs:
             taken.append(timed(engine.step)[0])
         return median(taken)
 
-    short, long = seconds(1, 128), seconds(1, 512)
-    one, many = seconds(1, 0), seconds(16, 0)
-    prefill, decode = (long - short) / (512 - 128), max(0.0, (many - one) / 15)
-    start = max(1e-6, min(one - decode, short - 128 * prefill))
-    return Costs(start, max(prefill, 1e-9), decode)
+    one, many, prompt = seconds(1, 0), seconds(16, 0), seconds(1, 256)
+    decode = max(0.0, (many - one) / 15)
+    start = max(1e-6, one - decode)
+    return Costs(start, max(1e-9, (prompt - start) / 256), decode)
 
 
 def costs_of_an_h100(mean_context: float) -> Costs:
