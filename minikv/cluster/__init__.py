@@ -8,4 +8,8 @@ local_server  a server of one's own, for as long as it is needed
 handover      who holds which block while K and V go from one worker to another
 apart         prefill and decode on different workers, for real; `apart_front` gives them requests
 connector     how K and V get there; also zmq_connector and nixl_connector
+worker        an engine that computes for others, a turn at a time
+front         requests to workers, by a routing policy; those of a dead worker to another
+actors        workers as Ray actors
+serve         a front by HTTP
 """

@@ -5,9 +5,10 @@
     …                                         # ticket.worker computes the prompt
     router.computed(ticket)
 
-A router knows what it has sent and what it was told: `computed` when a prompt is done, `removed`
-when a worker has evicted blocks. From that follow the loads, in prompt tokens that are still to be
-computed, and what each worker probably holds. A wrong belief costs time and never a token: the
+A router knows what it has sent and what it was told: `computed` when a prompt is done, `stored` and
+`removed` when a worker has new blocks or has evicted some, `lost` and `back` when a worker has died
+and when another has taken its place. From that follow the loads, in prompt tokens that are still to
+be computed, and what each worker probably holds. A wrong belief costs time and never a token: the
 worker looks for itself.
 
 The balance of hit against load is that of other routers, in one unit. llm-d and NVIDIA Dynamo add
@@ -42,6 +43,7 @@ class Router:
         self.sent = [0] * num_workers  # tokens of the recent requests, computed or not
         self.recent: deque[Ticket] = deque()
         self.block_size = require_int("block_size", block_size, 1)
+        self.up = [True] * num_workers  # those that are down get nothing
 
     def route(self, names: Seq[Name], num_tokens: int, session: Hashable = None) -> Ticket:
         """Choose a worker for a prompt of `num_tokens`, and count it there."""
@@ -70,9 +72,19 @@ class Router:
     def removed(self, worker: int, names: Iterable[Name]) -> None:
         """A worker has evicted these blocks. Only a router that knows of blocks listens."""
 
+    def lost(self, worker: int) -> None:
+        """A worker has died, and all that it held. It gets nothing until it is `back`."""
+        self.up[worker] = False
+
+    def back(self, worker: int) -> None:
+        """An empty worker has taken the place of the one that was lost."""
+        self.up[worker] = True
+
     def least_loaded(self) -> int:
-        """The worker with the least to compute; of equal ones, that with the least work lately."""
-        return min(range(len(self.loads)), key=lambda one: (self.loads[one], self.sent[one]))
+        """The worker with the least to compute; of equal ones, that with the least work lately.
+        Raises ValueError if all are down."""
+        up = [one for one, is_up in enumerate(self.up) if is_up]
+        return min(up, key=lambda one: (self.loads[one], self.sent[one]))
 
 
 class RoundRobin(Router):
@@ -83,7 +95,9 @@ class RoundRobin(Router):
         self.last = -1
 
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
-        self.last = (self.last + 1) % len(self.loads)
+        number = len(self.loads)
+        turns = ((self.last + i) % number for i in range(1, number + 1))
+        self.last = next(one for one in turns if self.up[one])
         return self.last, 0
 
 
@@ -108,7 +122,8 @@ class Sticky(Router):
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
         worker = self.sessions.get(session) if session is not None else None
         limit = self.bound * (sum(self.loads) + num_tokens) / len(self.loads)
-        if worker is None or self.loads[worker] + num_tokens > max(limit, num_tokens):
+        busy = worker is not None and self.loads[worker] + num_tokens > max(limit, num_tokens)
+        if worker is None or busy or not self.up[worker]:
             worker = self.least_loaded()
         if session is not None:
             self.sessions[session] = worker
@@ -181,6 +196,10 @@ class ByPrefix(Router):
                 holders.discard(worker)
                 if not holders:
                     del self.holders[name]
+
+    def lost(self, worker: int) -> None:
+        super().lost(worker)
+        self.removed(worker, list(self.holders))
 
 
 POLICIES: dict[str, type[Router]] = {

@@ -163,7 +163,7 @@ class Report(NamedTuple):
 
     def ttft(self, percent: float) -> float:
         """Seconds from arrival to first token, at a percentile."""
-        return _percentile([job.first_token - job.arrival.time for job in self.jobs], percent)
+        return percentile([job.first_token - job.arrival.time for job in self.jobs], percent)
 
     def tbt(self, percent: float) -> float:
         """Mean seconds between the tokens of a request, at a percentile of the requests."""
@@ -172,7 +172,7 @@ class Report(NamedTuple):
             for job in self.jobs
             if job.arrival.num_output > 1
         ]
-        return _percentile(means, percent)
+        return percentile(means, percent)
 
 
 def simulate(
@@ -356,7 +356,7 @@ class _Cluster:
         heapq.heappush(worker.decoding, (last, self.num_events, job))
 
 
-def _percentile(values: list[float], percent: float) -> float:
+def percentile(values: list[float], percent: float) -> float:
     """The least value that at least `percent` of the values do not exceed."""
     if not values:
         return 0.0

@@ -18,6 +18,7 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "grade": ("harness.grade", "check the exercises of a whole class"),
     "release-assignment": ("classroom.release", "a chapter as an assignment of nbgrader"),
     "generate": ("generate", "continue a prompt, printing it as it comes"),
+    "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
     "doctor": ("doctor", "check this environment by computing with it"),
     "bench": ("bench", "measure the engine, against transformers where that makes sense"),
     "train": ("train", "train the bundled model again"),

@@ -4,6 +4,9 @@ Nothing is computed but times. What a step costs is measured on this machine wit
 from a data sheet for Llama 3.1 8B on an H100 (`--costs h100`; not measured). The requests are those
 of a trace in Mooncake's format (`--trace`), or conversations that are made up. The first line is
 what one cache for everything would find.
+
+With `--real 1 2` that many real workers serve conversations, beside the simulator: see
+`minikv.course.bench.cluster_real`. That needs `minikv[distributed]` and a core for each worker.
 """
 
 import argparse
@@ -18,7 +21,7 @@ from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simula
 from minikv.course.bench.harness import Aim, BenchTable, positive
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
 from minikv.course.measure.timing import timed
-from minikv.course.measure.workload import conversations, read_trace
+from minikv.course.measure.workload import Job, conversations, read_trace
 from minikv.language_model import LanguageModel
 
 BLOCK_OF_A_TRACE = 512  # tokens, in Mooncake's traces
@@ -39,11 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--costs", choices=("tinypy", "h100"), default="tinypy",
         help="of a step: tinypy here, or an 8B model by data sheet (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--real", type=positive, nargs="+", metavar="N", help="real workers beside simulated ones"
+    )
     parser.add_argument("--cache-blocks", type=positive, help="of each worker (default: no bound)")
 
 
 def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
+    if args.real:
+        return run_real(args.real, lm)
     block_size = BLOCK_OF_A_TRACE if args.trace else BLOCK
     arrivals = list(arrivals_of(args.trace) if args.trace else made_up(lm, max(args.workers)))
     if args.costs == "tinypy":
@@ -58,8 +66,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.notes += [
         f"{len(arrivals):,} requests in blocks of {block_size}; one cache without a bound finds "
         f"{best:.3f} of all blocks",
-        f"a step: {1e3 * costs.start:.2f} ms, {1e6 * costs.prefill:.1f} µs per prompt token, "
-        f"{1e6 * costs.decode:.0f} µs per sequence; {note}",
+        costs_note(costs, note),
     ]
     for number in args.workers:
         for name, policy in POLICIES.items():
@@ -81,6 +88,26 @@ def run(args: argparse.Namespace) -> BenchTable:
     return table
 
 
+def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:
+    from minikv.course.bench import cluster_real  # here, because only this needs Ray
+
+    table = BenchTable("cluster: real workers beside simulated ones", repeats=1)
+    costs = measured_costs(lm)
+    table.notes.append(costs_note(costs, "tinypy, measured here"))
+    try:
+        cluster_real.add_rows(table, numbers, lm, costs, arrivals_of_jobs, BLOCK)
+    except (ImportError, OSError, RuntimeError) as error:  # Ray or the store's server is missing
+        raise ValueError(error) from error
+    return table
+
+
+def costs_note(costs: Costs, where: str) -> str:
+    return (
+        f"a step: {1e3 * costs.start:.2f} ms, {1e6 * costs.prefill:.1f} µs per prompt token, "
+        f"{1e6 * costs.decode:.0f} µs per sequence; {where}"
+    )
+
+
 def add(table: BenchTable, number: int, name: str, report: Report, best: float | None) -> None:
     row = {
         "workers": number,
@@ -96,7 +123,9 @@ def add(table: BenchTable, number: int, name: str, report: Report, best: float |
 
 
 def measured_costs(lm: LanguageModel) -> Costs:
-    """What a step of the engine takes here: prompts of two lengths, and decodes of two batches."""
+    """What a step of the engine takes here: decodes of two batches, and a prompt. What a step takes
+    besides its tokens is that of a decode: the line through two prompts would not have it, for a
+    long one takes more per token than a short one."""
 
     def seconds(num_requests: int, num_tokens: int) -> float:
         """Of a prefill step of so many tokens each, or, if they are 0, of a decode step."""
@@ -111,11 +140,10 @@ def measured_costs(lm: LanguageModel) -> Costs:
             taken.append(timed(engine.step)[0])
         return median(taken)
 
-    short, long = seconds(1, 128), seconds(1, 512)
-    one, many = seconds(1, 0), seconds(16, 0)
-    prefill, decode = (long - short) / (512 - 128), max(0.0, (many - one) / 15)
-    start = max(1e-6, min(one - decode, short - 128 * prefill))
-    return Costs(start, max(prefill, 1e-9), decode)
+    one, many, prompt = seconds(1, 0), seconds(16, 0), seconds(1, 256)
+    decode = max(0.0, (many - one) / 15)
+    start = max(1e-6, one - decode)
+    return Costs(start, max(1e-9, (prompt - start) / 256), decode)
 
 
 def costs_of_an_h100(mean_context: float) -> Costs:
@@ -134,15 +162,21 @@ def arrivals_of(path: str) -> Iterator[Arrival]:
         yield Arrival(request.arrival, names, length.prompt, max(1, length.output))
 
 
-def made_up(lm: LanguageModel, most_workers: int) -> Iterator[Arrival]:
+def made_up(lm: LanguageModel, most_workers: int) -> list[Arrival]:
     """Conversations of six turns, ten per worker, that begin within a minute. The first block after
     the system prompt names a conversation."""
     jobs = conversations(
         lm, 10 * most_workers, turns=6, shared=SYSTEM, rate=most_workers / 6, real_answers=False
     )
+    return arrivals_of_jobs(jobs)
+
+
+def arrivals_of_jobs(jobs: list[Job]) -> list[Arrival]:
+    arrivals = []
     for job, names in zip(jobs, ids_of_jobs(jobs, BLOCK), strict=True):
         session = names[SYSTEM // BLOCK] if len(names) > SYSTEM // BLOCK else None
-        yield Arrival(job.arrival, names, len(job.prompt_ids), job.max_tokens, session)
+        arrivals.append(Arrival(job.arrival, names, len(job.prompt_ids), job.max_tokens, session))
+    return arrivals
 
 
 def hit_rate_of_one_cache(arrivals: list[Arrival]) -> float:

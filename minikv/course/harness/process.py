@@ -347,7 +347,7 @@ def _serve() -> None:
         if not line:
             break
         _judge(json.loads(line), control, answer)
-    control.close()
+    control.shutdown(socket.SHUT_RDWR)  # to close it would not do: a file over it may be left
     os.waitpid(nursery, 0)
     os._exit(0)  # to take all of torch apart again would take seconds
 

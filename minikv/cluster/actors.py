@@ -1,0 +1,134 @@
+"""Workers as Ray actors: on one machine, or on those of a Ray cluster.
+
+    with ray_workers(4, "tinypy", EngineConfig()) as workers, Front(workers, ByPrefix) as front:
+        …
+
+Ray's part is to place the processes, to notice that one has died, and to start it again, if need be
+on another machine. What a dead worker was doing is the front's part.
+
+Why actors, and not a deployment of Ray Serve: Serve brings a router, an HTTP server and replicas of
+its own, and chooses the replica itself. Here the routing is what is to be seen, and two calls are
+all that a worker must answer.
+"""
+
+import os
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import minikv
+from minikv.cluster.front import WorkerLost
+from minikv.cluster.worker import EngineWorker, Hello, Job, Turn
+from minikv.config import EngineConfig
+from minikv.errors import require_int
+
+OBJECT_STORE = 2**27  # bytes: what goes through it here is token ids
+STARTING = 300  # seconds until a worker must be there, with its model loaded and compiled
+
+
+def import_ray(alone: bool = False) -> Any:
+    """The module. Raises ImportError, with the way out, if it is not installed. `alone`: for this
+    machine only, so it listens at 127.0.0.1."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    if alone:  # read when Ray is imported; on other systems than Linux it is Ray's default
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            'a cluster needs Ray, which is not installed: pip install "minikv[distributed]"'
+        ) from None
+    return ray
+
+
+class RayWorker:
+    """A `minikv.cluster.front.Worker` in an actor of its own. `patience`: seconds that a turn
+    may take."""
+
+    def __init__(self, actor: Any, patience: float):
+        self.ray, self.actor, self.patience = import_ray(), actor, patience
+
+    def start(self) -> Hello:
+        try:
+            while True:
+                try:
+                    return self.ray.get(self.actor.start.remote(), timeout=STARTING)
+                except self.ray.exceptions.ActorUnavailableError:
+                    pass  # it is being started again; the next call waits for that
+        except (self.ray.exceptions.RayError, TimeoutError) as error:
+            raise WorkerLost(str(error)) from error
+
+    def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
+        try:
+            return self.ray.get(self.actor.turn.remote(jobs, cancelled), timeout=self.patience)
+        except self.ray.exceptions.RayActorError as error:
+            raise WorkerLost(str(error)) from error
+        except (self.ray.exceptions.RayError, TimeoutError) as error:
+            self.ray.kill(self.actor, no_restart=False)  # it failed or hangs: begin anew
+            raise WorkerLost(str(error)) from error
+
+
+@contextmanager
+def ray_workers(
+    number: int,
+    model: str,
+    config: EngineConfig,
+    *,
+    address: str | None = None,
+    patience: float = 60.0,
+    turn_seconds: float = 0.02,
+) -> Iterator[list[RayWorker]]:
+    """That many engines, each in a process with one core; they end with the block.
+
+    address: of a running Ray cluster, "auto" for the one of this machine. minikv and the model must
+    be on each of its machines. Default: a Ray of its own, on 127.0.0.1, which ends with the block.
+    Raises RuntimeError if there is no room for the workers, or no model.
+    """
+    require_int("number", number, 1)
+    ray = import_ray(alone=address is None)
+    with _connected(ray, number, address):
+        room = ray.cluster_resources().get("CPU", 0)
+        if room < number:
+            raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
+        make = ray.remote(num_cpus=1, max_restarts=-1)(EngineWorker)
+        actors = [make.remote(model, config, turn_seconds) for _ in range(number)]
+        try:
+            yield [RayWorker(actor, patience) for actor in actors]
+        finally:
+            for actor in actors:
+                ray.kill(actor)
+
+
+@contextmanager
+def _connected(ray: Any, num_cpus: int, address: str | None) -> Iterator[None]:
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        try:
+            yield
+        finally:
+            ray.shutdown()
+        return
+    before = os.environ.get("PYTHONPATH")
+    with TemporaryDirectory() as folder:
+        # Each of Ray's eight processes imports jsonschema. If JupyterLab is installed, that builds
+        # a grammar for addresses: two seconds of processor time, which nothing here needs. On a
+        # busy machine with two cores Ray then gives up before its processes are there.
+        Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
+        root = Path(minikv.__file__).parents[1]
+        paths = [folder, str(root), *([before] if before else [])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        try:
+            ray.init(
+                num_cpus=num_cpus, include_dashboard=False, object_store_memory=OBJECT_STORE,
+                log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
+            )  # fmt: skip
+            yield
+        finally:
+            ray.shutdown()
+            if before is None:
+                os.environ.pop("PYTHONPATH", None)
+            else:
+                os.environ["PYTHONPATH"] = before

@@ -1,0 +1,351 @@
+"""The front of a cluster: it takes requests, sends each to a worker, and answers though workers
+die.
+
+    with Front(workers, ByPrefix) as front:
+        for delta in front.submit("def fib(n):", SamplingParams(max_tokens=64)):
+            print(delta.text, end="")
+
+A thread for each worker gives it one turn after the other (`minikv.cluster.worker`), as long as it
+has jobs. What a turn brings goes to the streams of its requests; what the worker stored or removed
+goes to the router.
+
+A worker that dies takes nothing with it that is not known here. Its requests are sent to other
+workers, which compute them again from the prompt: a draw depends on seed and position alone, and
+the seed is fixed here, so the tokens are the same, and those that a client has are not sent twice.
+A request that `ATTEMPTS` workers have died of, without a new token in between, is given up: perhaps
+it kills them.
+
+There are two bounds: at most `max_requests` are taken at a time, and `Busy` is raised for one more;
+and a stream holds what its reader has not read, at most `max_tokens`. So a slow reader delays
+nobody. To leave a stream early cancels its request.
+"""
+
+import threading
+from collections.abc import Hashable, Iterator
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from math import inf
+from queue import SimpleQueue
+from random import getrandbits
+from time import monotonic
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from minikv.cluster.routing import Router, Ticket
+from minikv.cluster.worker import Hello, Job, Progress, Turn
+from minikv.errors import require_ids, require_int
+from minikv.outputs import Delta, Stats
+from minikv.sampling import SamplingParams
+from minikv.tiers.names import Name, block_names, root_name
+from minikv.validation import Prompt, check_params
+
+ATTEMPTS = 3
+
+
+class Busy(Exception):
+    """The cluster takes no more requests now. Nothing was changed: try again later."""
+
+
+class WorkerLost(Exception):
+    """A worker has died, or does not answer."""
+
+
+class RequestFailed(Exception):
+    """A request had to be given up."""
+
+
+class Worker(Protocol):
+    """A worker as the front sees it."""
+
+    def start(self) -> Hello:
+        """Wait until it can serve. Called first, and again after each loss; raises WorkerLost if
+        it will never serve again."""
+        ...
+
+    def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
+        """As `EngineWorker.turn`. Raises WorkerLost, after which all its jobs are forgotten."""
+        ...
+
+
+class Stream:
+    """The answer to one request: iterate over its deltas, or `cancel` it."""
+
+    def __init__(self, front: "Front", request: "_Request"):
+        self._front, self._request = front, request
+
+    def __iter__(self) -> Iterator[Delta]:
+        """What each turn adds. Raises ValueError for a request that can never run, RequestFailed
+        for one that was given up."""
+        try:
+            while True:
+                found = self._request.found.get()
+                if isinstance(found, Exception):
+                    raise found
+                yield found
+                if found.finish_reason is not None:
+                    return
+        finally:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the request, unless it is over. Its iterator ends with "abort"."""
+        self._front.cancel(self._request)
+
+    @property
+    def job_id(self) -> int:
+        return self._request.job.job_id
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self._request.job.prompt_ids)
+
+    @property
+    def worker(self) -> int | None:
+        """The worker that has the request now, or had it last."""
+        return self._request.worker
+
+    @property
+    def times(self) -> tuple[float, float, float]:
+        """When it was taken, had its first token, and was over, by `time.monotonic`; what has not
+        happened is at infinity."""
+        request = self._request
+        return request.taken, request.first, request.ended
+
+
+@dataclass(eq=False)
+class _Request:
+    job: Job
+    session: Hashable
+    found: "SimpleQueue[Delta | Exception]" = field(default_factory=SimpleQueue)
+    worker: int | None = None
+    ticket: Ticket | None = None  # until its first token
+    names: list[Name] = field(default_factory=list)  # that the worker has to compute for it
+    losses: int = 0  # workers that died with it since its newest token
+    taken: float = field(default_factory=monotonic)
+    first: float = inf
+    ended: float = inf
+
+
+class _Lane:
+    """What one worker has to do."""
+
+    def __init__(self) -> None:
+        self.new: list[Job] = []
+        self.cancelled: list[int] = []
+        self.requests: dict[int, _Request] = {}  # new and running
+        self.stats: Stats | None = None
+        self.pid: int | None = None  # None: it is down
+        self.is_over = False  # it will never serve again
+
+
+class Front:
+    """Requests in, streams out, over any number of workers."""
+
+    def __init__(self, workers: Seq[Worker], policy: type[Router], max_requests: int | None = None):
+        self.workers = list(workers)
+        with ThreadPoolExecutor(len(self.workers)) as threads:  # starting takes seconds
+            hellos = list(threads.map(lambda worker: worker.start(), self.workers))
+        if len({hello[1:] for hello in hellos}) != 1:
+            raise ValueError("workers: all need the same model and the same EngineConfig")
+        self.block_size, self.identity = hellos[0].block_size, hellos[0].identity
+        text = hellos[0].tokenizer
+        self.tokenizer = Tokenizer.from_str(text) if text is not None else None
+        self.router = policy(len(self.workers), self.block_size)
+        self.max_requests = require_int("max_requests", max_requests or 64 * len(workers), 1)
+        self.lanes = [_Lane() for _ in self.workers]
+        for lane, hello in zip(self.lanes, hellos, strict=True):
+            lane.pid = hello.pid
+        self.waiting: list[_Request] = []  # for a worker, while all are down
+        self.num_requests = self.num_lost = self._next_id = 0
+        self.is_closed = False
+        self._changed = threading.Condition()  # whatever is read or written above is under it
+        self._threads = [
+            threading.Thread(target=self._run, args=(index,), daemon=True)
+            for index in range(len(self.workers))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __enter__(self) -> "Front":
+        return self
+
+    def __exit__(self, *unused) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the threads; whatever is unfinished ends with "abort". The workers stay."""
+        with self._changed:
+            self.is_closed = True
+            for request in self._unfinished():
+                self._end(request, Delta([], "", "abort"))
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def submit(
+        self, prompt: Prompt, params: SamplingParams | None = None, session: Hashable = None
+    ) -> Stream:
+        """Queue a prompt, text or token ids. Raises ValueError, naming the argument, for what
+        cannot run; Busy, if too much is under way; RequestFailed, if there is no worker left."""
+        params = check_params(params)
+        if params.n != 1:
+            raise ValueError(f"n: a stream has one sample, was {params.n}")
+        if params.seed is None:  # all who compute this request must draw alike
+            params = replace(params, seed=getrandbits(63))
+        token_ids = self._ids(prompt)
+        with self._changed:
+            if self.is_closed or all(lane.is_over for lane in self.lanes):
+                raise RequestFailed("no worker is left")
+            if self.num_requests >= self.max_requests:
+                raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
+            request = _Request(Job(self._next_id, token_ids, params), session)
+            self._next_id += 1
+            self.num_requests += 1
+            self._place(request)
+        return Stream(self, request)
+
+    def cancel(self, request: _Request) -> None:
+        with self._changed:
+            if request.ended == inf:
+                if request.worker is not None:
+                    self.lanes[request.worker].cancelled.append(request.job.job_id)
+                self._end(request, Delta([], "", "abort"))
+                self._changed.notify_all()
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError("prompt: the model has no tokenizer; give token ids, not text")
+            return self.tokenizer.encode(prompt).ids
+        return require_ids("prompt", prompt, 2**31)  # the worker knows how many there are
+
+    # ── Under the lock ────────────────────────────────────────────────────────
+
+    def _unfinished(self) -> list[_Request]:
+        return [*self.waiting, *(one for lane in self.lanes for one in lane.requests.values())]
+
+    def _place(self, request: _Request) -> None:
+        """Send a request to the worker that the router chooses."""
+        if not any(self.router.up):
+            self.waiting.append(request)
+            return
+        job = request.job
+        root = root_name(self.identity, job.params.cache_salt)
+        names = block_names(root, job.prompt_ids, self.block_size) if root else []
+        request.ticket = self.router.route(names, len(job.prompt_ids), request.session)
+        request.worker = request.ticket.worker
+        num_hits = (len(job.prompt_ids) - request.ticket.num_tokens) // self.block_size
+        request.names = names[num_hits:]
+        lane = self.lanes[request.worker]
+        lane.requests[job.job_id] = request
+        lane.new.append(job)
+        self._changed.notify_all()
+
+    def _end(self, request: _Request, last: Delta | Exception) -> None:
+        if request.ticket is not None:  # it has ended before its prompt was computed
+            self.router.removed(request.ticket.worker, request.names)
+            self._computed(request)
+        request.ended = monotonic()
+        request.found.put(last)
+        self.num_requests -= 1
+        if request.worker is None:
+            self.waiting.remove(request)
+        else:
+            del self.lanes[request.worker].requests[request.job.job_id]
+
+    def _computed(self, request: _Request) -> None:
+        if request.ticket is not None:
+            self.router.computed(request.ticket)
+            request.ticket = None
+
+    def _apply(self, index: int, turn: Turn) -> None:
+        """Hand on what a turn has brought."""
+        lane = self.lanes[index]
+        lane.stats = turn.stats
+        self.router.stored(index, turn.stored)
+        self.router.removed(index, turn.removed)
+        for progress in turn.progress:
+            request = lane.requests.get(progress.job_id)
+            if request is not None:  # else it was cancelled meanwhile
+                self._advance(request, progress)
+
+    def _advance(self, request: _Request, progress: Progress) -> None:
+        if progress.error is not None:
+            self._end(request, ValueError(progress.error))
+            return
+        request.first = min(request.first, monotonic())
+        if progress.token_ids:
+            request.losses = 0
+        self._computed(request)
+        job = request.job
+        request.job = job._replace(
+            num_tokens=job.num_tokens + len(progress.token_ids),
+            num_chars=job.num_chars + len(progress.text),
+        )
+        delta = Delta(progress.token_ids, progress.text, progress.finish_reason)
+        if delta.finish_reason is not None:
+            self._end(request, delta)
+        elif delta.token_ids or delta.text:
+            request.found.put(delta)
+
+    def _lost(self, index: int) -> None:
+        """A worker has died: send its requests elsewhere."""
+        lane, self.lanes[index] = self.lanes[index], _Lane()
+        self.num_lost += 1
+        self.router.lost(index)
+        for request in lane.requests.values():
+            self._computed(request)
+            request.worker = None
+            request.losses += 1
+            if request.losses >= ATTEMPTS:
+                self.waiting.append(request)
+                text = f"{request.losses} workers have died computing it"
+                self._end(request, RequestFailed(text))
+            else:
+                self._place(request)
+
+    def _back(self, index: int, pid: int) -> None:
+        self.lanes[index].pid = pid
+        self.router.back(index)
+        waiting, self.waiting = self.waiting, []
+        for request in waiting:
+            self._place(request)
+
+    def _gone(self, index: int) -> None:
+        """A worker will never serve again."""
+        self.lanes[index].is_over = True
+        if all(lane.is_over for lane in self.lanes):
+            for request in list(self.waiting):
+                self._end(request, RequestFailed("no worker is left"))
+
+    # ── A worker's thread ─────────────────────────────────────────────────────
+
+    def _run(self, index: int) -> None:
+        while True:
+            with self._changed:
+                lane = self.lanes[index]
+                while not (self.is_closed or lane.requests or lane.cancelled):
+                    self._changed.wait()
+                if self.is_closed:
+                    return
+                jobs, lane.new = lane.new, []
+                cancelled, lane.cancelled = lane.cancelled, []
+            try:
+                turn = self.workers[index].turn(jobs, cancelled)
+            except WorkerLost:
+                with self._changed:
+                    self._lost(index)
+                try:
+                    hello = self.workers[index].start()
+                except WorkerLost:
+                    with self._changed:
+                        self._gone(index)
+                    return
+                with self._changed:
+                    self._back(index, hello.pid)
+            else:
+                with self._changed:
+                    self._apply(index, turn)

@@ -1,0 +1,178 @@
+"""A front by HTTP, shaped like OpenAI's completions, so that their clients can talk to it.
+
+    POST /v1/completions   {"prompt": "def f(", "max_tokens": 64, "stream": true}
+    GET  /v1/models        the one model
+    GET  /health           each worker's process (null: it is being replaced) and what it has done
+
+A thread of the standard library's server for each connection. That is enough for what stands behind
+it here, and it is all there to read; Ray Serve and others bring more than that, and hide it. There
+is no encryption and no password: what is open to a network needs a server in front that has both.
+
+Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same
+salt share a prefix. `user` names the session for sticky routing. What is not known is refused.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
+from select import select
+from socket import MSG_PEEK
+from typing import Any
+
+from minikv.cluster.front import Busy, Front, RequestFailed, Stream
+from minikv.errors import require_bool
+from minikv.outputs import Delta
+from minikv.sampling import SamplingParams
+
+LARGEST = 2**20  # bytes of a request
+SILENCE = 60  # seconds that a client may take for a read or a write
+PARAMS = ("temperature", "top_k", "top_p", "seed", "n", "ignore_eos", "cache_salt")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves a front. `server_port` is the port, also where the system has chosen it."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, front: Front, model: str, host: str = "127.0.0.1", port: int = 0):
+        super().__init__((host, port), Handler)
+        self.front, self.model = front, model
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection: one request."""
+
+    server: Server
+    timeout = SILENCE
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            lanes = self.server.front.lanes
+            workers = [
+                {"pid": lane.pid, "stats": vars(lane.stats) if lane.stats is not None else None}
+                for lane in lanes
+            ]
+            is_up = any(lane.pid is not None for lane in lanes)
+            self._reply(200 if is_up else 503, {"workers": workers})
+        elif self.path == "/v1/models":
+            model = {"id": self.server.model, "object": "model", "owned_by": "minikv"}
+            self._reply(200, {"object": "list", "data": [model]})
+        else:
+            self._refuse(404, f"there is no {self.path}")
+
+    def do_POST(self) -> None:
+        if self.path != "/v1/completions":
+            self._refuse(404, f"there is no {self.path}")
+            return
+        try:
+            body = self._body()
+            is_stream = require_bool("stream", body.pop("stream", False))
+            stream = self._submit(body)
+            deltas = iter(stream)
+            first = next(deltas)  # what cannot run says so before anything is sent
+        except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
+            self._refuse(400, str(error))
+        except Busy as error:
+            self._refuse(503, str(error), {"Retry-After": "1"})
+        except RequestFailed as error:
+            self._refuse(500, str(error))
+        else:
+            self._answer(stream, first, deltas, is_stream)
+
+    def _body(self) -> dict[str, Any]:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > LARGEST:
+            raise ValueError(
+                f"Content-Length: must be a number up to {LARGEST}, was {length or 'missing'}"
+            )
+        body = json.loads(self.rfile.read(int(length)))
+        if not isinstance(body, dict):
+            raise ValueError(f"the body must be an object in JSON, was {type(body).__name__}")
+        return body
+
+    def _submit(self, body: dict[str, Any]) -> Stream:
+        if "prompt" not in body:
+            raise ValueError("prompt: is missing")
+        prompt, session = body.pop("prompt"), body.pop("user", None)
+        if session is not None and not isinstance(session, str):
+            raise ValueError(f"user: must be a string, was {session!r}")
+        model = body.pop("model", self.server.model)
+        if model != self.server.model:
+            raise ValueError(f"model: {self.server.model!r} is served here, was {model!r}")
+        stop = body.pop("stop", None)
+        options = {name: body.pop(name) for name in PARAMS if body.get(name) is not None}
+        options["max_tokens"] = body.pop("max_tokens", 16)  # OpenAI's default
+        options["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else stop
+        unknown = [name for name, value in body.items() if value is not None]
+        if unknown:
+            raise ValueError(f"{unknown[0]}: is not supported here")
+        return self.server.front.submit(prompt, SamplingParams(**options), session)
+
+    def _answer(
+        self, stream: Stream, first: Delta, deltas: Iterator[Delta], is_stream: bool
+    ) -> None:
+        head = {
+            "id": f"cmpl-{stream.job_id}", "object": "text_completion",
+            "created": int(time.time()), "model": self.server.model,
+        }  # fmt: skip
+
+        def choice(text: str, token_ids: list[int], reason: str | None) -> dict[str, Any]:
+            one = {"index": 0, "text": text, "token_ids": token_ids, "finish_reason": reason}
+            return {**head, "choices": [one]}
+
+        try:
+            if is_stream:
+                self._head(200, "text/event-stream")
+                for delta in chain([first], deltas):
+                    self._event(choice(delta.text, delta.token_ids, delta.finish_reason))
+                self.wfile.write(b"data: [DONE]\n\n")
+                return
+            texts, token_ids, reason = [], [], None
+            for delta in chain([first], deltas):
+                texts.append(delta.text)
+                token_ids += delta.token_ids
+                reason = delta.finish_reason
+                if self._has_left():
+                    return
+            usage = {"prompt_tokens": stream.num_prompt, "completion_tokens": len(token_ids)}
+            usage["total_tokens"] = sum(usage.values())
+            self._reply(200, {**choice("".join(texts), token_ids, reason), "usage": usage})
+        except RequestFailed as error:
+            if is_stream:
+                self._event({"error": {"message": str(error)}})
+            else:
+                self._refuse(500, str(error))
+        except OSError:
+            pass  # the client has left, or reads nothing
+        finally:
+            stream.cancel()
+
+    def _has_left(self) -> bool:
+        """Whether the client has closed the connection."""
+        readable, _, _ = select([self.connection], [], [], 0)
+        return bool(readable) and self.connection.recv(1, MSG_PEEK) == b""
+
+    def _head(self, status: int, kind: str, more: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Type": kind, **(more or {})}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _event(self, content: dict[str, Any]) -> None:
+        self.wfile.write(b"data: " + json.dumps(content).encode() + b"\n\n")
+
+    def _reply(
+        self, status: int, content: dict[str, Any], more: dict[str, str] | None = None
+    ) -> None:
+        data = json.dumps(content, default=vars).encode()
+        self._head(status, "application/json", {"Content-Length": str(len(data)), **(more or {})})
+        self.wfile.write(data)
+
+    def _refuse(self, status: int, text: str, more: dict[str, str] | None = None) -> None:
+        self._reply(status, {"error": {"message": text, "code": status}}, more)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """No line for each request: prompts and salts belong in no log."""

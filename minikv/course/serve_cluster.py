@@ -1,0 +1,69 @@
+"""`python -m minikv serve-cluster --workers 4`: engines behind one address, until Control-C.
+
+Each worker is a process with one core. A request goes to the worker that has most of its prefix and
+not too much to do. A worker that dies is replaced, and its requests are computed by others. With
+`--address`, the workers are placed on the machines of a Ray cluster. With `--store`, each finds
+what the others have computed.
+
+    curl -N localhost:8000/v1/completions -d '{"prompt": "def f(", "stream": true}'
+"""
+
+import argparse
+import os
+import signal
+import sys
+import threading
+
+import minikv
+from minikv.cluster.actors import ray_workers
+from minikv.cluster.front import Front, WorkerLost
+from minikv.cluster.routing import POLICIES
+from minikv.cluster.serve import Server
+from minikv.course.bench.harness import positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--workers", type=positive, default=2, help="default: %(default)s")
+    parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
+    parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")
+    parser.add_argument(
+        "--routing", choices=[name.replace(" ", "-") for name in POLICIES], default="by-prefix",
+        help="default: %(default)s",
+    )  # fmt: skip
+    parser.add_argument("--num-blocks", type=positive, default=512, help="of each worker's pool")
+    parser.add_argument(
+        "--store", default=os.environ.get("MINIKV_STORE"), metavar="URL",
+        help="of a Valkey or Redis server; one with a password is better put into MINIKV_STORE",
+    )  # fmt: skip
+    parser.add_argument("--max-requests", type=positive, help="at a time (default: 64 per worker)")
+    parser.add_argument("--host", default="127.0.0.1", help="to listen at (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 after Control-C or SIGTERM; 2 if it cannot start, saying why."""
+    policy = POLICIES[args.routing.replace("-", " ")]
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    try:
+        config = minikv.EngineConfig(
+            num_blocks=args.num_blocks,
+            store=args.store,
+            host_blocks=args.num_blocks if args.store is not None else 0,  # fetched by way of it
+        )
+        with (
+            ray_workers(args.workers, args.model, config, address=args.address) as workers,
+            Front(workers, policy, args.max_requests) as front,
+            Server(front, args.model, args.host, args.port) as server,
+        ):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            print(f"http://{args.host}:{server.server_port}/v1/completions", flush=True)
+            over.wait()
+            server.shutdown()
+    except (ImportError, OSError, RuntimeError, ValueError, WorkerLost) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0

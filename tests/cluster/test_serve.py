@@ -1,0 +1,439 @@
+"""A front over workers in this process: tokens are one engine's, whatever fails."""
+
+import json
+import random
+import re
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from http.client import HTTPConnection
+
+import pytest
+from store_case import needs_a_store
+
+from minikv import Engine, EngineConfig, SamplingParams
+from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLost
+from minikv.cluster.local_server import local_server
+from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
+from minikv.cluster.serve import Server
+from minikv.cluster.simulate import Costs
+from minikv.cluster.worker import EngineWorker, Job
+from minikv.course.bench import cluster as bench_cluster
+from minikv.course.bench import cluster_real
+from minikv.course.commands import main
+from minikv.tiers.names import block_names, root_name
+
+CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
+
+
+class Fragile:
+    """A worker in this process. It dies as `dies()` says, before or after it has computed."""
+
+    def __init__(self, lm, config=CONFIG, dies=lambda: False, turn_seconds=0.0):
+        self.make = lambda: EngineWorker(lm, config, turn_seconds)
+        self.worker, self.dies, self.is_gone = self.make(), dies, False
+        self.num_deaths = 0
+        self.paused = threading.Event()
+        self.paused.set()
+
+    def start(self):
+        if self.is_gone:
+            raise WorkerLost("is gone")
+        return self.worker.start()
+
+    def turn(self, jobs, cancelled):
+        self.paused.wait(20)
+        before = self.dies()
+        turn = None if before else self.worker.turn(jobs, cancelled)
+        if before or self.dies():
+            self.num_deaths += 1
+            self.worker = self.make()
+            raise WorkerLost("died")
+        return turn
+
+
+def prompts_of(lm, number, seed=0):
+    draw = random.Random(seed)
+    heads = [[draw.randrange(lm.config.vocab_size) for _ in range(40)] for _ in range(3)]
+    return [
+        draw.choice(heads) + [draw.randrange(lm.config.vocab_size) for _ in range(1 + i % 20)]
+        for i in range(number)
+    ]
+
+
+def tokens(stream):
+    return [token_id for delta in stream for token_id in delta.token_ids]
+
+
+def params_of(number):
+    """Greedy and drawn ones, of several lengths."""
+    return [
+        SamplingParams(max_tokens=4 + i % 9, temperature=(i % 2) * 0.8, seed=i, ignore_eos=True)
+        for i in range(number)
+    ]
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_tokens_are_those_of_one_engine(tinypy, policy):
+    prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    workers = [Fragile(tinypy.lm) for _ in range(3)]
+    with Front(workers, policy) as front:
+        streams = [
+            front.submit(prompt, one, session=i % 4)
+            for i, (prompt, one) in enumerate(zip(prompts, params, strict=True))
+        ]
+        assert [tokens(one) for one in streams] == expected
+        assert front.router.loads == [0] * 3 and front.num_requests == 0
+        assert all(lane.stats is not None for lane in front.lanes)
+    for one in workers:
+        one.worker.engine.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
+    """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
+    prompts, params = prompts_of(tinypy.lm, 40, seed), params_of(40)
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    draws = [random.Random(10 * seed + i) for i in range(3)]
+    workers = [Fragile(tinypy.lm, dies=lambda draw=one: draw.random() < 0.02) for one in draws]
+    draw, num_whole = random.Random(seed), 0
+    with Front(workers, ByPrefix) as front:
+        pairs = zip(prompts, params, strict=True)
+        streams = [front.submit(prompt, one) for prompt, one in pairs]
+        for stream, want in zip(streams, expected, strict=True):
+            got = []
+            try:
+                for delta in stream:
+                    got += delta.token_ids
+                    if draw.random() < 0.03:
+                        break
+            except RequestFailed:
+                pass  # ATTEMPTS workers died with it
+            assert got == want[: len(got)]
+            num_whole += got == want
+        assert num_whole > 10
+        assert front.num_requests == 0 and front.router.loads == [0] * 3
+        assert not front.waiting and not any(lane.requests for lane in front.lanes)
+        assert front.num_lost == sum(one.num_deaths for one in workers)
+    assert sum(one.num_deaths for one in workers) > 0
+    for one in workers:
+        one.worker.start()  # drops what was cancelled after the last turn
+        engine = one.worker.engine
+        engine.check()
+        assert not engine.has_unfinished and not one.worker.jobs
+        assert engine.pool.num_free + engine.cache.num_cached_blocks == CONFIG.num_blocks
+
+
+def test_a_request_that_kills_its_workers_is_given_up(tinypy):
+    workers = [Fragile(tinypy.lm, dies=lambda: True) for _ in range(2)]
+    with Front(workers, LeastLoaded) as front:
+        with pytest.raises(RequestFailed, match=f"{ATTEMPTS} workers have died"):
+            tokens(front.submit([5, 6, 7]))
+        for one in workers:
+            one.dies = lambda: False
+        assert len(tokens(front.submit([5, 6, 7], SamplingParams(3, ignore_eos=True)))) == 3
+
+
+def test_text_that_a_client_has_is_not_sent_twice(tinypy):
+    params = SamplingParams(max_tokens=40, stop=("return",), ignore_eos=True)
+    [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], params)
+    deaths = iter([False] * 12 + [True] + [False] * 1000)
+    workers = [Fragile(tinypy.lm, dies=lambda: next(deaths)) for _ in range(2)]
+    with Front(workers, LeastLoaded) as front:
+        deltas = list(front.submit("def fib(n):", params))
+        assert front.num_lost == 1
+    assert "".join(delta.text for delta in deltas) == expected.text
+    assert [i for delta in deltas for i in delta.token_ids] == expected.token_ids
+    assert deltas[-1].finish_reason == expected.finish_reason
+
+
+def test_without_a_worker_requests_end_and_are_refused(tinypy):
+    workers = [Fragile(tinypy.lm, dies=lambda: True) for _ in range(2)]
+    with Front(workers, LeastLoaded) as front:
+        for one in workers:
+            one.is_gone = True
+        with pytest.raises(RequestFailed):
+            tokens(front.submit([5, 6, 7]))
+        with pytest.raises(RequestFailed, match="no worker is left"):
+            for _ in range(100):
+                tokens(front.submit([5]))
+
+
+def test_no_more_is_taken_than_the_bound(tinypy):
+    worker = Fragile(tinypy.lm)
+    with Front([worker], LeastLoaded, max_requests=2) as front:
+        worker.paused.clear()
+        streams = [front.submit([5, 6], SamplingParams(2, ignore_eos=True)) for _ in range(2)]
+        with pytest.raises(Busy, match="2 requests"):
+            front.submit([5])
+        streams[0].cancel()
+        assert list(streams[0])[-1].finish_reason == "abort"
+        again = front.submit([5], SamplingParams(2, ignore_eos=True))
+        worker.paused.set()
+        assert [len(tokens(one)) for one in (streams[1], again)] == [2, 2]
+
+
+def test_closing_ends_what_is_unfinished(tinypy):
+    worker = Fragile(tinypy.lm)
+    with Front([worker], LeastLoaded) as front:
+        worker.paused.clear()
+        stream = front.submit([5, 6], SamplingParams(50, ignore_eos=True))
+        threading.Timer(0.1, worker.paused.set).start()
+    assert list(stream)[-1].finish_reason == "abort"
+    with pytest.raises(RequestFailed):
+        front.submit([5])
+
+
+def test_what_can_never_run_is_refused(tinypy):
+    with Front([Fragile(tinypy.lm)], LeastLoaded) as front:
+        with pytest.raises(ValueError, match="make 20064 tokens"):
+            tokens(front.submit([5] * 20_000))
+        with pytest.raises(ValueError, match="token id"):
+            tokens(front.submit([10**6]))
+        with pytest.raises(ValueError, match="prompt"):
+            front.submit([-1])
+        with pytest.raises(ValueError, match="n: "):
+            front.submit([5], SamplingParams(n=2))
+        assert front.num_requests == 0
+
+
+def test_workers_that_differ_are_refused(tinypy):
+    other = EngineConfig(num_blocks=64, block_size=8, attention="torch")
+    with pytest.raises(ValueError, match="same EngineConfig"):
+        Front([Fragile(tinypy.lm), Fragile(tinypy.lm, other)], LeastLoaded)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 24])
+def test_a_router_is_told_what_workers_hold(tinypy, host_blocks):
+    """What was told, stored less removed, is what the device and the tiers below it hold."""
+    config = EngineConfig(num_blocks=24, max_num_seqs=4, attention="torch", host_blocks=host_blocks)
+    worker, told, num_removed = EngineWorker(tinypy.lm, config, 0.0), set(), 0
+    worker.start()
+    jobs = [
+        Job(i, prompt, SamplingParams(20, ignore_eos=True))
+        for i, prompt in enumerate(prompts_of(tinypy.lm, 30))
+    ]
+    while jobs or worker.jobs:
+        turn = worker.turn([jobs.pop()] if jobs else [], [])
+        assert told.isdisjoint(turn.stored) and told >= set(turn.removed)
+        told = (told | set(turn.stored)) - set(turn.removed)
+        num_removed += len(turn.removed)
+        held = set(worker.held.names.values())
+        assert set(worker.held.names) == set(worker.engine.cache.block_ids())
+        if host_blocks:
+            held |= {name for name, _ in worker.engine.tiers.host}
+        assert told == held
+    assert num_removed > 10
+    assert bool(worker.held.identity) == bool(host_blocks)
+
+
+def test_by_prefix_also_knows_of_answers(tinypy):
+    """The next turn of a conversation goes where its answer was computed, by that block too."""
+    workers = [Fragile(tinypy.lm) for _ in range(2)]
+    with Front(workers, ByPrefix) as front:
+        prompt = prompts_of(tinypy.lm, 1)[0]
+        stream = front.submit(prompt, SamplingParams(40, ignore_eos=True))
+        whole = prompt + tokens(stream)
+        names = block_names(root_name(b""), whole[:-1], CONFIG.block_size)
+        assert front.router.hits(names) == {stream.worker: len(names)}
+
+
+@needs_a_store
+def test_a_store_gives_a_worker_what_another_has_computed(tinypy):
+    """Also one that begins anew: its engine is empty, the store is not."""
+    prompt, params = prompts_of(tinypy.lm, 1)[0], SamplingParams(6, ignore_eos=True)
+    [expected] = Engine(tinypy.lm, CONFIG).generate([prompt], params)
+    with local_server("64 MiB") as server:
+        config = replace(CONFIG, host_blocks=32, store=server.url)
+        workers = [Fragile(tinypy.lm, config) for _ in range(2)]
+        with Front(workers, RoundRobin) as front:
+            streams = []
+            for _ in range(2):
+                streams.append(front.submit(prompt, params))
+                assert tokens(streams[-1]) == expected.token_ids
+                for one in workers:
+                    one.worker.engine.tiers.flush()
+            assert [one.worker for one in streams] == [0, 1]
+            assert front.lanes[1].stats.tiers["store"].hits == len(prompt) // CONFIG.block_size
+            deaths = iter([True])
+            workers[0].dies = lambda: next(deaths, False)
+            assert tokens(front.submit(prompt, params)) == expected.token_ids
+            assert front.num_lost == 1
+
+
+def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(tinypy):
+    worker = Fragile(tinypy.lm)
+    with Front([worker], ByPrefix) as front:
+        prompt = prompts_of(tinypy.lm, 1)[0]
+        tokens(front.submit(prompt, SamplingParams(2, ignore_eos=True)))
+        held = dict(front.router.holders)
+        worker.paused.clear()
+        front.submit(prompt[:32] + [7] * 40).cancel()
+        worker.paused.set()
+        assert front.router.holders == held and len(held) == 2
+
+
+def test_a_router_sends_nothing_to_a_worker_that_is_down():
+    for policy in POLICIES.values():
+        router = policy(3, 16)
+        first = router.route(["a"], 16, "session")
+        router.lost(first.worker)
+        others = [router.route(["a"], 16, "session").worker for _ in range(6)]
+        assert first.worker not in others
+        router.back(first.worker)
+        assert first.worker in {router.route([i], 16, i).worker for i in range(9)}
+    by_prefix = ByPrefix(2, 16)
+    by_prefix.stored(0, ["a", "b"])
+    by_prefix.lost(0)
+    assert by_prefix.holders == {}
+    turns = RoundRobin(2)
+    turns.lost(0)
+    turns.lost(1)
+    with pytest.raises(StopIteration):
+        turns.route([], 1)
+
+
+@needs_a_store
+def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
+    """On workers in this process."""
+
+    @contextmanager
+    def here(number, model, config):
+        yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
+
+    monkeypatch.setattr(cluster_real, "ray_workers", here)
+    monkeypatch.setattr(bench_cluster, "measured_costs", lambda lm: Costs(1e-3, 1e-5, 1e-4))
+    small = {"TALKS": 2, "TURNS": 2, "LOAD": 1.0, "AT_ONCE": 2, "PROMPT": 20, "OUTPUT": 4}
+    for name, value in small.items():
+        monkeypatch.setattr(cluster_real, name, value)
+    assert main(["bench", "cluster", "--real", "2"]) == 0
+    rows = [
+        line.split("  ")
+        for line in capsys.readouterr().out.splitlines()
+        if re.match(r"[12]  ", line)
+    ]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert [row[1] for row in cells] == [
+        "by prefix, simulated", "by prefix", "round robin", "round robin, a store",
+    ]  # fmt: skip
+    hits = [float(row[2]) for row in cells]
+    assert all(0 < one < 1 for one in hits)
+    assert hits[0] == pytest.approx(hits[1], abs=0.2)  # which worker is free depends on the machine
+
+
+# ── By HTTP ───────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def served(lm, **options):
+    worker = Fragile(lm, turn_seconds=0.005)
+    with Front([worker], ByPrefix, **options) as front, Server(front, "tinypy") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server, worker
+        finally:
+            worker.paused.set()
+            server.shutdown()
+            thread.join()
+
+
+def ask(server, body, path="/v1/completions", method="POST"):
+    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    try:
+        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body))
+        reply = connection.getresponse()
+        return reply.status, reply.read(), reply.headers
+    finally:
+        connection.close()
+
+
+def test_completions_whole_and_in_pieces(tinypy):
+    params = SamplingParams(max_tokens=12, stop=("\n\n",))
+    [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], params)
+    body = {"model": "tinypy", "prompt": "def fib(n):", "max_tokens": 12, "stop": "\n\n"}
+    with served(tinypy.lm) as (server, _):
+        status, data, _ = ask(server, body)
+        [choice] = json.loads(data)["choices"]
+        assert status == 200 and choice["text"] == expected.text
+        assert choice["token_ids"] == expected.token_ids
+        assert choice["finish_reason"] == expected.finish_reason
+        usage = json.loads(data)["usage"]
+        assert usage["completion_tokens"] == len(expected.token_ids)
+        status, data, headers = ask(server, body | {"stream": True})
+        assert status == 200 and headers["Content-Type"] == "text/event-stream"
+        *events, last = [line[6:] for line in data.split(b"\n\n") if line]
+        assert last == b"[DONE]"
+        pieces = [json.loads(event)["choices"][0] for event in events]
+        assert "".join(one["text"] for one in pieces) == expected.text
+        assert [i for one in pieces for i in one["token_ids"]] == expected.token_ids
+        status, data, _ = ask(server, b"", "/v1/models", "GET")
+        assert json.loads(data)["data"][0]["id"] == "tinypy"
+        status, data, _ = ask(server, b"", "/health", "GET")
+        assert status == 200 and json.loads(data)["workers"][0]["stats"]["generated_tokens"] > 12
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"no json", 400, "Expecting value"),
+        (b"[]", 400, "object"),
+        (b"[" * 100_000, 400, "recursion"),
+        ({}, 400, "prompt: is missing"),
+        ({"prompt": ""}, 400, "prompt"),
+        ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        ({"prompt": "x", "max_tokens": 10**6}, 400, "context"),
+        ({"prompt": "x", "n": 2}, 400, "n: "),
+        ({"prompt": "x", "best_of": 2}, 400, "best_of: is not supported"),
+        ({"prompt": "x", "model": "other"}, 400, "'other'"),
+        ({"prompt": "x", "stream": "yes"}, 400, "stream"),
+        ({"prompt": [1, "2"]}, 400, "token id"),
+    ],
+)
+def test_a_wrong_request_is_refused(tinypy, body, status, says):
+    with served(tinypy.lm) as (server, _):
+        found, data, _ = ask(server, body)
+        assert found == status and says in json.loads(data)["error"]["message"]
+        assert server.front.num_requests == 0
+        assert ask(server, b"", "/nowhere", "GET")[0] == 404
+        assert ask(server, b"", "/nowhere", "POST")[0] == 404
+
+
+def test_one_request_too_many_is_told_to_come_again(tinypy):
+    with served(tinypy.lm, max_requests=1) as (server, worker):
+        worker.paused.clear()
+        server.front.submit([5])
+        status, _, headers = ask(server, {"prompt": "x"})
+        assert status == 503 and headers["Retry-After"] == "1"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_cancels_its_request(tinypy, stream):
+    with served(tinypy.lm) as (server, worker):
+        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": stream}
+        data = json.dumps(body).encode()
+        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+            head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(data)}\r\n\r\n"
+            client.sendall(head.encode() + data)
+            until(lambda: worker.worker.jobs)
+        until(lambda: server.front.num_requests == 0)
+        until(lambda: not worker.worker.jobs)
+        assert worker.worker.engine.stats().generated_tokens < 900
+
+
+def test_a_slow_reader_delays_nobody(tinypy):
+    with served(tinypy.lm) as (server, _):
+        slow = server.front.submit([5], SamplingParams(60, ignore_eos=True))
+        for i in range(3):
+            assert len(tokens(server.front.submit([i], SamplingParams(8, ignore_eos=True)))) == 8
+        assert len(tokens(slow)) == 60
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -1,0 +1,146 @@
+"""Engines as Ray actors, in processes of their own: tokens are one engine's, also after kill -9."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from http.client import HTTPConnection
+
+import psutil
+import pytest
+
+from minikv import Engine, EngineConfig, SamplingParams
+from minikv.cluster import actors
+from minikv.cluster.front import Front, WorkerLost
+from minikv.cluster.routing import ByPrefix
+
+CONFIG = EngineConfig(num_blocks=128, attention="torch")
+
+
+@contextmanager
+def nothing_is_left():
+    """No process that was started inside outlives it."""
+    before = {one.pid for one in psutil.Process().children(recursive=True)}
+    yield
+    until(lambda: {one.pid for one in children()} <= before)
+
+
+def children():
+    return [
+        one
+        for one in psutil.Process().children(recursive=True)
+        if one.status() != psutil.STATUS_ZOMBIE
+    ]
+
+
+@pytest.fixture(scope="module")
+def workers():
+    pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
+    with nothing_is_left(), actors.ray_workers(2, "tinypy", CONFIG, patience=120) as found:
+        yield found
+
+
+@pytest.fixture
+def front(workers):
+    with Front(workers, ByPrefix) as front:
+        yield front
+
+
+def tokens(stream):
+    return [token_id for delta in stream for token_id in delta.token_ids]
+
+
+def until(condition):
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
+    prompts = [f"def function_{i}(n):\n    return n" for i in range(16)]
+    params = [
+        SamplingParams(max_tokens=60, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+        for i in range(16)
+    ]
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    pairs = list(zip(prompts, params, strict=True))
+    streams = [front.submit(*pair) for pair in pairs]
+    assert [tokens(one) for one in streams] == expected
+    assert {one.worker for one in streams} == {0, 1}
+
+    pids = [lane.pid for lane in front.lanes]
+    streams = [front.submit(*pair) for pair in pairs]
+    begun = iter(streams[0])
+    first = next(begun)
+    killed = streams[0].worker
+    os.kill(pids[killed], signal.SIGKILL)
+    rest = [token_id for delta in begun for token_id in delta.token_ids]
+    assert first.token_ids + rest == expected[0]
+    assert [tokens(one) for one in streams[1:]] == expected[1:]
+    assert front.num_lost == 1
+    until(lambda: front.lanes[killed].pid is not None)
+    assert front.lanes[killed].pid != pids[killed]
+    streams = [front.submit(*pair) for pair in pairs]
+    assert [tokens(one) for one in streams] == expected
+    assert {one.worker for one in streams} == {0, 1}
+
+
+def test_a_cancelled_request_is_dropped_by_its_worker(front):
+    stream = front.submit([5, 6, 7], SamplingParams(900, ignore_eos=True))
+    next(iter(stream))
+    lane = front.lanes[stream.worker]
+    stream.cancel()
+    assert front.num_requests == 0
+    tokens(front.submit([5, 6, 7], SamplingParams(2, ignore_eos=True)))
+    until(lambda: lane.stats.running == 0)
+    assert lane.stats.generated_tokens < 900
+
+
+def test_a_worker_that_hangs_is_started_again(workers):
+    """A stopped process answers nothing: after its patience it is killed."""
+    worker = actors.RayWorker(workers[0].actor, patience=1.0)
+    pid = worker.start().pid
+    os.kill(pid, signal.SIGSTOP)
+    with pytest.raises(WorkerLost):
+        worker.turn([], [])
+    assert worker.start().pid != pid
+    assert worker.turn([], []).progress == []
+
+
+def test_the_command_serves_and_leaves_nothing_even_when_killed(tmp_path):
+    pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
+    command = [sys.executable, "-m", "minikv", "serve-cluster", "--workers", "1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+            connection = HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("POST", "/v1/completions", json.dumps({"prompt": "def f(n):"}))
+            reply = json.loads(connection.getresponse().read())
+            assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] > 0
+            connection.close()
+            started = psutil.Process(process.pid).children(recursive=True)
+            assert started
+            for one in started:
+                for address in one.net_connections("tcp"):
+                    assert address.status != "LISTEN" or address.laddr.ip.endswith("127.0.0.1")
+        finally:
+            process.kill()
+    until(lambda: not any(one.is_running() for one in started))
+
+
+def test_what_is_missing_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(ImportError, match=r'pip install "minikv\[distributed\]"'),
+        actors.ray_workers(1, "tinypy", CONFIG),
+    ):
+        pass
+    from minikv.course.commands import main
+
+    assert main(["serve-cluster"]) == 2
+    assert "minikv[distributed]" in capsys.readouterr().err
