@@ -2,7 +2,9 @@
 
 import mmap
 import os
+import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -191,3 +193,28 @@ def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
             os.kill(pid, 9)
             os.waitpid(pid, 0)
         ours.close()
+
+
+@LINUX
+def test_the_starter_ends_with_a_kernel_that_is_killed(check, tmp_path):
+    """So do all processes that it has started: none stays behind with a copy of torch."""
+    check("")  # writes the file
+    program = """
+import os, signal
+from minikv.course import lab
+from minikv.course.harness import process
+lab.check("04.1")
+print(process._starter.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    group = int(killed.stdout.splitlines()[-1])
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    os.killpg(group, signal.SIGKILL)
+    pytest.fail(f"process group {group} is still there")
