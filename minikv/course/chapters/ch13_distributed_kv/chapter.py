@@ -39,7 +39,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.cluster.routing:ByPrefix",
             write={"choose": "13.3", "hits": "13.3"},
-            leave_out=("__init__", "stored", "removed"),
+            leave_out=("__init__", "stored", "removed", "lost"),
         ),
         Class(
             f"{HERE}:Receiver",
