@@ -6,15 +6,16 @@ equal but for rounding, the two sides may go different ways, and a row then diff
 """
 
 import argparse
-import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
+
+import torch
 
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Race, bar, positive, race
-from minikv.course.bench.llama_cpp import LlamaCpp
+from minikv.course.bench.llama_cpp import contexts
 
 GOALS = {1: 6, 8: 4, 32: 2.5}  # times the tokens per second of `generate`, by batch
 LLAMA_CPP_GOALS = {1: 1.2, 8: 1.4, 32: 1.6}  # and of llama.cpp
@@ -56,12 +57,15 @@ def run(args: argparse.Namespace) -> BenchTable:
                 lengths = [args.prompt] * batch
                 inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(turns)]
                 contenders: dict[str, Callable] = {"minikv": ours, "generate": theirs}
-                if args.peer:
-                    with tempfile.TemporaryDirectory() as folder:
-                        file, total = Path(folder, "model.gguf"), args.prompt + args.tokens
-                        other = LlamaCpp(lm, peer.state_dict(), file, batch, total)
-                    contenders[args.peer] = partial(other.generate, max_tokens=args.tokens)
-                result = race(contenders, inputs, progress)
+                with ExitStack() as stack:
+                    if args.peer:
+                        make = stack.enter_context(contexts(lm.config, peer.state_dict()))
+                        cells = -(-(args.prompt + args.tokens) // 256) * 256  # of each sequence
+                        other = make(
+                            "float32", batch * cells, batch, torch.get_num_threads(), False
+                        )
+                        contenders[args.peer] = partial(other.generate, max_tokens=args.tokens)
+                    result = race(contenders, inputs, progress)
                 row = {
                     "model": name,
                     "batch": batch,

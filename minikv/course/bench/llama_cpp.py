@@ -1,18 +1,12 @@
 """llama.cpp as a peer, if the packages `xllamacpp` and `gguf` are installed.
 
-For rates its server runs in this process, with as many slots as there are prompts, the same
-float32 weights and torch's number of threads. What it measures is a whole request, as for the
-others.
-
-For logits its C functions are called, which the wheel exports. Only on x86-64 Linux: the C structs
-are taken as they lie in memory there.
+Its C functions are called, which the wheel exports: the rates have nothing of a server in them, and
+logits can be compared. Only on x86-64 Linux: the C structs are taken as they lie in memory there.
 """
 
 import ctypes
 import importlib.util
-import json
 import platform
-import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -26,36 +20,6 @@ import torch
 import minikv
 
 GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
-
-
-class LlamaCpp:
-    """The model of `lm`, a Llama whose weights `state` has by their names in `transformers`."""
-
-    def __init__(self, lm: minikv.LanguageModel, state: dict, file: Path, slots: int, tokens: int):
-        """tokens: of a prompt with its output. Raises ValueError if a package is missing."""
-        try:
-            import xllamacpp
-        except ImportError:
-            raise ValueError(GONE) from None
-        write_gguf(lm.config, state, file)
-        params = xllamacpp.CommonParams()
-        params.model.path = str(file)
-        params.n_parallel = slots
-        params.n_ctx = slots * (-(-tokens // 256) * 256)
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
-        params.cache_prompt, params.cache_ram_mib, params.verbosity = False, 0, -1
-        self.server = xllamacpp.Server(params)
-
-    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-        """Greedy tokens, all prompts at once."""
-        asked = {
-            "prompt": prompts, "n_predict": max_tokens, "ignore_eos": True,
-            "samplers": ["top_k"], "top_k": 1, "temperature": 0, "cache_prompt": False,
-        }  # fmt: skip
-        answers: list[str] = []
-        self.server.handle_completions(json.dumps(asked), answers.append)
-        choices = sorted(json.loads("".join(answers))["choices"], key=lambda one: one["index"])
-        return [[int(i) for i in re.findall(r"<(\d+)>", one["text"])] for one in choices]
 
 
 def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
@@ -162,18 +126,21 @@ KV_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 8}  # ggml's numbers 
 class Context:
     """A context of llama.cpp, under the names that `minikv.ring.RingCache` has."""
 
-    def __init__(self, lib: Any, model: Any, vocab_size: int, kv_type: str, num_cells: int):
+    def __init__(
+        self, lib: Any, model: Any, vocab_size: int, kv_type: str, num_cells: int,
+        num_seqs: int, num_threads: int, shares_cells: bool,
+    ):  # fmt: skip
         self.lib, self.vocab_size = lib, vocab_size
         params = lib.llama_context_default_params()
         params.put(0, num_cells, 512)  # n_ctx
         params.put(8, num_cells, 512)  # n_ubatch
-        params.put(12, 4, 1)  # n_seq_max
-        params.put(28, 1, 4)  # n_threads
-        params.put(32, 1, 4)  # n_threads_batch
+        params.put(12, num_seqs, 1)  # n_seq_max
+        params.put(28, num_threads, 4)  # n_threads
+        params.put(32, num_threads, 4)  # n_threads_batch
         params.put(52, int(kv_type.startswith("q")), -1)  # only flash attention reads codes of V
         params.put(104, KV_TYPES[kv_type], 1)  # K, in place of float16
         params.put(108, KV_TYPES[kv_type], 1)  # V
-        params.put(141, 1, 0, 1)  # one buffer for all sequences
+        params.put(141, int(shares_cells), 0, 1)  # one buffer for all sequences
         self.context = lib.llama_init_from_model(model, params)
         self.memory = lib.llama_get_memory(self.context)
         self.batch = lib.llama_batch_init(num_cells, 0, 1)
@@ -183,20 +150,39 @@ class Context:
         self.lib.llama_free(self.context)
 
     def decode(
-        self, token_ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int]
-    ) -> torch.Tensor:
-        """The logits (T, V) of T tokens, at these positions of these sequences."""
+        self, token_ids: Sequence[int], positions: Sequence[int], seqs: Sequence[int],
+        wanted: Sequence[int] | None = None,
+    ) -> torch.Tensor:  # fmt: skip
+        """The logits (T, V) of T tokens, at these positions of these sequences; if `wanted`, those
+        of the tokens with these numbers alone."""
         batch = self.batch
         batch.n_tokens = len(token_ids)
         for i, (token, position, seq) in enumerate(zip(token_ids, positions, seqs, strict=True)):
-            batch.token[i], batch.pos[i], batch.logits[i] = token, position, 1
+            batch.token[i], batch.pos[i], batch.logits[i] = token, position, wanted is None
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
+        for i in wanted or ():
+            batch.logits[i] = 1
         status = self.lib.llama_decode(self.context, batch)
         if status != 0:
             raise RuntimeError(f"llama.cpp: llama_decode returned {status}")
         out = self.lib.llama_get_logits(self.context)
-        shape = (len(token_ids), self.vocab_size)
+        shape = (len(token_ids) if wanted is None else len(wanted), self.vocab_size)
         return torch.from_numpy(np.ctypeslib.as_array(out, shape).copy())
+
+    def generate(self, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+        """Greedy tokens, all prompts at once; they have one length."""
+        size, seqs = len(prompts[0]), list(range(len(prompts)))
+        for seq in seqs:
+            self.seq_rm(seq, 0, None)
+        flat = [token for prompt in prompts for token in prompt]
+        of_flat = [seq for seq in seqs for _ in range(size)]
+        ends = [size * (seq + 1) - 1 for seq in seqs]
+        logits = self.decode(flat, list(range(size)) * len(prompts), of_flat, ends)
+        found = [logits.argmax(-1).tolist()]
+        for position in range(size, size + max_tokens - 1):
+            logits = self.decode(found[-1], [position] * len(seqs), seqs)
+            found.append(logits.argmax(-1).tolist())
+        return [list(row) for row in zip(*found, strict=True)]
 
     def append(self, token_ids: Sequence[int], seq: int = 0) -> torch.Tensor:
         start = self.seq_pos_max(seq) + 1
@@ -223,8 +209,10 @@ class Context:
 
 @contextmanager
 def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., Context]]:
-    """make(kv_type="float32", num_cells=256) gives a context of this model, for as long as the
-    `with` lasts. Raises ValueError, with the reason, where there is no llama.cpp."""
+    """make(kv_type="float32", num_cells=256, num_seqs=4, num_threads=1, shares_cells=True) gives a
+    context of this model, for as long as the `with` lasts. With shares_cells=False each sequence
+    has an equal part of the cells, and attention looks at that alone. Raises ValueError, with the
+    reason, where there is no llama.cpp."""
     spec = importlib.util.find_spec("xllamacpp")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(GONE)
@@ -244,8 +232,12 @@ def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., 
     assert model, "llama.cpp did not load its own format"
     made: list[Context] = []
 
-    def make(kv_type: str = "float32", num_cells: int = 256) -> Context:
-        made.append(Context(lib, model, config.vocab_size, kv_type, num_cells))
+    def make(
+        kv_type: str = "float32", num_cells: int = 256, num_seqs: int = 4, num_threads: int = 1,
+        shares_cells: bool = True,
+    ) -> Context:  # fmt: skip
+        more = num_cells, num_seqs, num_threads, shares_cells
+        made.append(Context(lib, model, config.vocab_size, kv_type, *more))
         return made[-1]
 
     try:
