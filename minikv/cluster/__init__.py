@@ -10,6 +10,6 @@ apart         prefill and decode on different workers, for real; `apart_front` g
 connector     how K and V get there; also zmq_connector and nixl_connector
 worker        an engine that computes for others, a turn at a time
 front         requests to workers, by a routing policy; those of a dead worker to another
-actors        workers as Ray actors
+actors        workers as Ray actors; `ray_cluster` is what they run on
 serve         a front by HTTP
 """

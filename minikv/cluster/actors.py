@@ -11,37 +11,18 @@ its own, and chooses the replica itself. Here the routing is what is to be seen,
 all that a worker must answer.
 """
 
-import os
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import minikv
 from minikv.cluster.front import WorkerLost
+from minikv.cluster.ray_cluster import connected, import_ray
 from minikv.cluster.worker import EngineWorker, Hello, Job, Turn
 from minikv.config import EngineConfig
 from minikv.errors import require_int
 
-OBJECT_STORE = 2**27  # bytes: what goes through it here is token ids
 STARTING = 300  # seconds until a worker must be there, with its model loaded and compiled
-
-
-def import_ray(alone: bool = False) -> Any:
-    """The module. Raises ImportError, with the way out, if it is not installed. `alone`: for this
-    machine only, so it listens at 127.0.0.1."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    if alone:  # read when Ray is imported; on other systems than Linux it is Ray's default
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ImportError(
-            'a cluster needs Ray, which is not installed: pip install "minikv[distributed]"'
-        ) from None
-    return ray
 
 
 class RayWorker:
@@ -89,7 +70,7 @@ def ray_workers(
     """
     require_int("number", number, 1)
     ray = import_ray(alone=address is None)
-    with _connected(ray, number, address):
+    with connected(ray, address, number):
         room = ray.cluster_resources().get("CPU", 0)
         if room < number:
             raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
@@ -100,35 +81,3 @@ def ray_workers(
         finally:
             for actor in actors:
                 ray.kill(actor)
-
-
-@contextmanager
-def _connected(ray: Any, num_cpus: int, address: str | None) -> Iterator[None]:
-    if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        try:
-            yield
-        finally:
-            ray.shutdown()
-        return
-    before = os.environ.get("PYTHONPATH")
-    with TemporaryDirectory() as folder:
-        # Each of Ray's eight processes imports jsonschema. If JupyterLab is installed, that builds
-        # a grammar for addresses: two seconds of processor time, which nothing here needs. On a
-        # busy machine with two cores Ray then gives up before its processes are there.
-        Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
-        root = Path(minikv.__file__).parents[1]
-        paths = [folder, str(root), *([before] if before else [])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-        try:
-            ray.init(
-                num_cpus=num_cpus, include_dashboard=False, object_store_memory=OBJECT_STORE,
-                log_to_driver=False, logging_level="ERROR", _node_ip_address="127.0.0.1",
-            )  # fmt: skip
-            yield
-        finally:
-            ray.shutdown()
-            if before is None:
-                os.environ.pop("PYTHONPATH", None)
-            else:
-                os.environ["PYTHONPATH"] = before

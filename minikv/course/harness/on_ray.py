@@ -10,16 +10,15 @@ import os
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import minikv
+from minikv.cluster.ray_cluster import connected, import_ray
 
 LOCAL = "local"  # the address that asks for a cluster of this machine alone
-LOCAL_STORE = 128 << 20  # bytes for the class's files; Ray would take a third of the memory
 
 
 @contextmanager
@@ -29,48 +28,23 @@ def workers(address: str, jobs: int | None) -> Iterator[Executor]:
 
     Raises ConnectionError if there is no such cluster, BrokenExecutor for whatever it fails at.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    if address == LOCAL:  # on other systems than Linux it is Ray's default
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    here = address == LOCAL
     try:
-        import ray
-    except ImportError:
-        raise ConnectionError("--ray needs Ray: pip install 'minikv[distributed]'") from None
-    try:
+        ray = import_ray(alone=here)
+    except ImportError as error:
+        raise ConnectionError(f"--ray: {error}") from None
+    limits = {name: text for name, text in os.environ.items() if name.startswith("MINIKV_")}
+    with ExitStack() as stack:
         try:
-            _connect(ray, address, jobs)
+            to = None if here else address
+            connection = connected(ray, to, jobs, runtime_env={"env_vars": limits})
+            stack.enter_context(connection)
         except Exception as error:  # Ray raises many kinds, its own and others
             raise ConnectionError(f"--ray {address}: {_last_line(error)}") from None
-        yield _Cluster(ray)
-    except ray.exceptions.RayError as error:
-        raise BrokenExecutor(_last_line(error)) from None
-    finally:
-        ray.shutdown()
-
-
-def _connect(ray: Any, address: str, jobs: int | None) -> None:
-    limits = {name: text for name, text in os.environ.items() if name.startswith("MINIKV_")}
-    options = {
-        "logging_level": "ERROR",
-        "log_to_driver": False,
-        "runtime_env": {"env_vars": limits},
-    }
-    if address != LOCAL:
-        ray.init(address, **options)
-        return
-    root, before = str(Path(minikv.__file__).parents[1]), os.environ.get("PYTHONPATH", "")
-    with TemporaryDirectory() as folder:
-        # Ray's processes import jsonschema. Beside JupyterLab that builds a grammar for addresses:
-        # two seconds of processor time in each. On a busy machine Ray then gives up on them.
-        Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
-        os.environ["PYTHONPATH"] = os.pathsep.join([folder, root, before])
         try:
-            ray.init(
-                LOCAL, num_cpus=jobs, num_gpus=0, object_store_memory=LOCAL_STORE,
-                include_dashboard=False, _node_ip_address="127.0.0.1", **options,
-            )  # fmt: skip
-        finally:
-            os.environ["PYTHONPATH"] = before
+            yield _Cluster(ray)
+        except ray.exceptions.RayError as error:
+            raise BrokenExecutor(_last_line(error)) from None
 
 
 def _last_line(error: Exception) -> str:

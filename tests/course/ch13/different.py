@@ -126,16 +126,29 @@ def died(self, sender):
     "13.5": {  # simulated
         "what_many_caches_find": """
 def what_many_caches_find():
-    from minikv.course.chapters.ch13_distributed_kv.given import Caches
+    def use(cache, ids, most):
+        for id_ in reversed(ids):
+            cache.pop(id_, None)
+            cache[id_] = None
+        while len(cache) > most:
+            del cache[next(iter(cache))]
 
     def loop(count, workers, blocks, store=0, by_prefix=False):
-        caches, found = Caches(workers, blocks, store), []
+        caches, shared, found = [{} for _ in range(workers)], {}, []
         for turn in range(20 * count):
             conversation = turn % count
             ids = [10 * conversation + i for i in range(10)]
-            worker = (conversation if by_prefix else turn) % workers
-            before = caches.fetched
-            found.append((caches.serve(worker, ids), caches.fetched - before))
+            cache = caches[(conversation if by_prefix else turn) % workers]
+            hits = fetched = 0
+            for id_ in ids:
+                if id_ not in cache:
+                    if id_ not in shared:
+                        break
+                    fetched += 1
+                hits += 1
+            use(cache, ids, blocks)
+            use(shared, ids, store)
+            found.append((hits, fetched))
         late = found[10 * count :]
         return sum(f for f, _ in late) * 10 / len(late), sum(n for _, n in late) / len(late)
 

@@ -1,0 +1,70 @@
+"""A Ray cluster to work on: one that runs already, or one of this machine alone."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import minikv
+
+OBJECT_STORE = 2**27  # bytes: little goes through it here, and Ray would take a third of the memory
+
+
+def import_ray(alone: bool = False) -> Any:
+    """The module. Raises ImportError, with the way out, if it is not installed. `alone`: for this
+    machine only, so it listens at 127.0.0.1."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
+    if alone:  # read when Ray is imported; on other systems than Linux it is Ray's default
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    try:
+        import ray
+    except ImportError:
+        raise ImportError(
+            'a cluster needs Ray, which is not installed: pip install "minikv[distributed]"'
+        ) from None
+    return ray
+
+
+@contextmanager
+def connected(
+    ray: Any, address: str | None, num_cpus: int | None, **options: Any
+) -> Iterator[None]:
+    """Be connected to the cluster at `address`; if that is None, to a new one of this machine, with
+    `num_cpus` cores, which ends with the block. `options` are those of `ray.init`."""
+    options |= {"log_to_driver": False, "logging_level": "ERROR"}
+    with _short_start() if address is None else nullcontext():
+        try:
+            if address is not None:
+                ray.init(address, **options)
+            else:
+                ray.init(
+                    "local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
+                    object_store_memory=OBJECT_STORE, _node_ip_address="127.0.0.1", **options,
+                )  # fmt: skip
+            yield
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _short_start() -> Iterator[None]:
+    """Let Ray's processes find this minikv, and do less when they begin.
+
+    Each of the eight imports jsonschema. If JupyterLab is installed, that builds a grammar for
+    addresses: two seconds of processor time, which nothing here needs. On a busy machine with two
+    cores Ray then gives up before its processes are there.
+    """
+    before = os.environ.get("PYTHONPATH")
+    with TemporaryDirectory() as folder:
+        Path(folder, "rfc3987_syntax.py").write_text("raise ImportError\n")
+        paths = [folder, str(Path(minikv.__file__).parents[1]), *([before] if before else [])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
