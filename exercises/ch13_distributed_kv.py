@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from minikv.blocks import BlockPool
 from minikv.cluster import routing
 from minikv.cluster.routing import Name
-from minikv.course.chapters.ch13_distributed_kv.answers import Transfer
+from minikv.course.chapters.ch13_distributed_kv.given import Transfer
 from minikv.errors import OutOfBlocks
 from minikv.tiers.costs import Link
 from minikv.tiers.entry import EntryError
@@ -82,6 +82,7 @@ def fetch_prefix(
     store.contains(names) -> [True, False, …]   what it says to have, in one round trip
     store.get_many(names) -> [entry, None, …]   what it has, in one round trip; None: not there
     unpack(entry, name): the content, or EntryError for an entry that is not this block's
+    link.seconds(num_bytes): how long it takes to fetch that many bytes
 
     What the store says may be out of date when the entries are asked for, and an entry may be
     anything. Both calls raise OSError if the store does not answer: then it has nothing.
@@ -107,7 +108,8 @@ class ByPrefix(routing.ByPrefix):
     prompts that arrive together still go to different workers, if these have nothing to do: to wait
     for the first would take as long as to compute it again.
 
-    A worker that has lately had more than `bound` times the mean gets nothing for its prefixes.
+    A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
+    that it holds.
 
     loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
     by name of a block, the workers that are believed to hold it.
@@ -120,9 +122,11 @@ class ByPrefix(routing.ByPrefix):
 
         The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
-        nothing; the mean is that of `sent` with this prompt added. The candidate with the smallest
-        load minus tokens held gets the prompt; of equal ones the one with the least `sent`, and
-        then the one with the lowest number. At least one token is computed.
+        nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
+        candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
+        prompt; of equal ones the one with the least `sent`, and then the one with the lowest
+        number. At least one token is computed: the number returned is at most
+        (num_tokens - 1) // block_size.
         """
         raise NotImplementedError("Exercise 13.3: ByPrefix.choose")
 
@@ -139,7 +143,8 @@ class Receiver:
     sender says that it has stopped, or is dead and its connection closed.
 
     pool: blocks of this worker. memory: what lies in each. transfers: by number, those that have
-    begun and that neither a request nor the pool has got back.
+    begun and that neither a request nor the pool has got back. A `Transfer` has `sender`, `blocks`,
+    `wanted` (True at first) and `complete` (False at first).
     """
 
     def __init__(self, num_blocks: int):
@@ -217,7 +222,7 @@ def what_many_caches_find() -> dict[str, float]:
                            store
     "blocks fetched"       blocks per turn that go over the network to a worker, in the same case
 
-    And with caches without a bound, each turn on a worker drawn at random:
+    And with caches of unlimited size, each turn on a worker drawn at random:
 
     "random, second turn"  found by the second turn of a conversation
     "random, third turn"   found by the third turn

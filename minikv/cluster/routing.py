@@ -140,7 +140,8 @@ class ByPrefix(Router):
     prompts that arrive together still go to different workers, if these have nothing to do: to wait
     for the first would take as long as to compute it again.
 
-    A worker that has lately had more than `bound` times the mean gets nothing for its prefixes.
+    A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
+    that it holds.
 
     loads: tokens that wait at each worker. sent: tokens that each worker has had lately. holders:
     by name of a block, the workers that are believed to hold it.
@@ -157,9 +158,11 @@ class ByPrefix(Router):
 
         The candidates are the workers that hold a beginning of the prompt (`hits`) and the least
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
-        nothing; the mean is that of `sent` with this prompt added. The candidate with the smallest
-        load minus tokens held gets the prompt; of equal ones the one with the least `sent`, and
-        then the one with the lowest number. At least one token is computed.
+        nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
+        candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
+        prompt; of equal ones the one with the least `sent`, and then the one with the lowest
+        number. At least one token is computed: the number returned is at most
+        (num_tokens - 1) // block_size.
         """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}

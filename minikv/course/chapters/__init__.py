@@ -15,7 +15,8 @@ def folders() -> dict[str, str]:
 
 def title(number: str) -> str:
     """What a chapter is called: title("02") is "KV cache"."""
-    return folders()[number][5:].replace("_", " ").capitalize().replace("Kv", "KV")
+    title = folders()[number][5:].replace("_", " ").capitalize()
+    return title.replace("Kv", "KV").replace("Cpu", "CPU")
 
 
 def notebook(number: str) -> str:

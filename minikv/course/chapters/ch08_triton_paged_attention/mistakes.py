@@ -125,7 +125,7 @@ MISTAKES = {
         Mistake(
             "masks nothing",
             edits={"add_kernel": (("mask = element < size", "mask = element >= 0"),)},
-            cause="x and y are read without a mask, and the last tile reaches past their end",
+            cause="x and y are read past their end: elements behind `size` are not masked",
             look="which elements of this tile exist? Does every `tl.load` have that mask?",
         ),
         Mistake(

@@ -1,9 +1,9 @@
 """Chapter 13: references of exercises that the engine does not have."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from minikv.blocks import BlockPool
+from minikv.course.chapters.ch13_distributed_kv.given import Transfer
 from minikv.errors import OutOfBlocks
 from minikv.tiers.costs import Link
 from minikv.tiers.entry import EntryError
@@ -23,6 +23,7 @@ def fetch_prefix(
     store.contains(names) -> [True, False, …]   what it says to have, in one round trip
     store.get_many(names) -> [entry, None, …]   what it has, in one round trip; None: not there
     unpack(entry, name): the content, or EntryError for an entry that is not this block's
+    link.seconds(num_bytes): how long it takes to fetch that many bytes
 
     What the store says may be out of date when the entries are asked for, and an entry may be
     anything. Both calls raise OSError if the store does not answer: then it has nothing.
@@ -56,23 +57,14 @@ def fetch_prefix(
     return contents
 
 
-@dataclass
-class Transfer:
-    """K and V of a prompt on their way."""
-
-    sender: str
-    blocks: list[int]
-    wanted: bool = True
-    complete: bool = False
-
-
 class Receiver:
     """The decode side of hand-overs. It takes blocks before K and V arrive and tells the sender
     their ids; the sender's network card writes into `memory` by itself, at any moment until the
     sender says that it has stopped, or is dead and its connection closed.
 
     pool: blocks of this worker. memory: what lies in each. transfers: by number, those that have
-    begun and that neither a request nor the pool has got back.
+    begun and that neither a request nor the pool has got back. A `Transfer` has `sender`, `blocks`,
+    `wanted` (True at first) and `complete` (False at first).
     """
 
     def __init__(self, num_blocks: int):
@@ -151,7 +143,7 @@ def what_many_caches_find() -> dict[str, float]:
                            store
     "blocks fetched"       blocks per turn that go over the network to a worker, in the same case
 
-    And with caches without a bound, each turn on a worker drawn at random:
+    And with caches of unlimited size, each turn on a worker drawn at random:
 
     "random, second turn"  found by the second turn of a conversation
     "random, third turn"   found by the third turn

@@ -66,7 +66,7 @@ CHAPTER = Chapter(
                 "`identity_of`: a spelling with quotes and separators, such as JSON's, sorted. "
                 "`block_name`: every token in the same number of bytes. `spell`: the type belongs "
                 "to it, and a tuple shows where it begins and ends. And a hash that nobody can "
-                "turn round: hashlib.sha256, not `hash`.",
+                "invert: hashlib.sha256, not `hash`.",
                 """identity_of:  sha256 of json.dumps(facts, sort_keys=True)
 block_name:   sha256 of parent + each token as 8 bytes       # struct.pack(f"<{n}q", *tokens)
 spell:        tuple:  "(" + spellings joined by "," + ")";  None if one of them is None
@@ -82,9 +82,9 @@ costs nothing.
 is made for dictionaries: -1 and -2 collide, and since Python 3.12 `hash(None)` is a constant, so
 the chain's beginning was known to everybody. Prompts could be made whose blocks met another's
 (GHSA-rm76-4mrf-v9r8, fixed in 0.7.2 by a random start; SHA-256 became the default in 0.10.2).
-Megatron-LM had a polynomial: add 31 to one token, take 1 from the next, and the name stayed the
-same (pull request 4158, April 2026). A random start also keeps two processes apart, which is no
-solution once they are to share.
+Megatron-LM had a polynomial as well: two changes in neighbouring tokens cancelled out, and the name
+stayed the same (pull request 4158, April 2026). A random start also keeps two processes apart,
+which is no solution once they are to share.
 
 The other half is spelling. SHA-256 of "ab" + "c" is that of "a" + "bc". So everything that a caller
 can choose is written with a fixed length or with quotes: tokens as 8 bytes each, facts and salts
@@ -123,7 +123,7 @@ for each name and entry:
             ),
             works="""\
 The store's answer to `contains` is a hint, not a promise. Between the two calls others write, and
-something is evicted; that is no error, and no lock on a machine far away is worth avoiding it. So
+something is evicted; that is no error, and it is not worth a lock on a far machine. So
 the second answer is believed and the first is not, and what matters is that the loss is bounded: a
 wrong hint costs one fetch, whose time was less than that of computing.
 
@@ -131,8 +131,8 @@ A prefix is cut at the first gap, as in exercise 12.3. It is cut at the first re
 to the engine a damaged block and a missing one are the same.
 
 With one link the decision is all or nothing. Each block gains the same, block_seconds minus its
-bytes over the bandwidth, and the latency comes once. So a beginning is never better than nothing
-and all of it at the same time. In exercise 12.4 there were several tiers, and it could be.
+bytes over the bandwidth, and the latency comes once. So no shorter beginning
+can beat both nothing and all of it. In exercise 12.4 there were several tiers, and it could be.
 
 The estimate is of the whole answer. If the store had lied about the first block, the time is lost:
 latency and bytes of seven blocks that cannot be used. An engine that sees this often should trust
@@ -225,8 +225,8 @@ the other machine. It is free when both are over. `wanted` is the first; the sec
 SGLang had the first bug in its decode side. An aborted request gave its pages back at once, the
 next request got them, and a late write of the old transfer overwrote its keys: fluent text about
 another user's prompt, and no error (issue 24527, May 2026). A first change told the writer to stop
-(27372, June), which made it rare; the pages are kept until the writer has answered since 35049
-(merged in August 2026, behind a setting).
+(27372, June), which made it rare; since 35049 the pages are meant to be kept until the writer has
+answered, or a timeout (merged in August 2026, behind a setting).
 
 Keeping them brings the opposite bug. vLLM keeps the blocks of an aborted load until the sender
 reports. If the sender is dead, no report comes, and the blocks are never free again (issue 46283,
@@ -281,9 +281,9 @@ moves, but the router must know who holds what, and a worker may get more than i
 together is what clusters run: the router for the ordinary case, the store for what was evicted, for
 new workers and for those that died.
 
-With random routing and no bound at all, the second turn finds its prefix with a chance of 1/N. The
-more workers, the longer a conversation has to be before its prefix is everywhere; and then it lies
-in N copies. A thousand workers and conversations of six turns: practically nothing is found.
+With random routing and caches of unlimited size, the second turn finds its prefix with a chance of
+1/N. The more workers, the longer a conversation has to be before its prefix is everywhere; and then
+it lies in N copies. A thousand workers and conversations of six turns: next to nothing is found.
 
 A system prompt that everybody shares is the exception. It is on every worker after its first
 request, whatever the router does. That is why a benchmark with a long system prompt and one turn

@@ -4,6 +4,7 @@ import builtins
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import Ids
@@ -90,3 +91,13 @@ class Caches:
             cache.move_to_end(id_)
         while most is not None and len(cache) > most:
             cache.popitem(last=False)
+
+
+@dataclass
+class Transfer:
+    """K and V of a prompt on their way."""
+
+    sender: str
+    blocks: list[int]
+    wanted: bool = True
+    complete: bool = False

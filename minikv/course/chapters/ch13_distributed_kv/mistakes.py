@@ -337,7 +337,7 @@ MISTAKES = {
             "fetches if it takes as long",
             ("link.seconds(count * block_bytes) >=", "link.seconds(count * block_bytes) >"),
             "a fetch that takes exactly as long as computing is made",
-            "what does docstring say: sooner?",
+            "what does the docstring say? Sooner, not as soon",
         ),
         (
             "asks about nothing",
