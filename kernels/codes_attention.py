@@ -24,16 +24,19 @@ from kernels.arguments import check_contexts, check_out, check_queries, check_ro
 from kernels.codes import Codes, check_codes, from_fp8
 from kernels.codes_write import check_open_keys
 from kernels.mode import INTERPRETED
-from kernels.paged_decode import (
+from kernels.paged_prefill import CHANGES as PREFILL_CHANGES
+from kernels.paged_prefill import LOG2_E, count_tiles, rows_of_tile
+from kernels.settings import Setting
+from kernels.splits import (
     CHANGES,
-    CHUNK,
     Scratch,
     count_splits,
-    join_splits_kernel,
+    join_splits,
     make_scratch,
+    plan_splits,
+    span_of_split,
+    write_split,
 )
-from kernels.paged_prefill import LOG2_E
-from kernels.settings import Setting
 from kernels.walk import locate
 
 
@@ -140,13 +143,9 @@ def codes_decode_kernel(
     sequence, split = locate(counts, tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
         return
-    index = tl.arange(0, SEQS)
-    count = tl.sum(tl.where(index == sequence, counts, 0), 0)
-    context = tl.load(context_lens + sequence).to(tl.int32)
-    oldest = tl.maximum(context - WINDOW, 0) if WINDOW else 0
-    span = tl.cdiv(context - oldest, count * TILE) * TILE  # tokens per split, in whole tiles
-    start = oldest + split * span
-    end = tl.minimum(start + span, context)  # not after start: an empty split, weight 0
+    start, end, context, count = span_of_split(
+        counts, sequence, split, context_lens, SEQS, WINDOW, TILE
+    )
 
     kv_head = tl.program_id(0)
     member = tl.arange(0, ROWS)  # rows past the group are padding
@@ -181,24 +180,13 @@ def codes_decode_kernel(
             k_stride, table, kv_head, own, end, position, context - 1, scale,
             KV_HEADS, HEAD_DIM, BLOCK_SIZE, TILE, 0, FORMAT, GROUPS, EXACT=True,
         )  # fmt: skip
-    # No key at all (an empty split, or padding of the batch): 0, and not 0 / 0.
-    total = tl.where(total > 0, total, 1.0)
-    result = acc / total[:, None]
-
-    heads: tl.constexpr = KV_HEADS * GROUP
-    if count == 1:
-        tl.store(out + sequence.to(tl.int64) * (heads * HEAD_DIM) + place, result, mask=mask)
-    else:
-        row = split + tl.sum(tl.where((index < sequence) & (counts > 1), counts, 0), 0)
-        tl.store(partial + row.to(tl.int64) * (heads * HEAD_DIM) + place, result, mask=mask)
-        # -inf for an empty split
-        tl.store(lse + row * heads + head, top + tl.log2(total), mask=member < GROUP)
+    write_split(
+        out, partial, lse, counts, count, sequence, split, top, total, acc,
+        head, member < GROUP, place, mask, SEQS, KV_HEADS * GROUP, HEAD_DIM,
+    )  # fmt: skip
 
 
-@triton.jit(
-    do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "context_lens", "query_start"],
-)  # they change from step to step, and must not make the compiler run again
+@triton.jit(**PREFILL_CHANGES)
 def codes_prefill_kernel(
     q, k_codes, v_codes, k_scale, v_scale, k_low, v_low, k, open_keys, own_rows,
     block_tables, context_lens, query_start, out,
@@ -209,29 +197,15 @@ def codes_prefill_kernel(
 ):  # fmt: skip
     """One program per KV head (axis 0) and tile of ROWS // GROUP queries, as in `paged_prefill`."""
     queries: tl.constexpr = ROWS // GROUP
-    index = tl.arange(0, SEQS)
-    starts = tl.load(query_start + index, mask=index < num_seqs, other=0)
-    ends = tl.load(query_start + index + 1, mask=index < num_seqs, other=0)
-    tiles = tl.cdiv((ends - starts).to(tl.int32), queries)
+    tiles = count_tiles(query_start, num_seqs, SEQS, queries)
     # Backwards: the last tile sees the most keys, and long work should start early.
     sequence, tile = locate(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
         return
-    start = tl.load(query_start + sequence).to(tl.int64)
-    num_queries = (tl.load(query_start + sequence + 1) - start).to(tl.int32)
-    context = tl.load(context_lens + sequence).to(tl.int32)
-
-    # Row r of the tile: query r // GROUP, and of its group the head r % GROUP.
     kv_head = tl.program_id(0)
-    row = tl.arange(0, ROWS)
-    query = tile * queries + row // GROUP
-    is_row = (row < queries * GROUP) & (query < num_queries)
-    first = context - num_queries  # position of the sequence's first query
-    position = first + query
-    column = tl.arange(0, PAD)
-    mask = is_row[:, None] & (column < HEAD_DIM)[None, :]
-    place = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + column[None, :]
-    token = (start + query)[:, None]  # int64
+    context, start, first, position, token, place, mask = rows_of_tile(
+        query_start, context_lens, sequence, tile, kv_head, GROUP, HEAD_DIM, ROWS, PAD
+    )
     rows = tl.load(q + token * q_stride + place, mask=mask, other=0.0)  # (ROWS, PAD)
     if WIDEN:
         rows = rows.to(tl.float32)
@@ -304,27 +278,14 @@ def codes_decode(
     if num_seqs == 0:
         return out
     setting = setting or settings.choose("codes_decode", head_dim, q.dtype, q.device)
-    scratch_rows = min(
-        len(scratch.lse), max(1, settings.num_programs(q.device) // num_kv_heads)
-    )  # no more splits than fill the device
-    sizes = dict(
-        SEQS=settings.lanes(num_seqs), HEAD_DIM=head_dim, WINDOW=window or 0,
-        MIN_SPLIT=settings.MIN_SPLIT,
-    )  # fmt: skip
-    longest = max(1, block_tables.shape[1] * block_size // settings.MIN_SPLIT)
-    items = min(num_seqs + scratch_rows, num_seqs * longest)
-    codes_decode_kernel[(num_kv_heads, items)](
+    splits = plan_splits(q, block_tables.shape[1] * block_size, num_kv_heads, window, scratch)
+    codes_decode_kernel[(num_kv_heads, splits.items)](
         q, *codes.pointers(), *_exact(q, own), block_tables, context_lens, out, *scratch,
-        num_seqs, scratch_rows, q.stride(0), _stride(own), block_tables.stride(0),
+        num_seqs, splits.scratch_rows, q.stride(0), _stride(own), block_tables.stride(0),
         head_dim**-0.5 * LOG2_E,
-        **_sizes(q, codes, setting), **sizes,
+        **_sizes(q, codes, setting), **splits.sizes,
     )  # fmt: skip
-    most_split = min(num_seqs, scratch_rows // 2)
-    if longest > 1 and most_split > 0:
-        join_splits_kernel[(num_heads, most_split)](
-            context_lens, out, *scratch, num_seqs, scratch_rows,
-            HEADS=num_heads, PAD=settings.padded(head_dim), CHUNK=CHUNK, num_warps=1, **sizes,
-        )  # fmt: skip
+    join_splits(splits, context_lens, out, scratch)
     return out
 
 

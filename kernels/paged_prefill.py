@@ -26,10 +26,47 @@ from kernels.walk import locate, walk
 LOG2_E = 1.4426950408889634  # a GPU computes 2^x, not e^x: e^x = 2^(x log2(e))
 
 
-@triton.jit(
-    do_not_specialize=["num_seqs", "table_stride"],
-    do_not_specialize_on_alignment=["block_tables", "context_lens", "query_start"],
-)  # they change from step to step, and must not make the compiler run again
+# What changes from step to step, and must not make the compiler run again.
+CHANGES = {
+    "do_not_specialize": ["num_seqs", "table_stride"],
+    "do_not_specialize_on_alignment": ["block_tables", "context_lens", "query_start"],
+}
+
+
+@triton.jit
+def count_tiles(query_start, num_seqs, SEQS: tl.constexpr, QUERIES: tl.constexpr):
+    """Tiles of QUERIES queries of each sequence: (SEQS,), 0 past the last one."""
+    index = tl.arange(0, SEQS)
+    starts = tl.load(query_start + index, mask=index < num_seqs, other=0)
+    ends = tl.load(query_start + index + 1, mask=index < num_seqs, other=0)
+    return tl.cdiv((ends - starts).to(tl.int32), QUERIES)
+
+
+@triton.jit
+def rows_of_tile(
+    query_start, context_lens, sequence, tile, kv_head,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
+):  # fmt: skip
+    """Row r of a tile: its query r // GROUP, and of the KV head's group the head r % GROUP.
+
+    Returns the sequence's context and first row of q, the position of its first query, and for
+    each row: its position (ROWS,), also the last key that it sees; its row of q (ROWS, 1), int64;
+    place and mask (ROWS, PAD) in that row.
+    """
+    start = tl.load(query_start + sequence).to(tl.int64)
+    num_queries = (tl.load(query_start + sequence + 1) - start).to(tl.int32)
+    context = tl.load(context_lens + sequence).to(tl.int32)
+    row = tl.arange(0, ROWS)
+    query = tile * (ROWS // GROUP) + row // GROUP
+    is_row = (row < ROWS // GROUP * GROUP) & (query < num_queries)
+    first = context - num_queries
+    column = tl.arange(0, PAD)
+    mask = is_row[:, None] & (column < HEAD_DIM)[None, :]
+    place = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + column[None, :]
+    return context, start, first, first + query, (start + query)[:, None], place, mask
+
+
+@triton.jit(**CHANGES)
 def paged_prefill_kernel(
     q, kv, block_tables, context_lens, query_start, out,
     num_seqs, q_stride, table_stride, scale,
@@ -39,34 +76,20 @@ def paged_prefill_kernel(
 ):  # fmt: skip
     """One program per KV head (axis 0) and tile of ROWS // GROUP queries."""
     queries: tl.constexpr = ROWS // GROUP
-    index = tl.arange(0, SEQS)
-    starts = tl.load(query_start + index, mask=index < num_seqs, other=0)
-    ends = tl.load(query_start + index + 1, mask=index < num_seqs, other=0)
-    tiles = tl.cdiv((ends - starts).to(tl.int32), queries)
+    tiles = count_tiles(query_start, num_seqs, SEQS, queries)
     # Backwards: the last tile sees the most keys, and long work should start early.
     sequence, tile = locate(tiles, tl.num_programs(1) - 1 - tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
         return
-    start = tl.load(query_start + sequence).to(tl.int64)
-    num_queries = (tl.load(query_start + sequence + 1) - start).to(tl.int32)
-    context = tl.load(context_lens + sequence).to(tl.int32)
-
-    # Row r of the tile: query r // GROUP, and of its group the head r % GROUP.
     kv_head = tl.program_id(0)
-    row = tl.arange(0, ROWS)
-    first = tile * queries
-    query = first + row // GROUP
-    is_row = (row < queries * GROUP) & (query < num_queries)
-    position = context - num_queries + query  # also the last key that the row sees
-    column = tl.arange(0, PAD)
-    mask = is_row[:, None] & (column < HEAD_DIM)[None, :]
-    place = (kv_head * GROUP + row % GROUP)[:, None] * HEAD_DIM + column[None, :]
-    token = (start + query)[:, None]  # int64
+    context, _, first, position, token, place, mask = rows_of_tile(
+        query_start, context_lens, sequence, tile, kv_head, GROUP, HEAD_DIM, ROWS, PAD
+    )
     rows = tl.load(q + token * q_stride + place, mask=mask, other=0.0)  # (ROWS, PAD)
     if WIDEN:
         rows = rows.to(tl.float32)
 
-    lowest = context - num_queries + first  # the position of the tile's first query
+    lowest = first + tile * queries  # the position of the tile's first query
     end = tl.minimum(lowest + queries, context)
     begin = tl.maximum(lowest - WINDOW + 1, 0) if WINDOW else 0
     # Every query sees the keys up to `lowest`: whole tiles of those need no mask.

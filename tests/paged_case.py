@@ -5,9 +5,10 @@ import torch
 import kernels.settings
 import minikv
 from kernels.mode import INTERPRETED
-from kernels.paged_decode import count_splits, make_scratch, paged_decode
+from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
 from kernels.settings import Setting
+from kernels.splits import count_splits, make_scratch
 from kernels.walk import locate
 
 import triton  # isort: skip  after kernels, which settles the interpreter

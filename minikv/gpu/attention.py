@@ -5,8 +5,9 @@ import torch
 from kernels.arguments import check_runnable
 from kernels.block_copy import copy_blocks
 from kernels.cache_write import write_cache
-from kernels.paged_decode import make_scratch, paged_decode
+from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.splits import make_scratch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig

@@ -6,7 +6,7 @@ from kernels.arguments import check_runnable
 from kernels.codes import Codes
 from kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
 from kernels.codes_write import write_codes
-from kernels.paged_decode import make_scratch
+from kernels.splits import make_scratch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig

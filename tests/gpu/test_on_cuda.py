@@ -22,8 +22,9 @@ from paged_case import DTYPES, TOLERANCE, Paged
 import minikv
 from kernels import settings
 from kernels.cache_write import write_cache
-from kernels.paged_decode import make_scratch, paged_decode
+from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
+from kernels.splits import make_scratch
 from minikv import Engine, SamplingParams
 from minikv.course.bench.gpu_clock import CudaClock
 

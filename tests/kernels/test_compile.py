@@ -27,6 +27,7 @@ from kernels import (
     paged_decode,
     paged_prefill,
     settings,
+    splits,
 )
 from kernels.arguments import DTYPES
 from kernels.codes import NAMES, Codes
@@ -87,7 +88,7 @@ def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, in
     for kernel in ("decode", "prefill") if chosen is None else chosen:
         setting = chosen and chosen[kernel]
         if kernel == "decode":
-            scratch = paged_decode.make_scratch(heads, KV_HEADS, head_dim, q.device)
+            scratch = splits.make_scratch(heads, KV_HEADS, head_dim, q.device)
             paged_decode.paged_decode(q, kv, tables, lens, window, scratch=scratch, setting=setting)
         else:
             paged_prefill.paged_prefill(q, kv, tables, lens, start, window, setting=setting)
@@ -127,7 +128,7 @@ def compile_all(arch):
 
     results = []
     modules = (
-        paged_decode, paged_prefill, block_copy, cache_write, codes_write, codes_attention,
+        paged_decode, splits, paged_prefill, block_copy, cache_write, codes_write, codes_attention,
     )  # fmt: skip
     for module in modules:
         module.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do

@@ -13,14 +13,10 @@ if importlib.util.find_spec("triton") is None:
 from paged_case import DEVICE, DTYPES, SMALL, Paged, count
 
 import kernels.settings
-from kernels.paged_decode import (
-    CHUNK,
-    make_scratch,
-    paged_decode,
-    paged_decode_reference,
-)
+from kernels.paged_decode import paged_decode, paged_decode_reference
 from kernels.paged_prefill import paged_prefill, paged_prefill_reference
 from kernels.settings import Setting
+from kernels.splits import CHUNK, make_scratch
 
 
 @pytest.fixture

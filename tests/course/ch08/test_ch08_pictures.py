@@ -14,7 +14,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
     from kernels import settings
     from kernels.mode import INTERPRETED
-    from kernels.paged_decode import make_scratch, paged_decode
+    from kernels.paged_decode import paged_decode
+    from kernels.splits import make_scratch
 
 needs_interpreter = pytest.mark.skipif(
     not (HAS_TRITON and INTERPRETED), reason="watches the interpreter"

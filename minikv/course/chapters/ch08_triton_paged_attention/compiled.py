@@ -14,7 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from kernels import paged_decode
+from kernels import paged_decode, splits
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -94,8 +94,8 @@ def _decode_here(arch, num_heads, num_kv_heads, head_dim, block_size, num_seqs) 
     results: list[dict] = []
     paged_decode.check_runnable = lambda name, tensor: None  # nothing runs: CPU tensors will do
     paged_decode.settings.capability = lambda device: arch
-    for name in ("paged_decode_kernel", "join_splits_kernel"):
-        setattr(paged_decode, name, Compiler(getattr(paged_decode, name), arch, results))
+    for module, name in ((paged_decode, "paged_decode_kernel"), (splits, "join_splits_kernel")):
+        setattr(module, name, Compiler(getattr(module, name), arch, results))
     q = torch.zeros(num_seqs, num_heads, head_dim, dtype=torch.bfloat16)
     kv = torch.zeros(1, block_size, 2, num_kv_heads, head_dim, dtype=torch.bfloat16)
     tables = torch.zeros(num_seqs, 4096, dtype=torch.int64)  # wide: splits are possible

@@ -27,7 +27,7 @@ from minikv.course.pictures.player import Player
 
 
 def num_splits(lens: Seq[int], rows: int, min_split: int) -> list[int]:
-    """Splits of each sequence: what `kernels.paged_decode.count_splits` counts on the device.
+    """Splits of each sequence: what `kernels.splits.count_splits` counts on the device.
 
     rows: how many splits the scratch memory of a launch has room for. min_split: tokens.
     """
