@@ -23,6 +23,7 @@ from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
+from minikv.course.serve_cluster import given_token
 from minikv.tiers.names import block_names, root_name
 
 CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
@@ -341,10 +342,12 @@ def served(lm, **options):
             thread.join()
 
 
-def ask(server, body, path="/v1/completions", method="POST"):
+def ask(server, body, path="/v1/completions", method="POST", token=None):
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     try:
-        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body))
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        token = f"Bearer {server.token}" if token is None else token
+        connection.request(method, path, data, {"Authorization": token} if token else {})
         reply = connection.getresponse()
         return reply.status, reply.read(), reply.headers
     finally:
@@ -402,6 +405,39 @@ def test_a_wrong_request_is_refused(tinypy, body, status, says):
         assert ask(server, b"", "/nowhere", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("token", ["", "Bearer ", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
+def test_without_the_token_nothing_is_told(tinypy, token):
+    with served(tinypy.lm) as (server, worker):
+        token = token.format(server.token)
+        computed = worker.worker.engine.stats().computed_tokens
+        for path, method in (
+            ("/v1/completions", "POST"), ("/health", "GET"), ("/v1/models", "GET"), ("/x", "GET"),
+        ):  # fmt: skip
+            status, data, headers = ask(server, {"prompt": "x"}, path, method, token)
+            assert status == 401 and headers["WWW-Authenticate"] == "Bearer"
+            assert server.token not in data.decode() and "tinypy" not in data.decode()
+        assert worker.worker.engine.stats().computed_tokens == computed
+        assert ask(server, b"", "/health", "GET")[0] == 200
+
+
+def test_a_token_is_given_or_made_up_and_never_empty(tinypy, monkeypatch, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(" secret\n")
+    monkeypatch.setenv("MINIKV_TOKEN", "other")
+    assert given_token(file) == "secret" and given_token(None) == "other"
+    monkeypatch.delenv("MINIKV_TOKEN")
+    assert given_token(None) == ""
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        given_token(file)
+    with Front([Fragile(tinypy.lm)], ByPrefix) as front:
+        servers = [Server(front, "tinypy", token=token) for token in ("", "", "given")]
+        for server in servers:
+            server.server_close()
+    assert servers[2].token == "given"
+    assert len(servers[0].token) > 40 and servers[0].token != servers[1].token
+
+
 def test_one_request_too_many_is_told_to_come_again(tinypy):
     with served(tinypy.lm, max_requests=1) as (server, worker):
         worker.paused.clear()
@@ -416,7 +452,10 @@ def test_a_client_that_leaves_cancels_its_request(tinypy, stream):
         body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": stream}
         data = json.dumps(body).encode()
         with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-            head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(data)}\r\n\r\n"
+            head = (
+                f"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer {server.token}\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n"
+            )
             client.sendall(head.encode() + data)
             until(lambda: worker.worker.jobs)
         until(lambda: server.front.num_requests == 0)
