@@ -240,10 +240,11 @@ class ByOwnPrefix(ByPrefix):
                 self.holders[name] |= up
 
 
+# Chapter 13 compares these; their faults lead to the last one of EVERY_POLICY.
 POLICIES: dict[str, type[Router]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,
     "sticky sessions": Sticky,
     "by prefix": ByPrefix,
-    "by own prefix": ByOwnPrefix,
 }
+EVERY_POLICY = POLICIES | {"by own prefix": ByOwnPrefix}

@@ -7,8 +7,8 @@
 A thread of the standard library's server for each connection. That is enough for what stands behind
 it here, and it is all there to read; Ray Serve and others bring more than that, and hide it.
 
-Each request needs the server's token, as `Authorization: Bearer TOKEN`: OpenAI's clients send an API
-key in that way. Without it the answer is 401, whatever was asked. There is no encryption: what is
+Each request needs the server's token, as `Authorization: Bearer TOKEN`; OpenAI's clients send API
+keys in that way. Without it the answer is 401, whatever was asked. There is no encryption: what is
 open to a network needs a server in front that has it.
 
 Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same

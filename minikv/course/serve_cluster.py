@@ -22,7 +22,7 @@ from pathlib import Path
 import minikv
 from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, WorkerLost
-from minikv.cluster.routing import POLICIES
+from minikv.cluster.routing import EVERY_POLICY
 from minikv.cluster.serve import Server
 from minikv.course.bench.harness import positive
 
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")
     parser.add_argument(
-        "--routing", choices=[name.replace(" ", "-") for name in POLICIES], default="by-own-prefix",
-        help="default: %(default)s",
+        "--routing", choices=[name.replace(" ", "-") for name in EVERY_POLICY],
+        default="by-own-prefix", help="default: %(default)s",
     )  # fmt: skip
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each worker's pool")
     parser.add_argument(
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """0 after Control-C or SIGTERM; 2 if it cannot start, saying why."""
-    policy = POLICIES[args.routing.replace("-", " ")]
+    policy = EVERY_POLICY[args.routing.replace("-", " ")]
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: over.set())

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from minikv.cluster.routing import (
-    POLICIES,
+    EVERY_POLICY,
     ByOwnPrefix,
     ByPrefix,
     LeastLoaded,
@@ -16,7 +16,7 @@ from minikv.cluster.simulate import simulate
 from minikv.course.chapters.ch13_distributed_kv.fleet import BLOCK, COSTS, best_hit_rate, chats
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_loads_are_what_is_on_its_way(policy):
     draw, router = random.Random(1), policy(5, block_size=4)
     on_its_way = []

@@ -16,7 +16,7 @@ from store_case import needs_a_store
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLost
 from minikv.cluster.local_server import local_server
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
+from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import Server
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
@@ -76,7 +76,7 @@ def params_of(number):
     ]
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
     expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
@@ -278,7 +278,7 @@ def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(ti
 
 
 def test_a_router_sends_nothing_to_a_worker_that_is_down():
-    for policy in POLICIES.values():
+    for policy in EVERY_POLICY.values():
         router = policy(3, 16)
         first = router.route(["a"], 16, "session")
         router.lost(first.worker)

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
+from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, simulate
 from minikv.course.bench import cluster as bench
 from minikv.course.commands import main
@@ -77,7 +77,7 @@ def test_one_request_by_hand():
     assert job.end == pytest.approx(1e-3 + 16e-5 + 2 * (1e-3 + 1e-4))
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 @pytest.mark.parametrize("decode_workers", [0, 2])
 def test_every_request_is_served_in_order(policy, decode_workers):
     arrivals = requests(5, number=200, gap=0.003)

@@ -21,7 +21,7 @@ from statistics import mean, median
 import torch
 
 import minikv
-from minikv.cluster.routing import POLICIES, ByOwnPrefix, LeastLoaded, Name, Router
+from minikv.cluster.routing import EVERY_POLICY, ByOwnPrefix, LeastLoaded, Name, Router
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
 from minikv.course.bench.harness import Aim, BenchTable, positive
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     ]
     caches = dict(cache_blocks=args.cache_blocks)
     for number in args.workers:
-        policies = POLICIES if best > 0 else {"least loaded": LeastLoaded}
+        policies = EVERY_POLICY if best > 0 else {"least loaded": LeastLoaded}
         for name, policy in policies.items():
             report = simulate(arrivals, policy(number, block_size), costs, **caches)
             add(table, number, name, report, best if policy is ByOwnPrefix else None)

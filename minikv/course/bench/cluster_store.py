@@ -51,10 +51,10 @@ def add_rows(table: BenchTable, hidden: int, layers: int, length: int, repeats: 
                 before = engine.stats().computed_tokens
                 took, _ = timed(partial(engine.generate, [prompt], FIRST))
                 computed = engine.stats().computed_tokens - before
-                if way == "store" and computed > 3 * SIZE:
-                    table.notes.append(f"store: turn {turn} computed {computed} tokens itself")
                 if turn > 0:  # the first is the warm-up
                     seconds[way].append(took)
+                    if way == "store" and computed > 3 * SIZE:
+                        table.notes.append(f"store: turn {turn} computed {computed} tokens itself")
                 progress.update()
     per_token = lm.config.kv_bytes_per_token(lm.dtype)
     table.notes.append(
