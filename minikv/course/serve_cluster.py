@@ -30,7 +30,10 @@ from minikv.course.bench.harness import positive
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--workers", type=positive, default=2, help="default: %(default)s")
+    parser.add_argument(
+        "--workers", type=from_to, default=(2, 2), metavar="N",
+        help="default: 2; 1:4 begins with 1, and starts more, up to 4, when requests pile up",
+    )  # fmt: skip
     parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")
     parser.add_argument(
@@ -56,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     try:
         token = given_token(args.token_file)
+        at_first, most = args.workers
         config = minikv.EngineConfig(
             num_blocks=args.num_blocks,
             store=args.store,
             host_blocks=args.num_blocks if args.store is not None else 0,  # fetched by way of it
         )
         with (
-            ray_workers(args.workers, args.model, config, address=args.address) as workers,
-            Front(workers, policy, args.max_requests) as front,
+            ray_workers(most, args.model, config, address=args.address) as workers,
+            Front(workers, policy, args.max_requests, at_first) as front,
             Server(front, args.model, args.host, args.port, token) as server,
         ):
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -76,6 +80,15 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def from_to(text: str) -> tuple[int, int]:
+    """An argument such as 4, or 1:4."""
+    least, colon, most = text.partition(":")
+    found = positive(least), positive(most if colon else least)
+    if found[0] > found[1]:
+        raise argparse.ArgumentTypeError(f"must be in ascending order, was {text!r}")
+    return found
 
 
 def given_token(file: Path | None) -> str:

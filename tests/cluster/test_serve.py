@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from argparse import ArgumentTypeError
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -14,7 +15,7 @@ import pytest
 from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
-from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLost
+from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed, WorkerLost
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import Server
@@ -23,7 +24,7 @@ from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve_cluster import given_token
+from minikv.course.serve_cluster import from_to, given_token
 from minikv.tiers.names import block_names, root_name
 
 CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
@@ -161,6 +162,42 @@ def test_without_a_worker_requests_end_and_are_refused(tinypy):
         with pytest.raises(RequestFailed, match="no worker is left"):
             for _ in range(100):
                 tokens(front.submit([5]))
+
+
+def test_workers_are_started_when_requests_pile_up(tinypy):
+    prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    workers = [Fragile(tinypy.lm) for _ in range(4)]
+    with Front(workers, LeastLoaded, at_first=1) as front:
+        workers[0].paused.clear()
+        pairs = list(zip(prompts, params, strict=True))
+        streams = [front.submit(*pair) for pair in pairs[:CROWD]]
+        assert front.num_started == 1 and front.router.up == [True, False, False, False]
+        streams += [front.submit(*pair) for pair in pairs[CROWD:-1]]
+        assert front.num_started == 2
+        streams.append(front.submit(*pairs[-1]))
+        assert front.num_started == 3
+        until(lambda: front.router.up == [True, True, True, False])
+        late = front.submit([5], SamplingParams(2, ignore_eos=True))
+        assert late.worker in (1, 2) and len(tokens(late)) == 2
+        workers[0].paused.set()
+        assert [tokens(one) for one in streams] == expected
+        assert front.lanes[3].pid is None and front.num_lost == 0
+
+
+def test_a_worker_that_is_gone_is_replaced_by_one_that_was_not_started(tinypy):
+    workers = [Fragile(tinypy.lm, dies=lambda: True), Fragile(tinypy.lm)]
+    with Front(workers, LeastLoaded, at_first=1) as front:
+        workers[0].is_gone = True
+        assert len(tokens(front.submit([5, 6], SamplingParams(3, ignore_eos=True)))) == 3
+        assert front.lanes[0].is_over and front.num_started == 2
+
+
+def test_numbers_of_workers_are_read():
+    assert from_to("4") == (4, 4) and from_to("1:4") == (1, 4)
+    for wrong in ("", "0", "4:1", "1:", "a", "1:2:3"):
+        with pytest.raises(ArgumentTypeError):
+            from_to(wrong)
 
 
 def test_no_more_is_taken_than_the_bound(tinypy):

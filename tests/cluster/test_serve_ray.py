@@ -119,7 +119,7 @@ def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
 
 def test_a_worker_that_hangs_is_started_again(workers):
     """A stopped process answers nothing: after its patience it is killed."""
-    worker = actors.RayWorker(workers[0].actor, patience=1.0)
+    worker = actors.RayWorker(lambda: workers[0].actor, patience=1.0)
     pid = worker.start().pid
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerLost):
