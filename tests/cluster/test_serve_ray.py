@@ -102,7 +102,7 @@ def test_a_cancelled_request_is_dropped_by_its_worker(front):
 
 
 def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
-    """A connection can run code. With another token there is none, and no file has the right one."""
+    """A connection can run code. Another token gets none, and no file has the right one."""
     import ray
 
     address = ray.get_runtime_context().gcs_address
