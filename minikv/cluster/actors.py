@@ -11,9 +11,10 @@ its own, and chooses the replica itself. Here the routing is what is to be seen,
 all that a worker must answer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 from minikv.cluster.front import WorkerLost
@@ -26,11 +27,19 @@ STARTING = 300  # seconds until a worker must be there, with its model loaded an
 
 
 class RayWorker:
-    """A `minikv.cluster.front.Worker` in an actor of its own. `patience`: seconds that a turn
-    may take."""
+    """A `minikv.cluster.front.Worker` in an actor of its own, made when it is started first.
+    `patience`: seconds that a turn may take."""
 
-    def __init__(self, actor: Any, patience: float):
-        self.ray, self.actor, self.patience = import_ray(), actor, patience
+    def __init__(self, make: Callable[[], Any], patience: float):
+        self.ray, self.make, self.patience = import_ray(), make, patience
+
+    @cached_property
+    def actor(self) -> Any:
+        return self.make()
+
+    def end(self) -> None:
+        if "actor" in vars(self):
+            self.ray.kill(self.actor)
 
     def start(self) -> Hello:
         try:
@@ -62,7 +71,8 @@ def ray_workers(
     patience: float = 60.0,
     turn_seconds: float = 0.02,
 ) -> Iterator[list[RayWorker]]:
-    """That many engines, each in a process with one core; they end with the block.
+    """That many engines, each in a process with one core; they end with the block. A process begins
+    when its worker is started.
 
     address: of a running Ray cluster, "auto" for the one of this machine. minikv and the model must
     be on each of its machines. Default: a Ray of its own, on 127.0.0.1, which ends with the block.
@@ -75,9 +85,12 @@ def ray_workers(
         if room < number:
             raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
         make = ray.remote(num_cpus=1, max_restarts=-1)(EngineWorker)
-        actors = [make.remote(model, config, turn_seconds) for _ in range(number)]
+        workers = [
+            RayWorker(partial(make.remote, model, config, turn_seconds), patience)
+            for _ in range(number)
+        ]
         try:
-            yield [RayWorker(actor, patience) for actor in actors]
+            yield workers
         finally:
-            for actor in actors:
-                ray.kill(actor)
+            for worker in workers:
+                worker.end()

@@ -18,6 +18,10 @@ it kills them.
 There are two bounds: at most `max_requests` are taken at a time, and `Busy` is raised for one more;
 and a stream holds what its reader has not read, at most `max_tokens`. So a slow reader delays
 nobody. To leave a stream early cancels its request.
+
+With `at_first`, only that many workers are started. The others follow one by one, when more than
+`CROWD` requests per worker are under way or when a worker will never serve again. None is ended
+when there is less to do.
 """
 
 import threading
@@ -42,6 +46,7 @@ from minikv.tiers.names import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
 
 ATTEMPTS = 3
+CROWD = 16  # requests per worker; with more of them, another worker is started
 
 
 class Busy(Exception):
@@ -144,10 +149,19 @@ class _Lane:
 class Front:
     """Requests in, streams out, over any number of workers."""
 
-    def __init__(self, workers: Seq[Worker], policy: type[Router], max_requests: int | None = None):
+    def __init__(
+        self,
+        workers: Seq[Worker],
+        policy: type[Router],
+        max_requests: int | None = None,
+        at_first: int | None = None,
+    ):
         self.workers = list(workers)
-        with ThreadPoolExecutor(len(self.workers)) as threads:  # starting takes seconds
-            hellos = list(threads.map(lambda worker: worker.start(), self.workers))
+        number = len(self.workers)
+        self.num_started = min(require_int("at_first", at_first or number, 1), number)
+        with ThreadPoolExecutor(self.num_started) as threads:  # starting takes seconds
+            first = self.workers[: self.num_started]
+            hellos = list(threads.map(lambda worker: worker.start(), first))
         if len({hello[1:] for hello in hellos}) != 1:
             raise ValueError("workers: all need the same model and the same EngineConfig")
         self.block_size, self.identity = hellos[0].block_size, hellos[0].identity
@@ -156,8 +170,10 @@ class Front:
         self.router = policy(len(self.workers), self.block_size)
         self.max_requests = require_int("max_requests", max_requests or 64 * len(workers), 1)
         self.lanes = [_Lane() for _ in self.workers]
-        for lane, hello in zip(self.lanes, hellos, strict=True):
+        for lane, hello in zip(self.lanes, hellos, strict=False):
             lane.pid = hello.pid
+        for index in range(self.num_started, number):
+            self.router.lost(index)  # until it is started
         self.waiting: list[_Request] = []  # for a worker, while all are down
         self.num_requests = self.num_lost = self._next_id = 0
         self.is_closed = False
@@ -205,6 +221,8 @@ class Front:
             self._next_id += 1
             self.num_requests += 1
             self._place(request)
+            if self.num_requests > CROWD * self.num_started:
+                self._grow()
         return Stream(self, request)
 
     def cancel(self, request: _Request) -> None:
@@ -314,9 +332,15 @@ class Front:
         for request in waiting:
             self._place(request)
 
+    def _grow(self) -> None:
+        """Start one more worker, if there is one."""
+        self.num_started = min(self.num_started + 1, len(self.workers))
+        self._changed.notify_all()
+
     def _gone(self, index: int) -> None:
         """A worker will never serve again."""
         self.lanes[index].is_over = True
+        self._grow()
         if all(lane.is_over for lane in self.lanes):
             for request in list(self.waiting):
                 self._end(request, RequestFailed("no worker is left"))
@@ -324,6 +348,12 @@ class Front:
     # ── A worker's thread ─────────────────────────────────────────────────────
 
     def _run(self, index: int) -> None:
+        with self._changed:
+            while not (self.is_closed or index < self.num_started):
+                self._changed.wait()
+            is_new = self.lanes[index].pid is None and not self.is_closed
+        if is_new and not self._start(index):
+            return
         while True:
             with self._changed:
                 lane = self.lanes[index]
@@ -338,14 +368,20 @@ class Front:
             except WorkerLost:
                 with self._changed:
                     self._lost(index)
-                try:
-                    hello = self.workers[index].start()
-                except WorkerLost:
-                    with self._changed:
-                        self._gone(index)
+                if not self._start(index):
                     return
-                with self._changed:
-                    self._back(index, hello.pid)
             else:
                 with self._changed:
                     self._apply(index, turn)
+
+    def _start(self, index: int) -> bool:
+        """Wait for a worker. Returns whether it serves."""
+        try:
+            hello = self.workers[index].start()
+        except WorkerLost:
+            with self._changed:
+                self._gone(index)
+            return False
+        with self._changed:
+            self._back(index, hello.pid)
+        return True

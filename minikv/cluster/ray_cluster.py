@@ -1,6 +1,7 @@
 """A Ray cluster to work on: one that runs already, or one of this machine alone."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -14,10 +15,14 @@ OBJECT_STORE = 2**27  # bytes: little goes through it here, and Ray would take a
 
 def import_ray(alone: bool = False) -> Any:
     """The module. Raises ImportError, with the way out, if it is not installed. `alone`: for this
-    machine only, so it listens at 127.0.0.1."""
+    machine only, so it listens at 127.0.0.1, under a token of its own. A cluster that runs already
+    has its own token, for Ray's RAY_AUTH_TOKEN."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     if alone:  # read when Ray is imported; on other systems than Linux it is Ray's default
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+        # Each call between Ray's processes has to show it, so no other user of this machine can run
+        # code here. Without ours, Ray would make one up and leave it in a file of the home folder.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
     except ImportError:

@@ -5,14 +5,19 @@
     GET  /health           each worker's process (null: it is being replaced) and what it has done
 
 A thread of the standard library's server for each connection. That is enough for what stands behind
-it here, and it is all there to read; Ray Serve and others bring more than that, and hide it. There
-is no encryption and no password: what is open to a network needs a server in front that has both.
+it here, and it is all there to read; Ray Serve and others bring more than that, and hide it.
+
+Each request needs the server's token, as `Authorization: Bearer TOKEN`; OpenAI's clients send API
+keys in that way. Without it the answer is 401, whatever was asked. There is no encryption: what is
+open to a network needs a server in front that has it.
 
 Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same
 salt share a prefix. `user` names the session for sticky routing. What is not known is refused.
 """
 
+import hmac
 import json
+import secrets
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,14 +37,18 @@ PARAMS = ("temperature", "top_k", "top_p", "seed", "n", "ignore_eos", "cache_sal
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a front. `server_port` is the port, also where the system has chosen it."""
+    """Serves a front. `server_port` is the port, also where the system has chosen it; `token` is
+    what requests have to show, made up unless one is given."""
 
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self, front: Front, model: str, host: str = "127.0.0.1", port: int = 0):
+    def __init__(
+        self, front: Front, model: str, host: str = "127.0.0.1", port: int = 0, token: str = ""
+    ):
         super().__init__((host, port), Handler)
         self.front, self.model = front, model
+        self.token = token or secrets.token_urlsafe(32)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
     timeout = SILENCE
 
     def do_GET(self) -> None:
+        if not self._may_ask():
+            return
         if self.path == "/health":
             lanes = self.server.front.lanes
             workers = [
@@ -64,6 +75,8 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"there is no {self.path}")
 
     def do_POST(self) -> None:
+        if not self._may_ask():
+            return
         if self.path != "/v1/completions":
             self._refuse(404, f"there is no {self.path}")
             return
@@ -81,6 +94,16 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(500, str(error))
         else:
             self._answer(stream, first, deltas, is_stream)
+
+    def _may_ask(self) -> bool:
+        """Whether the request has the token; else it is refused."""
+        shown = self.headers.get("Authorization", "").encode("latin-1")
+        # In constant time: how long a refusal takes says nothing of how much was right.
+        if hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
+            return True
+        text = "the header Authorization: Bearer TOKEN is missing or wrong"
+        self._refuse(401, text, {"WWW-Authenticate": "Bearer"})
+        return False
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")

@@ -4,10 +4,19 @@ import random
 
 import pytest
 
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin, Sticky
+from minikv.cluster.routing import (
+    EVERY_POLICY,
+    ByOwnPrefix,
+    ByPrefix,
+    LeastLoaded,
+    RoundRobin,
+    Sticky,
+)
+from minikv.cluster.simulate import simulate
+from minikv.course.chapters.ch13_distributed_kv.fleet import BLOCK, COSTS, best_hit_rate, chats
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_loads_are_what_is_on_its_way(policy):
     draw, router = random.Random(1), policy(5, block_size=4)
     on_its_way = []
@@ -103,6 +112,47 @@ def test_a_favourite_prefix_does_not_make_a_favourite_worker():
         sent[ticket.worker] += ticket.num_tokens
         router.computed(ticket)
     assert max(sent) <= 1.2 * 1.1 * sum(sent) / 4
+
+
+def test_what_a_quarter_of_the_workers_hold_counts_as_held_by_all():
+    router = ByOwnPrefix(16, block_size=16)
+    for worker in range(3):
+        router.stored(worker, ["system", worker])
+    assert router.hits(["system"]) == {0: 1, 1: 1, 2: 1}
+    router.lost(15)
+    router.stored(3, ["system"])
+    assert router.hits(["system", 2]) == {worker: 1 for worker in range(15)} | {2: 2}
+    router.removed(2, ["system"])
+    assert router.hits(["system", 2]) == {worker: 1 for worker in range(15) if worker != 2}
+    router.back(15)
+    router.stored(2, ["system"])
+    assert router.hits(["system"]).keys() == set(range(16))
+    few = ByOwnPrefix(4, block_size=16)
+    few.stored(0, ["a"])
+    few.stored(1, ["a"])
+    assert few.hits(["a"]) == {0: 1, 1: 1}, "two of four hold a conversation that has moved"
+
+
+def test_to_wait_counts_half_of_computing_again():
+    for policy, waits in ((ByPrefix, 320), (ByOwnPrefix, 640)):
+        router = policy(2, block_size=16, bound=100)
+        router.stored(0, list(range(20)))  # 320 tokens
+        for load, worker in ((waits - 1, 0), (waits + 1, 1)):
+            router.loads = [load, 0]
+            assert router.route(list(range(20)), 321).worker == worker
+            router.holders = {i: {0} for i in range(20)}
+
+
+@pytest.mark.parametrize("workers", [4, 16, 64])
+def test_what_all_prompts_share_misleads_by_prefix_and_not_by_own_prefix(workers):
+    arrivals = chats(workers)
+    best = best_hit_rate(arrivals)
+    plain, own = (
+        simulate(arrivals, policy(workers, BLOCK), COSTS, cache_blocks=300)
+        for policy in (ByPrefix, ByOwnPrefix)
+    )
+    assert own.hit_rate > 0.98 * best and own.hit_rate > plain.hit_rate
+    assert own.imbalance < 0.8 * plain.imbalance and own.ttft(99) < 0.7 * plain.ttft(99)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "4"])

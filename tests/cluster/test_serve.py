@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from argparse import ArgumentTypeError
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -14,15 +15,16 @@ import pytest
 from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
-from minikv.cluster.front import ATTEMPTS, Busy, Front, RequestFailed, WorkerLost
+from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed, WorkerLost
 from minikv.cluster.local_server import local_server
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
+from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import Server
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
+from minikv.course.serve_cluster import from_to, given_token
 from minikv.tiers.names import block_names, root_name
 
 CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
@@ -75,7 +77,7 @@ def params_of(number):
     ]
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
     expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
@@ -160,6 +162,42 @@ def test_without_a_worker_requests_end_and_are_refused(tinypy):
         with pytest.raises(RequestFailed, match="no worker is left"):
             for _ in range(100):
                 tokens(front.submit([5]))
+
+
+def test_workers_are_started_when_requests_pile_up(tinypy):
+    prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    workers = [Fragile(tinypy.lm) for _ in range(4)]
+    with Front(workers, LeastLoaded, at_first=1) as front:
+        workers[0].paused.clear()
+        pairs = list(zip(prompts, params, strict=True))
+        streams = [front.submit(*pair) for pair in pairs[:CROWD]]
+        assert front.num_started == 1 and front.router.up == [True, False, False, False]
+        streams += [front.submit(*pair) for pair in pairs[CROWD:-1]]
+        assert front.num_started == 2
+        streams.append(front.submit(*pairs[-1]))
+        assert front.num_started == 3
+        until(lambda: front.router.up == [True, True, True, False])
+        late = front.submit([5], SamplingParams(2, ignore_eos=True))
+        assert late.worker in (1, 2) and len(tokens(late)) == 2
+        workers[0].paused.set()
+        assert [tokens(one) for one in streams] == expected
+        assert front.lanes[3].pid is None and front.num_lost == 0
+
+
+def test_a_worker_that_is_gone_is_replaced_by_one_that_was_not_started(tinypy):
+    workers = [Fragile(tinypy.lm, dies=lambda: True), Fragile(tinypy.lm)]
+    with Front(workers, LeastLoaded, at_first=1) as front:
+        workers[0].is_gone = True
+        assert len(tokens(front.submit([5, 6], SamplingParams(3, ignore_eos=True)))) == 3
+        assert front.lanes[0].is_over and front.num_started == 2
+
+
+def test_numbers_of_workers_are_read():
+    assert from_to("4") == (4, 4) and from_to("1:4") == (1, 4)
+    for wrong in ("", "0", "4:1", "1:", "a", "1:2:3"):
+        with pytest.raises(ArgumentTypeError):
+            from_to(wrong)
 
 
 def test_no_more_is_taken_than_the_bound(tinypy):
@@ -277,7 +315,7 @@ def test_what_was_cancelled_before_it_was_computed_is_not_believed_to_be_held(ti
 
 
 def test_a_router_sends_nothing_to_a_worker_that_is_down():
-    for policy in POLICIES.values():
+    for policy in EVERY_POLICY.values():
         router = policy(3, 16)
         first = router.route(["a"], 16, "session")
         router.lost(first.worker)
@@ -341,10 +379,12 @@ def served(lm, **options):
             thread.join()
 
 
-def ask(server, body, path="/v1/completions", method="POST"):
+def ask(server, body, path="/v1/completions", method="POST", token=None):
     connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     try:
-        connection.request(method, path, body if isinstance(body, bytes) else json.dumps(body))
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        token = f"Bearer {server.token}" if token is None else token
+        connection.request(method, path, data, {"Authorization": token} if token else {})
         reply = connection.getresponse()
         return reply.status, reply.read(), reply.headers
     finally:
@@ -402,6 +442,39 @@ def test_a_wrong_request_is_refused(tinypy, body, status, says):
         assert ask(server, b"", "/nowhere", "POST")[0] == 404
 
 
+@pytest.mark.parametrize("token", ["", "Bearer ", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
+def test_without_the_token_nothing_is_told(tinypy, token):
+    with served(tinypy.lm) as (server, worker):
+        token = token.format(server.token)
+        computed = worker.worker.engine.stats().computed_tokens
+        for path, method in (
+            ("/v1/completions", "POST"), ("/health", "GET"), ("/v1/models", "GET"), ("/x", "GET"),
+        ):  # fmt: skip
+            status, data, headers = ask(server, {"prompt": "x"}, path, method, token)
+            assert status == 401 and headers["WWW-Authenticate"] == "Bearer"
+            assert server.token not in data.decode() and "tinypy" not in data.decode()
+        assert worker.worker.engine.stats().computed_tokens == computed
+        assert ask(server, b"", "/health", "GET")[0] == 200
+
+
+def test_a_token_is_given_or_made_up_and_never_empty(tinypy, monkeypatch, tmp_path):
+    file = tmp_path / "token"
+    file.write_text(" secret\n")
+    monkeypatch.setenv("MINIKV_TOKEN", "other")
+    assert given_token(file) == "secret" and given_token(None) == "other"
+    monkeypatch.delenv("MINIKV_TOKEN")
+    assert given_token(None) == ""
+    file.write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        given_token(file)
+    with Front([Fragile(tinypy.lm)], ByPrefix) as front:
+        servers = [Server(front, "tinypy", token=token) for token in ("", "", "given")]
+        for server in servers:
+            server.server_close()
+    assert servers[2].token == "given"
+    assert len(servers[0].token) > 40 and servers[0].token != servers[1].token
+
+
 def test_one_request_too_many_is_told_to_come_again(tinypy):
     with served(tinypy.lm, max_requests=1) as (server, worker):
         worker.paused.clear()
@@ -416,7 +489,10 @@ def test_a_client_that_leaves_cancels_its_request(tinypy, stream):
         body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": stream}
         data = json.dumps(body).encode()
         with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-            head = f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(data)}\r\n\r\n"
+            head = (
+                f"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer {server.token}\r\n"
+                f"Content-Length: {len(data)}\r\n\r\n"
+            )
             client.sendall(head.encode() + data)
             until(lambda: worker.worker.jobs)
         until(lambda: server.front.num_requests == 0)

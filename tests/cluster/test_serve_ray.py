@@ -101,9 +101,23 @@ def test_a_cancelled_request_is_dropped_by_its_worker(front):
     assert lane.stats.generated_tokens < 900
 
 
+def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
+    """A connection can run code. Another token gets none, and no file has the right one."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    connect = "import ray, sys; ray.init(sys.argv[1], logging_level='CRITICAL'); print('is in')"
+    wrong = os.environ | {"RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)}
+    for env, is_in in ((wrong, False), (dict(os.environ), True)):
+        command = [sys.executable, "-c", connect, address]
+        found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        assert ("is in" in found.stdout) == is_in, found.stderr
+    assert not (tmp_path / ".ray").exists()
+
+
 def test_a_worker_that_hangs_is_started_again(workers):
     """A stopped process answers nothing: after its patience it is killed."""
-    worker = actors.RayWorker(workers[0].actor, patience=1.0)
+    worker = actors.RayWorker(lambda: workers[0].actor, patience=1.0)
     pid = worker.start().pid
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(WorkerLost):
@@ -118,8 +132,10 @@ def test_the_command_serves_and_leaves_nothing_even_when_killed(tmp_path):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+            name, _, token = process.stdout.readline().strip().partition(": ")
             connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("POST", "/v1/completions", json.dumps({"prompt": "def f(n):"}))
+            body = json.dumps({"prompt": "def f(n):"})
+            connection.request("POST", "/v1/completions", body, {name: token})
             reply = json.loads(connection.getresponse().read())
             assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] > 0
             connection.close()

@@ -1,11 +1,14 @@
 """The simulator against one that takes step after step, and against what must be true of any."""
 
 import random
+import re
 
 import pytest
 
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded, RoundRobin
+from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, simulate
+from minikv.course.bench import cluster as bench
+from minikv.course.commands import main
 
 COSTS = Costs(start=1e-3, prefill=1e-5, decode=1e-4)
 SIZE = 16
@@ -74,7 +77,7 @@ def test_one_request_by_hand():
     assert job.end == pytest.approx(1e-3 + 16e-5 + 2 * (1e-3 + 1e-4))
 
 
-@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 @pytest.mark.parametrize("decode_workers", [0, 2])
 def test_every_request_is_served_in_order(policy, decode_workers):
     arrivals = requests(5, number=200, gap=0.003)
@@ -155,6 +158,27 @@ def test_prefill_apart_keeps_long_prompts_from_the_decodes():
         hand_over=Link(1e-3, 1e9, 1000),
     )  # fmt: skip
     assert together.tbt(50) > 3 * apart.tbt(50)
+
+
+def test_a_trace_without_hashes_is_routed_by_load(tmp_path, monkeypatch, capsys):
+    """Azure's format: prompts share nothing, and their K and V still go to the decode workers."""
+    file = tmp_path / "azure.csv"
+    lines = [f"2023-11-16 18:15:{i:02}.0,{400 + 300 * i},{1 + i}" for i in range(20)]
+    file.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *lines]))
+    arrivals = bench.arrivals_of(str(file))
+    assert [len(one.names) for one in arrivals[:4]] == [1, 2, 2, 3]
+    assert len({name for one in arrivals for name in one.names}) == sum(
+        len(one.names) for one in arrivals
+    )
+    monkeypatch.setattr(bench, "measured_costs", lambda lm: COSTS)
+    assert main(["bench", "cluster", "--trace", str(file), "--workers", "1", "2"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if re.match(r"[12]  ", line)]
+    cells = [re.split(r"  +", row.strip()) for row in rows]
+    assert [row[:2] for row in cells] == [
+        ["1", "least loaded"], ["2", "least loaded"], ["2", "least loaded, half of them decode"],
+    ]  # fmt: skip
+    assert all(float(row[2]) == 0 for row in cells)
+    assert float(cells[0][-1]) == 0 < float(cells[2][-1])
 
 
 def test_arguments_are_checked():

