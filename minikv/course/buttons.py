@@ -17,7 +17,7 @@ BRANCH = "main"
 BADGES = re.compile(r"^\[!\[Open in Colab\]\([^\n]*$", re.MULTILINE)
 LINKS = re.compile(r"\nOpen in \[Colab\]\([^\n]*\n")
 COLAB = """\
-# Fetches the course in Google Colab, and installs what it needs. Elsewhere it does nothing.
+# In Google Colab only: install the course.
 import os
 import sys
 

@@ -16,7 +16,7 @@ from minikv.course.harness import markup, parts, process, progress_file, reader_
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, ReaderError, chapter_of, find
-from minikv.course.harness.mine import mine, own_engine
+from minikv.course.harness.mine import mine, own_engine, used_below
 from minikv.course.harness.overview import Overview
 from minikv.course.harness.predictions import measured, predict, predictions
 from minikv.course.harness.report import Report
@@ -70,6 +70,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     report = process.run(exercise, own)
     report.saved, report.show_trace = saved, trace
     progress_file.note(report, alone=not own)
+    report.used_below = report.passed and not report.unchanged and used_below(exercise.id)
     if markup.server_root() is not None:
         report.panel = _show_with_buttons
     return report
@@ -80,8 +81,13 @@ def _show_with_buttons(report: Report) -> None:
 
     exercise = find(report.exercise)
     id_ = exercise.id
-    giving_away = "" if _may_see(exercise) else "This shows the reference's solution."
-    putting_back = f"This puts {id_} back as it was, and keeps a copy of what you have written."
+    giving_away = "This shows the reference's solution. Click again to see it."
+    if _may_see(exercise):
+        giving_away = ""
+    putting_back = (
+        f"This puts {id_} back as it was, and keeps a copy of what you have written. "
+        "Click again to do it."
+    )
     actions = [
         *(
             Action(f"Hint {n}", "Each hint says more", partial(hint, id_, n))
@@ -92,10 +98,14 @@ def _show_with_buttons(report: Report) -> None:
         Action("Solution", "The reference", partial(solution, id_, True), giving_away),
         Action("Reset", "Start this exercise again", partial(reset, id_), putting_back, True),
     ]
-    file = reader_files.path_of(chapter_of(id_))
-    line = reader_files.line_of(exercise, report.at)
-    buttons = markup.check_button() + markup.open_button(file, line)
-    Panel(id_, actions).display(report.html(buttons), repr(report))
+    panel = Panel(id_, actions, partial(_file_buttons, exercise))
+    panel.display(report.html(_file_buttons(exercise, report.at)), repr(report))
+
+
+def _file_buttons(exercise: Exercise, at: int | None = None) -> str:
+    """The buttons that check the exercise's file and open it, at the function with line `at`."""
+    file, line = reader_files.path_of(chapter_of(exercise.id)), reader_files.line_of(exercise, at)
+    return markup.check_button() + markup.open_button(file, line)
 
 
 def hint(exercise_id: str, number: int | None = None) -> Page:
@@ -266,9 +276,15 @@ def sandbox(**classes):
 def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
+    from IPython import get_ipython
+    from IPython.display import clear_output
+
     found = parts.run(lambda what: print(what, end=" … ", flush=True))
     if found.proofs:
-        print()
+        if get_ipython() is not None or sys.stdout.isatty():
+            clear_output(wait=True)  # that line; or all that this cell has shown so far
+        else:
+            print()
     return found
 
 

@@ -88,7 +88,7 @@ class Session:
         a, last = letter.lower(), len(self.texts[letter]) - 1
         if self.run(f"slot, copy = {a}.writable_slot({last})"):
             slot, copy = self.names["slot"], self.names["copy"]
-            self.said = f"{letter} writes its token {last} into slot {slot}, "
+            self.said = f"{letter} writes its token at position {last} into slot {slot}, "
             if copy is None:
                 self.said += "in place: no other sequence has the block."
             else:
@@ -278,7 +278,7 @@ class Sandbox(widgets.VBox):
                 last = len(one.steps) - 1
                 told = one.describe(last, last - 1 if last else None)
                 words.append(f"{one.title}. {told}")
-                pictures.append(style.Picture(one.frame(last), words[-1]).html())
+                pictures.append(style.Picture(one.frame(last), words[-1]).html(least=0))
             return pictures, " ".join(words)
         except Exception as error:  # of a reader's own classes: what they say cannot be drawn
             told = f"This cannot be drawn. {_sentence(error)}"

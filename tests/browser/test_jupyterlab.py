@@ -76,6 +76,10 @@ CONTRAST = """text => {
     return (both[0] + 0.05) / (both[1] + 0.05);
 }"""
 CONTRASTS = f"texts => texts.map(text => [text.innerText, ({CONTRAST})(text)])"
+# Those of some boxes that scroll sideways.
+SIDEWAYS = (
+    "boxes => boxes.filter(box => box.scrollWidth > box.clientWidth).map(box => box.className)"
+)
 # The upper left pixel of an image.
 CORNER = """image => {
     const canvas = new OffscreenCanvas(1, 1).getContext('2d');
@@ -256,6 +260,7 @@ def test_every_player_moves_its_picture(page, chapter, screenshots, theme):
                 page.wait_for_function(MOVED, arg=shown)
             else:
                 assert key == "Home"  # it stood there already
+        assert player.locator(".widget-box").evaluate_all(SIDEWAYS) == []
         assert caption.locator("div").last.evaluate(CONTRAST) > 4.5
         assert image.evaluate(CORNER) == [255, 255, 255, 255]  # white paper, whatever the theme
         name = f"{chapter.number}_player_{index}_{theme.lower()}.png"
@@ -312,6 +317,31 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, chapter, screenshot
     cell.get_by_role("button", name="Reset: sure?").wait_for()
     hint.click()  # another button: nothing is reset
     cell.get_by_role("button", name="Reset", exact=True).wait_for()
+
+
+@pytest.mark.parametrize("what", ["google.colab", "sandbox("])
+def test_a_narrow_page_does_not_scroll_sideways(page, chapter, cells, screenshots, what):
+    code = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
+    at = next((i for i, source in enumerate(code) if what in source), None)
+    if at is None:
+        pytest.skip("this chapter has no sandbox")
+    check_cell(page, chapter)
+    if what == "sandbox(":
+        page.evaluate(SELECT, at)
+        choose(page, "Run", "Run Selected Cell and Do not Advance")
+        page.get_by_role("button", name="New sequence", exact=True).click()
+        page.locator(".widget-html figure").first.wait_for()
+    page.set_viewport_size({"width": 880, "height": 1000})
+    try:
+        page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at)", at)
+        page.wait_for_timeout(1000)
+        page.screenshot(path=screenshots / f"{chapter.number}_narrow_{at}.png")
+        wide = page.locator(
+            ".jp-NotebookPanel:visible .jp-WindowedPanel-outer, .widget-html figure"
+        )
+        assert wide.evaluate_all(SIDEWAYS) == []
+    finally:
+        page.set_viewport_size({"width": 1500, "height": 1000})
 
 
 def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapter, screenshots):

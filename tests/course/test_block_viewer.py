@@ -375,7 +375,7 @@ def test_the_player_steps_through():
         assert history.steps[step].describe() in player.caption.value  # for a screen reader
     assert len(set(seen)) == 5 and len({picture for picture, _, _ in seen}) == 5
     assert "run this cell" in repr(player)
-    assert player.slider.tooltip
+    assert player.slider.tooltip and player.slider.description == "step 4 of 4"
     assert all(button.description and button.tooltip for button in player.buttons.values())
 
 

@@ -11,6 +11,7 @@ import threading
 import time
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from four_ways import EXERCISES, different, reference_sources, right
@@ -21,6 +22,7 @@ from minikv.course.harness import panel, predictions, progress_file
 from minikv.course.harness.diff import SideBySide
 from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.markup import GREEN, VERMILION
+from minikv.course.harness.mine import used_below
 from minikv.course.harness.report import Line, Report
 from minikv.course.harness.skeletons import fill, skeleton, targets
 
@@ -284,7 +286,8 @@ def in_lab(exercises, tmp_path, monkeypatch):
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "jpserver-7.json").write_text(json.dumps({"root_dir": str(tmp_path)}))
     shown = []
-    monkeypatch.setattr(panel, "display", lambda data, **_: shown.append(data))
+    handle = SimpleNamespace(update=lambda data, raw: shown.append(data))
+    monkeypatch.setattr(panel, "display", lambda data, **_: shown.append(data) or handle)
     monkeypatch.setattr(panel, "_open", {})
     return shown
 
@@ -386,6 +389,65 @@ def test_the_panel_asks_before_it_gives_away_or_puts_back(buttons, exercises):
     assert (exercises / FILE).read_text() == skeleton(chapter_of(ONE.id))
     [copy] = (exercises / ".progress" / "backups").iterdir()
     assert copy.read_text() == BROKEN
+
+
+def test_the_panel_says_what_a_second_click_does(buttons):
+    _, click = buttons("04.1")
+    assert "Click again to see it." in click("Solution")
+    assert "Click again to do it." in click("Reset")
+
+
+def test_after_a_reset_the_file_can_still_be_checked_and_opened(buttons, in_lab, exercises):
+    (exercises / FILE).write_text("# a line more\n" + BROKEN)
+    _, click = buttons("04.1")
+    click("Reset")
+    click("Reset")
+    html = in_lab[-1]["text/html"]
+    assert "was reset" in html and ">Check<" in html
+    assert "def allocate" in line_that_opens(html, exercises)
+
+
+def test_the_panel_opens_the_line_that_python_cannot_read(buttons, exercises):
+    (exercises / FILE).write_text(right(ONE).replace("def release(", "def release((", 1))
+    html, _ = buttons("04.1")
+    assert "def release((" in line_that_opens(html, exercises)
+
+
+@pytest.mark.parametrize(
+    "cell, expected",
+    [
+        ('a, b = mine("04.2", "04.1")', True),
+        ("engine = own_engine(lm)", True),
+        ('mine("04.11")', False),
+        ("your_parts()", False),
+    ],
+)
+def test_which_cells_run_on_an_exercise_is_read_from_the_notebook(in_lab, tmp_path, cell, expected):
+    write_notebook(tmp_path, 'mine("04.1")', 'check("04.1")', cell)
+    assert used_below("04.1") == expected
+
+
+def test_a_pass_says_once_that_the_cells_below_run_on_it(in_lab, exercises, tmp_path):
+    write_notebook(tmp_path, 'check("04.1")', 'mine("04.1")')
+    said = "Run the cells below again"
+    assert said not in lab.check("04.1").html()
+    (exercises / FILE).write_text(right(ONE))
+    assert said in lab.check("04.1").html()
+    assert said not in lab.check("04.1").html(), "nothing has changed since"
+
+
+def write_notebook(folder, *code):
+    """The notebook that is open in `in_lab`."""
+    (folder / "notebooks").mkdir()
+    cells = [{"cell_type": "code", "source": [text]} for text in code]
+    (folder / "notebooks" / "04.ipynb").write_text(json.dumps({"cells": cells}))
+
+
+def test_code_on_a_page_is_not_broken_inside_words(exercises):
+    (exercises / FILE).write_text(different(ONE))
+    for page in (SideBySide(ONE), lab.hint("04.1", 3)):
+        html = page._repr_html_()
+        assert html.count("<pre") == html.count("word-break:normal;overflow-wrap:normal")
 
 
 def test_the_panel_tells_what_cannot_be_shown(buttons, exercises):

@@ -191,7 +191,7 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     said = repr(parts)
     assert said.startswith(parts.written.text) and parts.same and parts.written.same
     assert "04.1 BlockPool.allocate, BlockPool.release: yours\n" in said
-    assert "04.6 before_the_sweep: yours, in no run\n" in said
+    assert "04.6 before_the_sweep: yours; no model calls it\n" in said
     assert '04.3 slot_mapping: changed since it passed: check("04.3")\n' in said
     others = "04.2, 04.4, 04.5, all of 01, 02, 03, 05, 06"
     assert said.count("The reference's") == 1 and f"The reference's: {others}" in said
@@ -232,7 +232,7 @@ def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_pat
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "03_kv_memory.ipynb"))
     assert "None of your parts" in repr(lab.your_parts())
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notes.ipynb"))
-    assert "06.6 before_the_race: yours, in no run" in repr(lab.your_parts())
+    assert "06.6 before_the_race: yours; no model calls it" in repr(lab.your_parts())
 
 
 def test_your_parts_before_an_engine_can_run_on_them(exercises):

@@ -358,9 +358,10 @@ def links(shown):
     return re.findall(r'<a href="([^"]+)"', shown._repr_html_())
 
 
-def test_pictures_shrink_beside_an_editor():
+def test_pictures_shrink_beside_an_editor_and_folded_cells_are_cut():
     shown = ladder.ladder(4)._repr_html_()
-    assert re.search(r"<style>figure > img \{ min-width: 5\d\dpx !important \}</style>", shown)
+    assert re.search(r"<style>figure > img \{ min-width: 5\d\dpx !important \} ", shown)
+    assert ".jp-InputPlaceholder > * { min-width: 0 }</style>" in shown
     assert "<style>" not in ladder.navigation(4)._repr_html_(), "once is enough"
 
 

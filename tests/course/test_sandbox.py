@@ -143,7 +143,8 @@ def test_what_a_button_did_is_said_drawn_told_and_listed():
     assert panel.sequence.options == ("A", "B") and panel.sequence.value == "A"
     press(panel, "write", letter="B")
     assert "new in this step" in drawing(panel)
-    assert "after block 1, which is shared, is copied to block 2." in panel.message.value
+    said = "B writes its token at position 2 into slot 4, after block 1, which is shared, is copied"
+    assert f"{said} to block 2." in panel.message.value
     assert panel.picture.value.count("<img") == 2
     for words in ("Block 0 is shared by A and B, count 2.", "1 of 4 blocks free."):
         assert words in unescape(panel.words.value) and words in unescape(panel.picture.value)
@@ -213,5 +214,6 @@ def test_the_drawings_leave_room_for_the_buttons_on_a_laptops_screen():
         press(panel, "new", "def fib(n)")
         press(panel, "insert")
     assert panel.picture.value.startswith("<div style='max-width:500px'>")
+    assert panel.picture.value.count("min-width:0px!important") == 2, "they shrink to fit in there"
     sizes = re.findall(r"viewBox=\"0 0 ([\d.]+) ([\d.]+)\"", drawing(panel))
     assert len(sizes) == 2 and sum(500 * float(h) / float(w) for w, h in sizes) < 600

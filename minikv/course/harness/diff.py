@@ -9,6 +9,7 @@ from itertools import zip_longest
 
 from minikv.course.harness import reader_files
 from minikv.course.harness.manifest import Exercise, chapter_of
+from minikv.course.harness.markup import WHOLE_WORDS
 from minikv.course.harness.skeletons import definition, definitions, docstring_of, targets, text_of
 
 SHADE = "background:rgba(230,159,0,.28)"  # half transparent: for light and dark pages
@@ -106,7 +107,8 @@ def _side(name: str, lines: tuple[str | None, ...], differs: list[bool]) -> str:
     )
     return (
         f"<div style='min-width:0'><b>{name}</b>"
-        f"<pre style='text-align:left;overflow-x:auto;margin:2px 0'>{shown}</pre></div>"
+        f"<pre style='text-align:left;white-space:pre;{WHOLE_WORDS};margin:2px 0'>{shown}</pre>"
+        "</div>"
     )
 
 

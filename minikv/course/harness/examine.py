@@ -44,7 +44,7 @@ def examine(
     tell({"total": len(checks)})
     report = Report(exercise.id, "failed", len(checks))
     report.place = place_of(exercise, done)
-    report.unwritten = next(iter(done.unwritten.values()), None)
+    report.place_line = next(iter(done.unwritten.values()), None)
     report.fingerprint = reader_files.fingerprint(exercise, text)
     if own:
         _borrow(own, set(), chapter.number)

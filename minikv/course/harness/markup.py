@@ -19,6 +19,7 @@ from minikv.course.harness import reader_files
 GREEN, VERMILION, SKY, ORANGE = "#009E73", "#D55E00", "#56B4E9", "#E69F00"
 INK = "#1a1a1a"
 ORDINARY_WIDTH = 100  # columns of text
+WHOLE_WORDS = "word-break:normal;overflow-wrap:normal;overflow-x:auto"  # JupyterLab breaks them
 
 
 # ── Text ──────────────────────────────────────────────────────────────────────
@@ -104,7 +105,7 @@ def folded(summary: str, content: str, is_open: bool = False) -> str:
 
 
 def preformatted(text: str) -> str:
-    return f"<pre style='text-align:left;white-space:pre-wrap'>{escape(text)}</pre>"
+    return f"<pre style='text-align:left;white-space:pre-wrap;{WHOLE_WORDS}'>{escape(text)}</pre>"
 
 
 # ── Links and buttons ─────────────────────────────────────────────────────────

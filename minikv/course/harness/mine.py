@@ -7,6 +7,8 @@ its check runs here; a check runs everything else, in a process of its own.
 """
 
 import ast
+import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +17,7 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters import each
-from minikv.course.harness import progress_file, reader_files
+from minikv.course.harness import markup, progress_file, reader_files
 from minikv.course.harness.manifest import (
     Chapter,
     Class,
@@ -67,6 +69,19 @@ def own_engine(
     for name in ("step", "beam_search"):  # some parts are looked for only when they are needed
         setattr(engine, name, _with(parts, getattr(engine, name)))
     return engine
+
+
+def used_below(exercise_id: str) -> bool:
+    """Whether the open notebook has cells below this exercise's check that run on it."""
+    notebook = markup.open_notebook()
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"] if notebook else []
+    except (OSError, ValueError):  # on another machine, or being written
+        return False
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    at = next((i for i, text in enumerate(code) if f'check("{exercise_id}"' in text), len(code))
+    uses = re.compile(rf'\bmine\([^)]*"{re.escape(exercise_id)}"|\bown_engine\(')
+    return any(map(uses.search, code[at + 1 :]))
 
 
 def _with(parts: "Parts", method: Callable) -> Callable:

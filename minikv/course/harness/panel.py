@@ -12,7 +12,7 @@ from minikv.course.harness import markup
 
 @dataclass(frozen=True)
 class Action:
-    """One button. `show()` returns what it shows; with `sure`, a first click asks that."""
+    """One button. `show()` returns what it shows; with `sure`, a first click says that instead."""
 
     name: str
     tooltip: str
@@ -28,8 +28,10 @@ _open: dict[str, str] = {}
 class Panel:
     """A report with its buttons, and under them what the last button has shown."""
 
-    def __init__(self, exercise_id: str, actions: list[Action]):
+    def __init__(self, exercise_id: str, actions: list[Action], file_buttons: Callable[[], str]):
+        """`file_buttons()` is HTML: the buttons that open and check the file as it is now."""
         self._id, self._actions = exercise_id, {action.name: action for action in actions}
+        self._file_buttons = file_buttons
         self._asked: str | None = None  # the action whose first click has asked
         self.buttons = {action.name: self._button(action) for action in actions}
         self._report: DisplayHandle | None = None
@@ -54,7 +56,7 @@ class Panel:
         if action.sure and asked != name:
             self._asked = name
             self.buttons[name].description = f"{name}: sure?"
-            self._fill(f"<p>{escape(action.sure)} Click again to do it.</p>")
+            self._fill(f"<p>{escape(action.sure)}</p>")
             return
         if _open.get(self._id) == name:  # a second click folds it
             del _open[self._id]
@@ -65,7 +67,8 @@ class Panel:
             _open[self._id] = name
         elif action.undoes and self._report is not None:
             gone = f"{self._id} was reset. Check shows it as it is now."
-            self._report.update({"text/html": f"<p>{gone}</p>", "text/plain": gone}, raw=True)
+            html = f"<p>{gone}</p>{self._file_buttons()}"
+            self._report.update({"text/html": html, "text/plain": gone}, raw=True)
 
     def _show(self, action: Action) -> None:
         try:

@@ -74,7 +74,7 @@ class Parts:
                 if id_ in self.changed:
                     lines.append(f'{id_} {part}: changed since it passed: check("{id_}")')
                 elif id_ in self.passed:
-                    lines.append(f"{id_} {part}: yours" + ", in no run" * (id_ not in ran))
+                    lines.append(f"{id_} {part}: yours" + "; no model calls it" * (id_ not in ran))
                 else:
                     rest.append(id_)
             if len(rest) == len(chapter.exercises):

@@ -76,10 +76,10 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Report:
         done = reader_files.progress_of(exercise, text)
         report.fingerprint = reader_files.fingerprint(exercise, text)
     except reader_files.WorkbookError as error:
-        report.place = str(error)
+        report.place, report.place_line = str(error), error.line
         return report
     report.place = chapter.cannot_run or place_of(exercise, done)
-    report.unwritten = next(iter(done.unwritten.values()), None)
+    report.place_line = next(iter(done.unwritten.values()), None)
     if chapter.cannot_run:
         return report
     if not done.started and exercise.kind != "debug":

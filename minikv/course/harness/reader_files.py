@@ -26,6 +26,10 @@ from minikv.course.harness.skeletons import (
 class WorkbookError(ReaderError):
     """An exercise file cannot be used. The sentence says where, and what to do."""
 
+    def __init__(self, sentence: str, line: int | None = None):
+        super().__init__(sentence)
+        self.line = line  # that Python cannot read
+
 
 MARK = ".minikv"  # in a folder that `minikv start` has made, and nowhere else
 
@@ -119,7 +123,8 @@ def parse(chapter: Chapter, text: str) -> ast.Module:
         source = (getattr(error, "text", None) or "").strip()
         raise WorkbookError(
             f"{display_name(chapter)}{line}: Python cannot read this: "
-            f"{getattr(error, 'msg', error)}" + (f": {source}" if source else "")
+            f"{getattr(error, 'msg', error)}" + (f": {source}" if source else ""),
+            getattr(error, "lineno", None),
         ) from None
 
 
@@ -200,12 +205,12 @@ def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
 
 def line_of(exercise: Exercise, at: int | None = None) -> int:
     """Where the exercise's function that holds line `at` of the reader's file begins, else its
-    first function; 1 where none can be found."""
+    first function. Of a file that Python cannot read, line `at` itself; 1 where there is none."""
     chapter = chapter_of(exercise.id)
     try:
         found = definitions(parse(chapter, read(chapter)))
     except WorkbookError:
-        return 1
+        return at or 1
     own = [path for path, target in targets(chapter).items() if target.exercise == exercise.id]
     nodes = [found[path] for path in own if path in found]
     holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]

@@ -52,7 +52,7 @@ class Report:
     total: int  # checks there are
     lines: list[Line] = field(default_factory=list)
     place: str | None = None  # where in the file, and what stands there
-    unwritten: int | None = None  # the line of the first part that is not written yet
+    place_line: int | None = None  # the first line that `place` names
     printed: str = ""  # what the reader's code wrote
     trace: str | None = None
     seconds: float = 0.0
@@ -62,6 +62,7 @@ class Report:
     fingerprint: str | None = None  # of the code that was checked
     saved: float | None = None  # when the file was saved, in seconds since 1970
     unchanged: bool = False  # it has not been saved since the check before this one
+    used_below: bool = False  # by cells of the open notebook, which ran on the reference
     following: str | None = None  # the exercise to do next
     in_terminal: bool = False
     show_trace: bool = False
@@ -77,7 +78,7 @@ class Report:
     @property
     def at(self) -> int | None:
         """The line of the file that went wrong first, where it is known."""
-        return next((line.at for line in self.lines if not line.ok and line.at), self.unwritten)
+        return next((line.at for line in self.lines if not line.ok and line.at), self.place_line)
 
     # ── Words ─────────────────────────────────────────────────────────────────
 
@@ -197,14 +198,15 @@ class Report:
         title = f"<b>{exercise.id} {escape(exercise.title)}</b>"
         parts = [f"{badge(f'{symbol} {self.state}', color)} {title} &nbsp; {escape(self.count())}"]
         fresh = marked(self.freshness())
-        stale = self.unchanged or (self.status == "not started" and self.panel is not None)
-        prominent = fresh and stale and not self.passed
+        prominent = fresh and self.unchanged and not self.passed
         if prominent:
             parts.append(f"<b>{fresh}</b>")
         parts.append(marked(self.place or ""))
         if not self.passed:
             parts += [*self._rows_html(), escape(self.advice())]
         parts.append(marked(self.model or ""))
+        if self.used_below:
+            parts.append("Run the cells below again: they run on your code now.")
         if self.printed:
             parts.append(f"Your code printed:{markup.preformatted(self.printed)}")
         if self.trace and (self.panel or self.show_trace):

@@ -59,12 +59,13 @@ class Player(widgets.VBox):
         self.buttons["next"].on_click(lambda _: self._move(1))
         self.buttons["play"].on_click(lambda _: self._toggle())
         self.play.observe(lambda change: self._name_play(change["new"]), names="playing")
-        self.slider = widgets.IntSlider(**steps, description=f"step of {last}")
+        self.slider = widgets.IntSlider(**steps, readout=False)
+        self.slider.style.description_width = f"{len(f'step {last} of {last}')}ch"
         self.slider.tooltip = f"The step of {what} that is shown; the arrow keys move it"
         self.slider.layout = widgets.Layout(flex="1 1 260px", width="auto")
         self.caption, self.text = widgets.HTML(), widgets.HTML()
         self.picture = _Image(format="png")
-        self.picture.layout = widgets.Layout(width=f"{style.SHOWN}px", max_width="100%")
+        self.picture.layout = widgets.Layout(width=f"{style.SHOWN}px", max_width="100%", margin="0")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(lambda change: self._show(change["new"]), names="value")
         self._show(start)
@@ -93,6 +94,7 @@ class Player(widgets.VBox):
         self.buttons["play"].description = "⏸ Pause" if playing else "▶ Play"
 
     def _show(self, step: int) -> None:
+        self.slider.description = f"step {step} of {self.slider.max}"
         if step not in self._drawn:
             self._drawn[step] = style.png(self._frame(step))
         self.picture.value = self._drawn[step]

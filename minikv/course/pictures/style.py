@@ -21,9 +21,13 @@ INK, FAINT, PAPER = "#1a1a1a", "#6b6b6b", "#ffffff"
 EDGE = "#8a8a8a"  # around the paper, seen on a light page and on a dark one
 WIDTH = 8.6  # inches: the text column of JupyterLab at its usual size
 SHOWN, LEAST = 860, 640  # pixels on a page: it is scaled between these, and then scrolls
-# Beside an open editor a page is narrower, and a picture may be as small as can still be read. Each
+# Beside an open editor a page is narrower, and a picture may be as small as can still be read. The
+# line that stands for a folded cell is cut, so that the page does not scroll sideways for it. Each
 # notebook sets this once, with its ladder.
-BESIDE_EDITOR = "<style>figure > img { min-width: 520px !important }</style>"
+BESIDE_EDITOR = (
+    "<style>figure > img { min-width: 520px !important } "
+    ".jp-InputPlaceholder > * { min-width: 0 }</style>"
+)
 MOST_BYTES = 150_000  # of SVG
 FONTS = {  # of the pictures, and what is about as wide
     "DejaVu Sans": "Verdana,sans-serif",
@@ -103,18 +107,19 @@ class Picture:
         data = {"image/png": png(self.figure, 96), "text/plain": self.alt}
         return {"text/html": self.html()} | data, {"image/png": {"alt": self.alt}}
 
-    def html(self) -> str:
-        """The picture as wide as the page lets it be, and its caption. On a page that is too
-        narrow to read it, it scrolls. A little of a dark page shines through the white paper, so
-        that it does not glare."""
+    def html(self, least: int = LEAST) -> str:
+        """The picture as wide as the page lets it be, and its caption. In less than `least` pixels
+        it scrolls, as it could not be read; with 0 it always fits. A little of a dark page shines
+        through the white paper, so that it does not glare."""
         kind, data = "svg+xml", svg(self.figure)
         if len(data) > MOST_BYTES:  # so many marks are smaller as pixels
             kind, data = "png", png(self.figure)
+        important = "" if least else "!important"  # BESIDE_EDITOR is for those that may scroll
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return (  # the first line is what JupyterLab shows of a folded output
             f"<!-- a picture -->\n<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
-            f"<img style='width:100%;min-width:{LEAST}px;max-width:none;box-sizing:border-box;"
-            "padding:4px;background:white;opacity:0.9;"
+            f"<img style='width:100%;min-width:{least}px{important};max-width:none;"
+            "box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
             f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"
         )

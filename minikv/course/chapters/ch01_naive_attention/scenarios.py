@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 import minikv
 from minikv.course.harness.checking import mismatch, plain, runs_model, witness
-from minikv.course.harness.scenarios import Group, Log, same, scenario
+from minikv.course.harness.scenarios import Group, Log, Words, same, scenario
 from minikv.model import rotate
 
 EARLIER = "the groups above: which of them fails?"
@@ -25,8 +25,8 @@ def call(log: Log, text: str, function: Callable, **arguments: Any) -> Any:
     found = log.call(text, partial(function, *arguments.values()), see=False)
     changed = [name for name, value in arguments.items() if not same(value, before[name])]
     told = f"{' and '.join(changed)} changed" if changed else text
-    log(told, {"the arguments are": "modified" if changed else "unchanged"})
-    log(text, {"what comes back is": kind_of(found)})
+    log(told, {"the arguments are": Words("modified" if changed else "unchanged")})
+    log(text, {"what comes back is": Words(kind_of(found))})
     return found
 
 
@@ -64,7 +64,8 @@ def vectors(num_keys: int, dim: int, width: int, seed: int = 0, key: list | None
     query = torch.randn(dim, generator=generator)
     keys = torch.randn(num_keys, dim, generator=generator)
     values = 4 * torch.randn(num_keys, width, generator=generator) + torch.arange(width)
-    what = f"{some(num_keys, 'equal key' if key else 'key')} of {dim}, values of {width}"
+    keys_ = some(num_keys, "equal key" if key else "key")
+    what = f"{keys_} of {some(dim, 'number')}, values of {some(width, 'number')}"
     return what, query.tolist(), [key] * num_keys if key else keys.tolist(), values.tolist()
 
 

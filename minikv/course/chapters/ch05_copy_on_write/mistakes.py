@@ -148,7 +148,7 @@ def fork(self):
                 ("in self.block_ids:", "in self.block_ids[: self.num_tokens // self.block_size]:"),
                 ("self.block_ids.copy()", "self.block_ids[: self.num_tokens // self.block_size]"),
             )},
-            cause="only the full block is shared: the last 3 tokens have none",
+            cause="only full blocks are shared: the last 3 tokens have none",
             look="which blocks hold tokens that both have?",
         ),
     ),

@@ -8,9 +8,10 @@ import torch
 
 import minikv
 from minikv import BlockPool, beam
+from minikv.course.chapters.ch05_copy_on_write.answers import copy_blocks, copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.harness.scenarios import Group, Log, Words, scenario
 from minikv.sequence import Request, Sequence
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
@@ -78,7 +79,7 @@ def tables(mine, program, log: Log) -> None:
             twin = log.call(f"{rest} = {name}.fork()", table.fork, see=False)
             kind = kind_of(twin, table)
             if "kind" in looks or kind != "a second table":
-                log(f"{rest} = {name}.fork()", {"the fork is": kind})
+                log(f"{rest} = {name}.fork()", {"the fork is": Words(kind)})
             if kind != "a second table":
                 return
             live[rest] = twin
@@ -140,7 +141,7 @@ def kind_of(twin, table) -> str:
     return "a second table"
 
 
-LENGTHS = ((4, 7), (4, 8), (3, 5), (1, 2), (16, 20), (4, 0))
+LENGTHS = ((4, 3), (4, 7), (4, 8), (3, 5), (1, 2), (16, 20), (4, 0))
 
 
 def each(steps: str, looks: str, lengths=LENGTHS, num_blocks: int = 24) -> list:
@@ -201,7 +202,7 @@ scenario(
     ),
     Group(
         "each grows on its own",
-        each("A+N A>B B+1 A+1 A+9", "ids"),
+        [*each("A+N A>B A+2", "ids", [(4, 3)]), *each("A+N A>B B+1 A+1 A+9", "ids")],
         look="do the tables share a list?",
     ),
     Group(
@@ -371,7 +372,7 @@ def beams(mine, program, log: Log) -> None:
         text = f"{len(live)} beam{'s' * (len(live) != 1)}, children {step or 'none'}"
         children = log.call(text, mine.next_beams, list(live), list(chosen), see=False)
         kind = kind_of_beams(children)
-        log(text, {"what comes back is": kind})
+        log(text, {"what comes back is": Words(kind)})
         if kind != "sequences":
             return
         texts = ["".join(map(chr, child.token_ids)) for child in children]
@@ -497,7 +498,7 @@ def branches(mine, program, log: Log) -> None:
         if hasattr(branch, "block_ids") and branch is not table
         else "no second table"
     )
-    log(text, {"what comes back is": kind if branch is not None else None})
+    log(text, {"what comes back is": Words(kind if branch is not None else "nothing")})
     if kind != "a second table":
         log("", {"free blocks:": pool.num_free})
         return
@@ -778,7 +779,17 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     if branch != alone:
         raise AssertionError(f"a branch after 22 tokens: {branch}, the oracle: {alone}")
     copied = width * -(-total // 4)
+    parts = {
+        "fork": mine.BlockTable.fork is not minikv.BlockTable.fork,
+        "write": mine.BlockTable.writable_slot is not minikv.BlockTable.writable_slot,
+        "beams": mine.next_beams is not beam.next_beams,
+        "branch": mine.copy_prefix is not copy_prefix,
+        "copies": mine.copy_blocks is not copy_blocks,
+    }
+    own = ", ".join(f"your {name}" for name, is_own in parts.items() if is_own)
+    rest = "" if all(parts.values()) else " (the rest is the reference's)"
     return (
+        f"tinypy ran on {own}{rest}: "
         f"{width} samples of {SAMPLES.max_tokens} tokens, same tokens as the oracle, {held} blocks "
         f"({copied} without sharing); {width} beams of {SAMPLES.max_tokens} tokens, the oracle's "
         f"scores, {most} blocks ({copied} without sharing); a branch in the middle, same tokens "
