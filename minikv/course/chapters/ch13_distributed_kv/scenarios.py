@@ -1,6 +1,7 @@
 """Chapter 13 as programs: pairs of prompts, stores that lie, routed requests, hand-overs."""
 
 import random
+from enum import IntEnum
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -55,9 +56,23 @@ class Named:
         return "'a'"
 
 
+class Level(IntEnum):
+    """A salt that is an integer, and prints what its class decides."""
+
+    LOW = 1
+
+
+class Text(str):
+    """A salt that is a string, and prints as another one."""
+
+    __repr__ = Named.__repr__
+
+
 NO_SALTS = {
     "an object": Tenant(),
     "an object that prints as 'a'": Named(),
+    "a member of an enum of integers": Level.LOW,
+    "a string of a subclass, which prints as 'a'": Text("b"),
     "a frozenset": frozenset("abc"),
     "a tuple with an object in it": ("a", Tenant()),
     "a tuple in a tuple with a frozenset in it": ("a", (frozenset("ab"),)),
@@ -196,7 +211,7 @@ scenario(
     two_salts,
     Group(
         "salts: equal ones and others",
-        [("a", "a"), (("a", 1), ("a", 1)), (None, None), (1.5, 1.5), *pairs_of_salts()],
+        [("a", "a"), (("a", 1), ("a", 1)), (None, None), (1.5, 1.5), (1, True), *pairs_of_salts()],
         look="type, and where each part of a tuple ends",
     ),
 )
@@ -446,9 +461,6 @@ scenario(
             ([0, 0], [7, 0], {}, 9, "A", 5),
             ([3, 0], [3, 3], {"A": [0]}, 9, "A", 5),
             ([5, 0], [5, 5], {"A": [0]}, 9, "A", 5),
-            ([4, 0], [4, 5], {"A": [0]}, 9, "A", 5),
-            ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
-            ([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
             ([20, 9, 8], [20, 9, 8], LONG, 9, "ABCD", 17),
             ([22, 9, 8], [22, 9, 8], LONG, 9, "ABCD", 17),
             ([22, 9, 0], [22, 9, 5], LONG, 9, "ABCD", 17),
@@ -457,15 +469,45 @@ scenario(
         look="candidates: those that hold a beginning, and the least loaded one",
     ),
     Group(
+        "ties",
+        [
+            ([4, 0], [4, 5], {"A": [0]}, 9, "A", 5),
+            ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
+            ([0, 0], [0, 0], {"A": [0, 1]}, 9, "A", 5),
+            ([0, 4], [5, 5], {"A": [1]}, 9, "A", 5),
+            ([3, 3, 3], [2, 2, 2], {"A": [1, 2]}, 9, "A", 5),
+            ([4, 8, 0], [3, 9, 5], {"A": [0, 1], "AB": [1]}, 9, "AB", 9),
+            ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
+            ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
+        ],
+        look="of equal ones the least `sent`, and then the lowest number",
+    ),
+    Group(
+        "a prompt that is held whole",
+        [
+            ([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
+            ([4, 0], [3, 9], {"A": [0]}, 9, "A", 4),
+            ([6, 0], [9, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
+            ([8, 0], [8, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
+        ],
+        look="which of the two numbers has a limit: the one compared, or the one returned?",
+    ),
+    Group(
         "one choice, with a bound",
         [
             ([0, 0], [40, 0], {"A": [0]}, 1.5, "A", 5),
+            ([0, 0], [40, 0], {"A": [0]}, 0.5, "A", 5),
             ([0, 0], [40, 30], {"A": [0]}, 1.2, "A", 5),
             ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 5),
             ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 13),
             ([2, 5], [40, 8], {"A": [0]}, 1.2, "A", 5),
             ([30, 28], [40, 60], {"A": [0]}, 1.0, "A", 5),
             ([0, 0], [0, 0], {"A": [0, 1]}, 0.5, "A", 5),
+            ([0, 0], [5, 0], {"A": [0]}, 1.0, "A", 5),
+            ([0, 0], [10, 10], {"A": [0]}, 1.2, "A", 13),
+            ([0, 3, 3], [60, 9, 9], {"A": [0], "AB": [0]}, 1.5, "AB", 13),
+            ([1, 3], [60, 9], {"A": [0, 1], "AB": [0]}, 1.2, "AB", 13),
+            ([19, 0, 0], [9, 9, 9], dict.fromkeys(ends("ABCDE"), [0]), 1.0, "ABCDE", 21),
         ],
         look=OVER,
     ),
