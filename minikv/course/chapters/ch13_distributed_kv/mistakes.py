@@ -544,8 +544,8 @@ MISTAKES = {
             (
                 "ties go by load",
                 (KEY, f"({SCORE}, self.loads[one], one)"),
-                "of equal ones the one with the least load gets the prompt, not the one with the least "
-                "sent",
+                "of equal ones the one with the least load gets the prompt, not the one with the "
+                "least sent",
                 TIES,
             ),
             (
