@@ -36,6 +36,10 @@ LOST = "who will ever say that this transfer is over?"
 WHOLE = "how many blocks were begun, and how many written?"
 LOOP = "which conversations come to one worker, and how many blocks are they?"
 
+TRIAL = "after the wait one caller goes through, and the others when it has reported"
+DOUBLE = "first, twice as long, twice as long, …, at most `most`: where is it doubled?"
+WAS = "what was it before this call?"
+
 SHA_JSON = "hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()"
 PACKED = 'hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()'
 COUNT = "next((i for i, is_here in enumerate(here) if not is_here), len(names))"
@@ -49,6 +53,14 @@ STAYS = """\
         self.forget(number)
 """
 JUDGED = "transfer.wanted and num_written == len(transfer.blocks)"
+
+REFUSES = "        if self.clock() < self._next_trial:\n            return False\n"
+REST = """\
+        if was_open:  # its trial has lengthened the wait already
+            self._next_trial = self.clock() + self.wait
+        else:
+            self._lengthen()
+"""
 
 MISTAKES = {
     "13.1": (
@@ -806,5 +818,152 @@ MISTAKES = {
         guessed("8 workers, second", 50, "twice as many find twice as much",
                 "more workers find less here: the prefix is on one of eight",
                 "one of how many workers has it?"),
+    ),
+    "13.6": (
+        *made(
+            "Breaker.allows",
+            (
+                "never tries again",
+                (REFUSES, "        return False\n"),
+                "once it is open, nobody goes through any more: the store is lost for good",
+                TRIAL,
+            ),
+            (
+                "everybody tries",
+                ("        self._lengthen()  # others wait for this trial's end\n", ""),
+                "once the wait is over, every caller goes through until one of them reports",
+                TRIAL,
+            ),
+            (
+                "is closed for the trial",
+                ("self._lengthen()  # others wait for this trial's end", "self.wait = 0.0"),
+                "it closes before the trial has reported: all callers go through, and the next "
+                "wait is the first one again",
+                TRIAL,
+            ),
+            (
+                "a moment too late",
+                ("self.clock() < self._next_trial", "self.clock() <= self._next_trial"),
+                "at the time of the trial itself nobody goes through",
+                "until then, or until after then?",
+            ),
+            (
+                "waits for a report",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self._lengthen()\n"
+                    '        self._next_trial = float("inf")\n',
+                ),
+                "a trial that never reports is waited for without end",
+                "may a caller go away without saying a word?",
+            ),
+            (
+                "the trial's wait is not doubled",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self._next_trial = self.clock() + self.wait\n",
+                ),
+                "the waits stay as long as the first: a store that is down for long is asked "
+                "again and again",
+                DOUBLE,
+            ),
+            (
+                "without an upper limit",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self.wait *= 2\n"
+                    "        self._next_trial = self.clock() + self.wait\n",
+                ),
+                "the waits double without end: `most` is not looked at",
+                DOUBLE,
+            ),
+            (
+                "asks while it is open",
+                (REFUSES, ""),
+                "it lets callers through whether the wait is over or not",
+                "what is a wait good for?",
+            ),
+        ),
+        *made(
+            "Breaker.worked",
+            (
+                "stays open",
+                ("was_open, self.wait = self.is_open, 0.0", "was_open = self.is_open"),
+                "a trial that worked does not close it",
+                "how can one see from `wait` that it is closed?",
+            ),
+            (
+                "begins with the last wait",
+                ("was_open, self.wait = self.is_open, 0.0",
+                 "was_open, self.first, self.wait = self.is_open, self.wait or self.first, 0.0"),
+                "the next outage begins with the last wait of this one, not with `first`",
+                "after a call that worked, it is as new",
+            ),
+            (
+                "looks too late",
+                ("was_open, self.wait = self.is_open, 0.0",
+                 "self.wait = 0.0\n        was_open = self.is_open"),
+                "it is asked whether it was open after it has been closed",
+                WAS,
+            ),
+            (
+                "says that it was closed",
+                ("return was_open", "return not was_open"),
+                "`worked` returns whether it was open; this is the opposite",
+                WAS,
+            ),
+        ),
+        *made(
+            "Breaker.failed",
+            (
+                "doubles twice",
+                (REST, "        self._lengthen()\n"),
+                "a trial that fails doubles the wait for the second time: `allows` has done it",
+                DOUBLE,
+            ),
+            (
+                "counts from the trial's beginning",
+                (
+                    REST,
+                    "        if not was_open:\n            self._lengthen()\n",
+                ),
+                "the wait counts from the trial's beginning, not from its failure: after a slow "
+                "failure the next one may try at once",
+                "a whole wait from now",
+            ),
+            (
+                "begins with the first wait again",
+                (
+                    "        if was_open:  # its trial has lengthened the wait already\n",
+                    "        if was_open:\n            self.wait = self.first\n",
+                ),
+                "each failure begins with the first wait again: the waits never grow",
+                DOUBLE,
+            ),
+            (
+                "a time for a moment",
+                ("self._next_trial = self.clock() + self.wait", "self._next_trial = self.wait"),
+                "the length of the wait is taken for the moment at which it ends",
+                "how long, or until when?",
+            ),
+            (
+                "waits for three failures",
+                (
+                    "        was_open = self.is_open\n",
+                    "        was_open = self.is_open\n"
+                    '        self.strikes = getattr(self, "strikes", 0) + 1\n'
+                    "        if not was_open and self.strikes < 3:\n"
+                    "            return False\n",
+                ),
+                "it opens after several failures only; here the first one opens it",
+                "how many callers shall wait for the time limit?",
+            ),
+            (
+                "says that it was open",
+                ("return not was_open", "return was_open"),
+                "`failed` returns whether it was closed; this is the opposite",
+                WAS,
+            ),
+        ),
     ),
 }  # fmt: skip

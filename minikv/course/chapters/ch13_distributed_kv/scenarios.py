@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import minikv
 from minikv.course.chapters.ch13_distributed_kv.given import (
     Caches,
+    Clock,
     UnreliableStore,
+    calls_to_the_dead,
     in_process,
     unpack_text,
 )
@@ -752,6 +754,138 @@ numbers(
 )
 
 
+# ── 13.6 A breaker before the store ───────────────────────────────────────────
+
+# Steps of a program: "?" asks whether to call, "+" reports that a call worked, "-" that it failed,
+# and a number lets so many seconds pass. Times are multiples of 1/4, which floats hold exactly.
+
+
+def broken(mine, program, log: Log) -> None:
+    first, most, steps = program
+    clock = Clock()
+    breaker = mine.Breaker(first, most, clock)
+    log(f"first {first} s, most {most} s")
+    for step in steps.split():
+        at = f"at {clock.now:g} s: "
+        if step == "?":
+            log.call(f"{at}allows", breaker.allows)
+        elif step == "+":
+            log.call(f"{at}a call worked; was it open?", breaker.worked)
+        elif step == "-":
+            log.call(f"{at}a call failed; was it closed?", breaker.failed)
+        else:
+            clock.now += float(step)
+            continue
+        log("", {"is open:": breaker.is_open})
+
+
+def outage(mine, program, log: Log) -> None:
+    """A store that is down, comes back, and is down once more."""
+    first, most, down, limit, pause = program
+    clock = Clock()
+    breaker = mine.Breaker(first, most, clock)
+    log(f"first {first} s, most {most} s; down for {down} s, a call waits {limit} s")
+    for times in ("first", "second"):
+        calls = log.call("", calls_to_the_dead, breaker, clock, down, limit, pause, see=False)
+        log(f"the {times} outage", {"calls:": calls})
+        back = clock.now
+        while not breaker.allows() and clock.now < back + 4 * most:
+            clock.now += 0.25
+        log("the store is back", {"seconds until it is asked again:": clock.now - back})
+        log.call("", breaker.worked, see=False)
+
+
+def random_breaker(seed: int) -> tuple[float, float, str]:
+    """Callers that report late, or never."""
+    draw = random.Random(seed)
+    steps: list[str] = []
+    for _ in range(8 + seed // 2):
+        steps.append(draw.choice(["?"] * 4 + list("--+") + ["0.25", "0.5", "0.5", "1", "2"]))
+    return draw.choice([0.5, 1.0]), draw.choice([2.0, 4.0]), " ".join(steps)
+
+
+TWICE = "each wait is twice the one before, and at most `most`"
+scenario(
+    "13.6",
+    broken,
+    Group(
+        "closed, then open",
+        [
+            (0.5, 4.0, "?"),
+            (0.5, 4.0, "? + ?"),
+            (0.5, 4.0, "? -"),
+            (0.5, 4.0, "? - ?"),
+            (0.5, 4.0, "? - 0.25 ? ?"),
+            (1.0, 4.0, "2 ? - 0.75 ?"),
+        ],
+        look="what does one failure change, and for how long?",
+    ),
+    Group(
+        "half-open: one trial",
+        [
+            (0.5, 4.0, "? - 0.5 ?"),
+            (0.5, 4.0, "? - 0.75 ? ?"),
+            (0.5, 4.0, "? - 3 ? ? 0.25 ?"),
+        ],
+        look="who else goes through while the trial runs?",
+    ),
+    Group(
+        "the trial works",
+        [
+            (0.5, 4.0, "? - 0.5 ? +"),
+            (0.5, 4.0, "? - 0.5 ? + ? ?"),
+            (0.5, 4.0, "? - 0.5 ? + ? - 0.25 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
+        ],
+        look="after that it is as new",
+    ),
+    Group(
+        "the trial fails",
+        [
+            (0.5, 4.0, "? - 0.5 ? - ?"),
+            (0.5, 4.0, "? - 0.5 ? - 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 0.5 - 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
+            (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
+            (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
+        ],
+        look=TWICE,
+    ),
+    Group(
+        "the trial says nothing",
+        [
+            (0.5, 4.0, "? - 0.5 ? 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
+        ],
+        look="when does the next caller go through, if no report comes?",
+    ),
+    Group(
+        "reports that are late",
+        [
+            (0.5, 4.0, "? ? - -"),
+            (0.5, 4.0, "? ? - 0.25 - 0.25 ? 0.25 ?"),
+            (0.5, 4.0, "? ? - +"),
+            (0.5, 4.0, "? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?"),
+        ],
+        look="calls that began while it was closed, and report afterwards",
+    ),
+    Group("60 random days", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+)
+scenario(
+    "13.6",
+    outage,
+    Group(
+        "what an outage costs",
+        [
+            (0.5, 4.0, 2.0, 0.25, 0.25),
+            (0.5, 4.0, 60.0, 0.25, 0.25),
+            (0.5, 32.0, 600.0, 1.0, 0.25),
+        ],
+        look="how many calls wait for the time limit?",
+    ),
+)
+
+
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 SIZE = 8
@@ -877,6 +1011,35 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     if receiver.pool.num_free != 64:
         raise AssertionError(f"{64 - receiver.pool.num_free} blocks are missing")
     return f"{len(taken)} blocks handed over beside a cancelled transfer: the oracle's 8 tokens."
+
+
+@runs_model("13.6")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """Blocks of a real prompt, from a store that is down for a while."""
+    prompt = lm.encode(PROMPT * 4)
+    blocks = blocks_of(lm, prompt)
+    names = [bytes([i]) * 32 for i in range(len(blocks))]
+    entries = {name: (name, block) for name, block in zip(names, blocks, strict=True)}
+    clock, found, calls = Clock(), [], 0
+    breaker = mine.Breaker(0.5, 4.0, clock)
+    for second in range(20):
+        store = UnreliableStore(names, entries, "contains" if 4 <= second < 12 else None)
+        contents: list = []
+        if breaker.allows():
+            calls += 1
+            try:
+                store.contains(names)
+                contents = [unpack_text(one, name) for name, one in entries.items()]
+                breaker.worked()
+            except OSError:
+                breaker.failed()
+        found.append(len(contents))
+        clock.now += 1
+        if second in (0, 5, 19):  # before, during and after
+            same_as_oracle(lm, prompt, go_on(lm, prompt, contents))
+    if not found[0] or found[5] or not found[19]:
+        raise AssertionError(f"blocks found per second: {found}")
+    return f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: oracle's tokens."
 
 
 def loop_of(conversations: int) -> list[list[int]]:
