@@ -6,7 +6,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minikv.cluster.routing import ByPrefix, LeastLoaded, Router, Sticky
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
@@ -141,18 +141,18 @@ class Fleets(Table):
         )
         figure, axes = style.new_axes(title, "workers", "found (% of all blocks)", 3.2)
         told = []
-        looks = (
-            dict(fmt="s--", color=style.PALETTE[3], markersize=5),
-            dict(fmt="o-", color=style.PALETTE[0], markersize=5),
-            dict(fmt="D-", color=style.PALETTE[5], markersize=4),
+        looks: tuple[dict[str, Any], ...] = (
+            dict(marker="s", linestyle="--", color=style.PALETTE[3], markersize=5),
+            dict(marker="o", linestyle="-", color=style.PALETTE[0], markersize=5),
+            dict(marker="D", linestyle="-", color=style.PALETTE[5], markersize=4),
             # Around the sticky sessions' marks: both lines can be seen.
-            dict(fmt="o:", color=style.INK, markersize=11, markerfacecolor="none"),
+            dict(marker="o", linestyle=":", color=style.INK, markersize=11, fillstyle="none"),
         )
         for way, look in zip(WAYS, looks, strict=True):
             points = sorted((size, one.hit_rate) for (size, w), one in self.found.items()
                             if w == way)  # fmt: skip
-            axes.errorbar([size for size, _ in points], [100 * rate for _, rate in points],
-                          label=way, **look)  # fmt: skip
+            axes.plot([size for size, _ in points], [100 * rate for _, rate in points],
+                      label=way, **look)  # fmt: skip
             told += [f"{way}, {size:,}: {100 * rate:.0f}" for size, rate in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
