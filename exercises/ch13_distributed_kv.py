@@ -7,11 +7,13 @@ Then check("13.1") in the notebook, or in a terminal: python -m minikv check 13.
 import hashlib
 import json
 import struct
+import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from collections.abc import Sequence as Seq
 
 from minikv.blocks import BlockPool
-from minikv.cluster import routing
+from minikv.cluster import breaker, routing
 from minikv.cluster.routing import Name
 from minikv.course.chapters.ch13_distributed_kv.given import Transfer
 from minikv.errors import OutOfBlocks
@@ -34,7 +36,9 @@ def spell(salt: Hashable) -> str | None:
     """A text that no other salt has, the same in every process.
 
     Salts are None, strings, bytes, integers, booleans, floats, and tuples of these. "1", 1, 1.0 and
-    True are four salts. Anything else has no text that is the same in every process: None.
+    True are four salts. Anything else has no text that is the same in every process: None. That
+    includes an instance of a subclass of these types, such as a member of an enum: its class
+    decides what it prints.
     """
     raise NotImplementedError("Exercise 13.1: spell")
 
@@ -229,3 +233,53 @@ def what_many_caches_find() -> dict[str, float]:
     "8 workers, second"    found by the second turn, with eight workers instead of four
     """
     raise NotImplementedError("Exercise 13.5: what_many_caches_find")
+
+
+class Breaker(breaker.Breaker):
+    """Says whether to call something that may fail.
+
+        closed      every call goes through
+        open        after a failure: none does, for `first` seconds
+        half-open   then one does, as a trial. If it works, the breaker closes. If it fails, the
+                    next trial is twice as long away, at most `most` seconds.
+
+    Usable from several threads. A trial that reports nothing counts as a failure.
+
+    Worked example, first = 0.5: a call fails at 0.0 s. `allows` is False until 0.5 s, then True for
+    one caller. That call fails as well, at 0.6 s: the next trial is at 1.6 s.
+    """
+
+    def __init__(
+        self, first: float = 0.5, most: float = 30.0, clock: Callable[[], float] = time.monotonic
+    ):
+        self.first, self.most, self.clock = first, most, clock
+        self.wait = 0.0  # seconds from a failure to the next trial; 0: closed
+        self._next_trial = 0.0
+        self._lock = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the last call failed."""
+        return self.wait > 0
+
+    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    def allows(self) -> bool:
+        """Whether to call now. After True, say `worked` or `failed`.
+
+        While it is open: False until the time of the next trial, then True once. With that True the
+        wait is doubled, and the next trial is a whole wait from now. So no other caller goes
+        through while the trial runs, nor if it never reports.
+        """
+        raise NotImplementedError("Exercise 13.6: Breaker.allows")
+
+    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    def worked(self) -> bool:
+        """Close. Returns whether it was open."""
+        raise NotImplementedError("Exercise 13.6: Breaker.worked")
+
+    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    def failed(self) -> bool:
+        """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
+        as long as before, for the trial has doubled it already. Returns whether it was closed.
+        """
+        raise NotImplementedError("Exercise 13.6: Breaker.failed")

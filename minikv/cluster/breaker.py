@@ -33,7 +33,12 @@ class Breaker:
         return self.wait > 0
 
     def allows(self) -> bool:
-        """Whether to call now. After True, say `worked` or `failed`."""
+        """Whether to call now. After True, say `worked` or `failed`.
+
+        While it is open: False until the time of the next trial, then True once. With that True the
+        wait is doubled, and the next trial is a whole wait from now. So no other caller goes
+        through while the trial runs, nor if it never reports.
+        """
         with self._lock:
             if self.wait == 0:
                 return True
@@ -49,7 +54,9 @@ class Breaker:
             return was_open
 
     def failed(self) -> bool:
-        """Open, from now on. Returns whether it was closed."""
+        """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
+        as long as before, for the trial has doubled it already. Returns whether it was closed.
+        """
         with self._lock:
             was_open = self.is_open
             if was_open:  # its trial has lengthened the wait already

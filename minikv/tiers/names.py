@@ -40,9 +40,11 @@ def spell(salt: Hashable) -> str | None:
     """A text that no other salt has, the same in every process.
 
     Salts are None, strings, bytes, integers, booleans, floats, and tuples of these. "1", 1, 1.0 and
-    True are four salts. Anything else has no text that is the same in every process: None.
+    True are four salts. Anything else has no text that is the same in every process: None. That
+    includes an instance of a subclass of these types, such as a member of an enum: its class
+    decides what it prints.
     """
-    if isinstance(salt, tuple):
+    if type(salt) is tuple:
         parts = [spell(one) for one in salt]
         known = [part for part in parts if part is not None]
         return f"({','.join(known)})" if len(known) == len(parts) else None

@@ -165,4 +165,34 @@ def what_many_caches_find():
     return answers
 """,
     },
+    "13.6": {  # it counts the failed trials, and computes the waits from that
+        "Breaker.allows": """
+def allows(self):
+    with self._lock:
+        now = self.clock()
+        if self.is_open and now < self._next_trial:
+            return False
+        if self.is_open:
+            self.trials += 1
+            self.wait = min(self.first * 2**self.trials, self.most)
+            self._next_trial = now + self.wait
+        return True
+""",
+        "Breaker.worked": """
+def worked(self):
+    with self._lock:
+        before, self.wait = self.wait, 0
+        return before != 0
+""",
+        "Breaker.failed": """
+def failed(self):
+    with self._lock:
+        opens = self.wait == 0
+        if opens:
+            self.trials = 0
+            self.wait = self.first
+        self._next_trial = self.clock() + self.wait
+        return opens
+""",
+    },
 }

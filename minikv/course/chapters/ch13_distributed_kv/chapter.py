@@ -1,4 +1,5 @@
-"""Chapter 13: names that no attacker can collide, a store that lies, routing, hand-over."""
+"""Chapter 13: names that no attacker can collide, a store that lies or is down, routing,
+hand-over."""
 
 from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
 
@@ -50,12 +51,17 @@ CHAPTER = Chapter(
             },
         ),
         Function(f"{HERE}:what_many_caches_find", "13.5"),
+        Class(
+            "minikv.cluster.breaker:Breaker",
+            write={"allows": "13.6", "worked": "13.6", "failed": "13.6"},
+            leave_out=("_lengthen",),
+        ),
     ),
     exercises=(
         Exercise(
             id="13.1",
             title="A name that nobody can collide",
-            minutes=20,
+            minutes=15,
             difficulty=3,
             kind="build",
             matters="Two prompts with one name share K and V. In a store that many tenants use, "
@@ -100,7 +106,7 @@ and what comes back is verified (13.2).""",
         Exercise(
             id="13.2",
             title="Fetch from a store that may lie",
-            minutes=20,
+            minutes=15,
             difficulty=3,
             kind="build",
             matters="Between the question and the answer another engine may have filled the "
@@ -148,7 +154,7 @@ decode while the thread fetches, and the request gives up when computing would h
         Exercise(
             id="13.3",
             title="By prefix, with a bound",
-            minutes=30,
+            minutes=25,
             difficulty=4,
             kind="build",
             matters="A router that looks at prefixes alone sends everybody who has the same system "
@@ -198,7 +204,7 @@ workers; with no events they assume, like this one.
         Exercise(
             id="13.4",
             title="A hand-over that survives",
-            minutes=25,
+            minutes=20,
             difficulty=4,
             kind="debug",
             matters="A request is cancelled, its blocks are given to the next one, and the network "
@@ -288,6 +294,50 @@ it lies in N copies. A thousand workers and conversations of six turns: next to 
 A system prompt that everybody shares is the exception. It is on every worker after its first
 request, whatever the router does. That is why a benchmark with a long system prompt and one turn
 says little about routing.""",
+        ),
+        Exercise(
+            id="13.6",
+            title="A breaker before the store",
+            minutes=20,
+            difficulty=3,
+            kind="build",
+            matters="A store that is down must not make every request wait for its time limit. A "
+            "cache that slows its engine is worse than none.",
+            hints=(
+                "Which of the three states is it in, and what says so? Closed and open are told by "
+                "`wait`. What tells open from half-open? Who moves it from one to the next?",
+                "Half-open needs no variable. If the time of the next trial has come, `allows` "
+                "says True once, and sets the next time before it returns: that refuses all "
+                "others. It doubles the wait at that moment, so `failed` need only start it again.",
+                """allows:  closed (wait is 0): True
+         before _next_trial: False
+         wait = the smaller of most and 2 · wait;  _next_trial = now + wait;  True
+worked:  wait = 0;  was it open?
+failed:  closed: wait = first
+         _next_trial = now + wait;  was it closed?
+all of it while holding _lock""",
+            ),
+            works="""\
+A time limit bounds one call. A breaker bounds all of them: while the store is down, the calls that
+wait for the limit become rarer, each wait twice as long as the one before, until one call in `most`
+seconds is left. So an outage costs a few calls however many requests there are, and then next to
+nothing.
+
+The price is at the other end. When the store is back, it is noticed at the next trial: `most`
+seconds later in the worst case. For a cache that is cheap, since a miss is only slow. That is also
+why one failure is enough to open: Hystrix and its followers wait for a share of failures, because
+for them an open breaker means an error.
+
+Half-open is where breakers fail. If everyone may try at that moment, a store that has just come
+back gets all the waiting load at once, and a dead one makes everyone wait. One trial is enough. And
+a trial may never report: its thread was cancelled, or died. A flag "a trial is running" would then
+refuse for ever. A time is forgotten by itself, so the state here is two numbers and a clock.
+
+A report may be late. Two calls go through while it is closed, and both fail. The second report
+restarts the wait and does not double it: it is the same outage, not a second one.
+
+The clock is handed in, so that tests need not sleep. It must be a monotonic one: with the time of
+day, a correction by an hour would keep the store away for an hour.""",
         ),
     ),
 )

@@ -6,7 +6,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minikv.cluster.routing import ByPrefix, LeastLoaded, Router, Sticky
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
@@ -134,21 +134,32 @@ class Fleets(Table):
     def picture(self) -> style.Picture:
         """What is found, over the number of workers, for each way."""
         most = max(size for size, _ in self.found)
-        least, prefix = (self.found[most, way].hit_rate for way in ("least loaded", "by prefix"))
-        title = f"{most:,} workers: {least:.0%} found by load alone, {prefix:.0%} by prefix"
+        least, prefix, sticky, store = (self.found[most, way].hit_rate for way in WAYS)
+        title = (
+            f"{most:,} workers: {least:.0%} found by load alone, {prefix:.0%} by prefix; the lines "
+            f"of\nsticky sessions ({sticky:.0%}) and of the store ({store:.0%}) lie on each other"
+        )
         figure, axes = style.new_axes(title, "workers", "found (% of all blocks)", 3.2)
         told = []
-        for way, mark, color in zip(WAYS, ("s--", "o-", "D-.", "^:"), (3, 0, 5, 4), strict=True):
+        looks: tuple[dict[str, Any], ...] = (
+            dict(marker="s", linestyle="--", color=style.PALETTE[3], markersize=5),
+            dict(marker="o", linestyle="-", color=style.PALETTE[0], markersize=5),
+            dict(marker="D", linestyle="-", color=style.PALETTE[5], markersize=4),
+            # Around the sticky sessions' marks: both lines can be seen.
+            dict(marker="o", linestyle=":", color=style.INK, markersize=11, fillstyle="none"),
+        )
+        for way, look in zip(WAYS, looks, strict=True):
             points = sorted((size, one.hit_rate) for (size, w), one in self.found.items()
                             if w == way)  # fmt: skip
-            axes.plot([size for size, _ in points], [100 * rate for _, rate in points], mark,
-                      color=style.PALETTE[color], label=way, markersize=5)  # fmt: skip
+            axes.plot([size for size, _ in points], [100 * rate for _, rate in points],
+                      label=way, **look)  # fmt: skip
             told += [f"{way}, {size:,}: {100 * rate:.0f}" for size, rate in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
         axes.set_ylim(0, 100)
         axes.legend(frameon=False, fontsize=8)
-        return style.Picture(figure, f"Found, in per cent. {title}. {'; '.join(told)}.")
+        words = title.replace("\n", " ")
+        return style.Picture(figure, f"Found, in per cent. {words}. {'; '.join(told)}.")
 
 
 def bound_picture(bounds: Sequence[float], workers: int) -> style.Picture:
@@ -158,13 +169,13 @@ def bound_picture(bounds: Sequence[float], workers: int) -> style.Picture:
     rates = [100 * report.hit_rate for report in reports]
     busy = [report.imbalance for report in reports]
     title = (
-        f"Bound {bounds[0]:g}: {rates[0]:.0f}% found, busiest worker {busy[0]:.2f} of the mean; "
-        f"bound {bounds[-1]:g}: {rates[-1]:.0f}%, {busy[-1]:.2f}"
+        f"Bound {bounds[0]:g}: {rates[0]:.0f}% found, busiest worker {busy[0]:.2f} times the mean; "
+        f"bound {bounds[-1]:g}: {rates[-1]:.0f}%, {busy[-1]:.2f} times"
     )
     figure, axes = style.new_axes(title, "busiest worker / mean", "found (% of all blocks)", 3.2)
-    axes.plot(busy, rates, "o-", color=style.PALETTE[0], markersize=5)
+    axes.plot(busy, rates, "o", color=style.PALETTE[0], markersize=6)
     for bound, x, y in zip(bounds, busy, rates, strict=True):
-        axes.annotate(f"{bound:g}", (x, y), xytext=(5, -10), textcoords="offset points",
+        axes.annotate(f"bound {bound:g}", (x, y), xytext=(7, -3), textcoords="offset points",
                       fontsize=8, color=style.INK)  # fmt: skip
     axes.margins(x=0.12, y=0.2)
     told = [

@@ -5,8 +5,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
 from types import ModuleType
+from typing import Any
 
+from minikv.cluster.local_server import NO_SERVER, find_server, local_server
+from minikv.cluster.shared_store import MISSING
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import Ids
 from minikv.tiers.entry import EntryError
 
@@ -93,6 +98,30 @@ class Caches:
             cache.popitem(last=False)
 
 
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def calls_to_the_dead(breaker: Any, clock: Clock, down: float, limit: float, pause: float) -> int:
+    """How many calls a store gets in the `down` seconds during which it does not answer. Requests
+    come one after the other, with `pause` seconds between them; each asks the breaker. A call
+    waits for `limit` seconds, and has failed then."""
+    calls, end = 0, clock.now + down
+    while clock.now < end:
+        if breaker.allows():
+            calls += 1
+            clock.now += limit
+            breaker.failed()
+        clock.now += pause
+    return calls
+
+
 @dataclass
 class Transfer:
     """K and V of a prompt on their way."""
@@ -101,3 +130,18 @@ class Transfer:
     blocks: list[int]
     wanted: bool = True
     complete: bool = False
+
+
+@contextmanager
+def real_store() -> Iterator[dict[str, Any]]:
+    """Settings for engines that share a store: a server of this machine, which is started here and
+    ended; a folder if that is not possible. It prints which, and what is missing."""
+    reason = MISSING if find_spec("valkey") is None else NO_SERVER if find_server() is None else ""
+    if reason:
+        print(f"A folder takes the server's place. {reason}")
+        with TemporaryDirectory() as folder:
+            yield {"disk_path": folder}
+    else:
+        with local_server() as server:
+            print(f"a server in process {server.pid}, at port {server.port} of this machine")
+            yield {"store": server.url}

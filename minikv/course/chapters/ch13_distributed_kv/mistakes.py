@@ -18,6 +18,7 @@ def guessed(key: str, number: float, name: str, cause: str, look: str) -> Mistak
 # Where to look, if several mistakes are to be seen in one place.
 ENDS = "where does one thing end in the bytes, and the next begin?"
 TYPE = "which two salts look alike when they are printed?"
+EXACT = "`type(salt) in (…)`: the exact type, not a subclass of it"
 PROCESS = "`hash` of a string is another number in each process, and easy to collide"
 CLAIM = "only the blocks before the first that the store does not claim"
 COME = "what has come, one after the other; the first that is not good ends it"
@@ -26,24 +27,40 @@ DOWN = "both calls of the store may raise OSError"
 ALIVE = "a worker that lacks a block is out for all that follow"
 LEAST = "least_loaded(), with its own hits if it has any, else 0"
 UNIT = "load minus tokens held; both are tokens"
+TIES = "of equal ones the least `sent`, and then the lowest number"
+WHOLE_PROMPT = "the limit of (num_tokens - 1) // block_size belongs to what is returned"
+NOTHING = "a worker above the bound: a candidate with 0 blocks if it is the least loaded one"
 OVER = "`sent` of a worker against bound times the mean of all, with this prompt"
 WRITER = "who may still write into the blocks?"
 LOST = "who will ever say that this transfer is over?"
 WHOLE = "how many blocks were begun, and how many written?"
 LOOP = "which conversations come to one worker, and how many blocks are they?"
 
+TRIAL = "after the wait one caller goes through, and the others when it has reported"
+DOUBLE = "first, twice as long, twice as long, …, at most `most`: where is it doubled?"
+WAS = "what was it before this call?"
+
 SHA_JSON = "hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()"
 PACKED = 'hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()'
 COUNT = "next((i for i, is_here in enumerate(here) if not is_here), len(names))"
 PAYS = "count == 0 or link.seconds(count * block_bytes) >= count * block_seconds"
 CANDIDATES = "{one: n for one, n in self.hits(names).items() if self.sent[one] <= most}"
-KEY = "(self.loads[one] - hits[one] * self.block_size, self.sent[one], one)"
+SCORE = "self.loads[one] - hits[one] * self.block_size"
+KEY = f"({SCORE}, self.sent[one], one)"
 STAYS = """\
     transfer.wanted = False
     if transfer.complete:
         self.forget(number)
 """
 JUDGED = "transfer.wanted and num_written == len(transfer.blocks)"
+
+REFUSES = "        if self.clock() < self._next_trial:\n            return False\n"
+REST = """\
+        if was_open:  # its trial has lengthened the wait already
+            self._next_trial = self.clock() + self.wait
+        else:
+            self._lengthen()
+"""
 
 MISTAKES = {
     "13.1": (
@@ -235,6 +252,27 @@ MISTAKES = {
                 ("salt is None or type(salt)", "type(salt)"),
                 "None has no spelling here, but it is the salt of those who set none",
                 "the list of salts in the docstring",
+            ),
+            (
+                "instances of subclasses",
+                (
+                    "type(salt) in (str, bytes, int, bool, float)",
+                    "isinstance(salt, str | bytes | int | float)",
+                ),
+                "`isinstance` takes instances of subclasses too, such as members of an enum: "
+                "their class decides what they print",
+                EXACT,
+            ),
+            (
+                "a boolean is an integer",
+                (
+                    "    if salt is None or type",
+                    "    if isinstance(salt, int):\n"
+                    '        return f"int:{int(salt)}"\n'
+                    "    if salt is None or type",
+                ),
+                "`isinstance(True, int)` is True: the salts True and 1 get one spelling",
+                EXACT,
             ),
             (
                 "Python's hash of the salt",
@@ -504,10 +542,127 @@ MISTAKES = {
                 "what does `route` do with it?",
             ),
             (
-                "ties go by load",
-                (KEY, "(self.loads[one] - hits[one] * self.block_size, one)"),
+                "ties go by number",
+                (KEY, f"({SCORE}, one)"),
                 "of equal ones the lowest number gets the prompt, not the one with the least sent",
-                "of equal ones: `sent`",
+                TIES,
+            ),
+            (
+                "ties go to the first",
+                (KEY, SCORE),
+                "of equal ones the one that comes first in the dictionary gets the prompt",
+                TIES,
+            ),
+            (
+                "ties go by load",
+                (KEY, f"({SCORE}, self.loads[one], one)"),
+                "of equal ones the one with the least load gets the prompt, not the one with the "
+                "least sent",
+                TIES,
+            ),
+            (
+                "ties go by hits",
+                (KEY, f"({SCORE}, -hits[one], one)"),
+                "of equal ones the one with the most hits gets the prompt, not the one with the "
+                "least sent",
+                TIES,
+            ),
+            (
+                "ties go to the most sent",
+                (KEY, f"({SCORE}, -self.sent[one], one)"),
+                "of equal ones the one with the most sent gets the prompt, not the one with the "
+                "least",
+                TIES,
+            ),
+            (
+                "ties go to the highest number",
+                (KEY, f"({SCORE}, self.sent[one], -one)"),
+                "of equal ones with equal `sent` the highest number gets the prompt, not the "
+                "lowest",
+                TIES,
+            ),
+            (
+                "tokens held, but for the last",
+                (KEY, "(self.loads[one] - min(hits[one] * self.block_size, num_tokens - 1), "
+                 "self.sent[one], one)"),
+                "in the comparison, the tokens held are cut to num_tokens - 1: only the number "
+                "that is returned has a limit",
+                WHOLE_PROMPT,
+            ),
+            (
+                "the limit in the comparison",
+                (KEY, "(self.loads[one] - min(hits[one], (num_tokens - 1) // self.block_size) "
+                 "* self.block_size, self.sent[one], one)"),
+                "in the comparison, the blocks held are cut to (num_tokens - 1) // block_size: "
+                "only the number that is returned has a limit",
+                WHOLE_PROMPT,
+            ),
+            (
+                "returns what the bound took",
+                (
+                    "    most = ", "    held = self.hits(names)\n    most = ",
+                    "min(hits[worker], ", "min(held.get(worker, 0), ",
+                ),
+                "a worker above the bound is chosen as the least loaded one, and its hits are "
+                "returned: it counts as one that holds nothing, in the number as well",
+                NOTHING,
+            ),
+            (
+                "the least loaded is above the bound",
+                (
+                    "    hits.setdefault(self.least_loaded(), 0)\n",
+                    "    least = self.least_loaded()\n"
+                    "    hits.setdefault(least, self.hits(names).get(least, 0))\n",
+                ),
+                "the least loaded worker gets its hits even above the bound: it counts as one that "
+                "holds nothing, in the comparison and in the number",
+                NOTHING,
+            ),
+            (
+                "nobody above the bound",
+                (
+                    "self.least_loaded(), 0",
+                    "min((one for one, sent in enumerate(self.sent) if sent <= most), key=lambda "
+                    "one: (self.loads[one], self.sent[one]), default=0), 0",
+                ),
+                "a worker above the bound gets no prompt at all: it only loses the credit for its "
+                "prefixes, and as the least loaded it may still be chosen",
+                NOTHING,
+            ),
+            (
+                "below the bound",
+                ("<= most", "< most"),
+                "a worker exactly at the bound counts as one above it",
+                OVER,
+            ),
+            (
+                "this prompt on each worker",
+                ("self.sent[one] <= most", "self.sent[one] + num_tokens <= most"),
+                "this prompt is added to each worker's `sent`: it belongs only to the mean",
+                OVER,
+            ),
+            (
+                "the bound of the queues",
+                ("self.sent[one] <= most", "self.loads[one] <= most",
+                 "sum(self.sent)", "sum(self.loads)"),
+                "the bound is applied to `loads`: on a quiet day all are 0, and nobody is above it",
+                OVER,
+            ),
+            (
+                "the sum for the mean",
+                (" / len(self.sent)", ""),
+                "the bound is a multiple of the sum, not of the mean: almost nobody is above it",
+                OVER,
+            ),
+            (
+                "looks after it has noted",
+                (
+                    "    return worker, min(hits[worker], ",
+                    "    return worker, min(self.hits(names).get(worker, 0), ",
+                ),
+                "the hits are looked up after `stored`: by then the worker is believed to hold the "
+                "whole prompt",
+                "look up the hits first, then note the prompt",
             ),
         ),
     ),
@@ -663,5 +818,152 @@ MISTAKES = {
         guessed("8 workers, second", 50, "twice as many find twice as much",
                 "more workers find less here: the prefix is on one of eight",
                 "one of how many workers has it?"),
+    ),
+    "13.6": (
+        *made(
+            "Breaker.allows",
+            (
+                "never tries again",
+                (REFUSES, "        return False\n"),
+                "once it is open, nobody goes through any more: the store is lost for good",
+                TRIAL,
+            ),
+            (
+                "everybody tries",
+                ("        self._lengthen()  # others wait for this trial's end\n", ""),
+                "once the wait is over, every caller goes through until one of them reports",
+                TRIAL,
+            ),
+            (
+                "is closed for the trial",
+                ("self._lengthen()  # others wait for this trial's end", "self.wait = 0.0"),
+                "it closes before the trial has reported: all callers go through, and the next "
+                "wait is the first one again",
+                TRIAL,
+            ),
+            (
+                "a moment too late",
+                ("self.clock() < self._next_trial", "self.clock() <= self._next_trial"),
+                "at the time of the trial itself nobody goes through",
+                "until then, or until after then?",
+            ),
+            (
+                "waits for a report",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self._lengthen()\n"
+                    '        self._next_trial = float("inf")\n',
+                ),
+                "a trial that never reports is waited for without end",
+                "may a caller go away without saying a word?",
+            ),
+            (
+                "the trial's wait is not doubled",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self._next_trial = self.clock() + self.wait\n",
+                ),
+                "the waits stay as long as the first: a store that is down for long is asked "
+                "again and again",
+                DOUBLE,
+            ),
+            (
+                "without an upper limit",
+                (
+                    "        self._lengthen()  # others wait for this trial's end\n",
+                    "        self.wait *= 2\n"
+                    "        self._next_trial = self.clock() + self.wait\n",
+                ),
+                "the waits double without end: `most` is not looked at",
+                DOUBLE,
+            ),
+            (
+                "asks while it is open",
+                (REFUSES, ""),
+                "it lets callers through whether the wait is over or not",
+                "what is a wait good for?",
+            ),
+        ),
+        *made(
+            "Breaker.worked",
+            (
+                "stays open",
+                ("was_open, self.wait = self.is_open, 0.0", "was_open = self.is_open"),
+                "a trial that worked does not close it",
+                "how can one see from `wait` that it is closed?",
+            ),
+            (
+                "begins with the last wait",
+                ("was_open, self.wait = self.is_open, 0.0",
+                 "was_open, self.first, self.wait = self.is_open, self.wait or self.first, 0.0"),
+                "the next outage begins with the last wait of this one, not with `first`",
+                "after a call that worked, it is as new",
+            ),
+            (
+                "looks too late",
+                ("was_open, self.wait = self.is_open, 0.0",
+                 "self.wait = 0.0\n        was_open = self.is_open"),
+                "it is asked whether it was open after it has been closed",
+                WAS,
+            ),
+            (
+                "says that it was closed",
+                ("return was_open", "return not was_open"),
+                "`worked` returns whether it was open; this is the opposite",
+                WAS,
+            ),
+        ),
+        *made(
+            "Breaker.failed",
+            (
+                "doubles twice",
+                (REST, "        self._lengthen()\n"),
+                "a trial that fails doubles the wait for the second time: `allows` has done it",
+                DOUBLE,
+            ),
+            (
+                "counts from the trial's beginning",
+                (
+                    REST,
+                    "        if not was_open:\n            self._lengthen()\n",
+                ),
+                "the wait counts from the trial's beginning, not from its failure: after a slow "
+                "failure the next one may try at once",
+                "a whole wait from now",
+            ),
+            (
+                "begins with the first wait again",
+                (
+                    "        if was_open:  # its trial has lengthened the wait already\n",
+                    "        if was_open:\n            self.wait = self.first\n",
+                ),
+                "each failure begins with the first wait again: the waits never grow",
+                DOUBLE,
+            ),
+            (
+                "a time for a moment",
+                ("self._next_trial = self.clock() + self.wait", "self._next_trial = self.wait"),
+                "the length of the wait is taken for the moment at which it ends",
+                "how long, or until when?",
+            ),
+            (
+                "waits for three failures",
+                (
+                    "        was_open = self.is_open\n",
+                    "        was_open = self.is_open\n"
+                    '        self.strikes = getattr(self, "strikes", 0) + 1\n'
+                    "        if not was_open and self.strikes < 3:\n"
+                    "            return False\n",
+                ),
+                "it opens after several failures only; here the first one opens it",
+                "how many callers shall wait for the time limit?",
+            ),
+            (
+                "says that it was open",
+                ("return not was_open", "return was_open"),
+                "`failed` returns whether it was closed; this is the opposite",
+                WAS,
+            ),
+        ),
     ),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Chapter 13 as programs: pairs of prompts, stores that lie, routed requests, hand-overs."""
 
 import random
+from enum import IntEnum
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -8,7 +9,9 @@ from types import SimpleNamespace
 import minikv
 from minikv.course.chapters.ch13_distributed_kv.given import (
     Caches,
+    Clock,
     UnreliableStore,
+    calls_to_the_dead,
     in_process,
     unpack_text,
 )
@@ -55,9 +58,23 @@ class Named:
         return "'a'"
 
 
+class Level(IntEnum):
+    """A salt that is an integer, and prints what its class decides."""
+
+    LOW = 1
+
+
+class Text(str):
+    """A salt that is a string, and prints as another one."""
+
+    __repr__ = Named.__repr__
+
+
 NO_SALTS = {
     "an object": Tenant(),
     "an object that prints as 'a'": Named(),
+    "a member of an enum of integers": Level.LOW,
+    "a string of a subclass, which prints as 'a'": Text("b"),
     "a frozenset": frozenset("abc"),
     "a tuple with an object in it": ("a", Tenant()),
     "a tuple in a tuple with a frozenset in it": ("a", (frozenset("ab"),)),
@@ -196,7 +213,7 @@ scenario(
     two_salts,
     Group(
         "salts: equal ones and others",
-        [("a", "a"), (("a", 1), ("a", 1)), (None, None), (1.5, 1.5), *pairs_of_salts()],
+        [("a", "a"), (("a", 1), ("a", 1)), (None, None), (1.5, 1.5), (1, True), *pairs_of_salts()],
         look="type, and where each part of a tuple ends",
     ),
 )
@@ -446,9 +463,6 @@ scenario(
             ([0, 0], [7, 0], {}, 9, "A", 5),
             ([3, 0], [3, 3], {"A": [0]}, 9, "A", 5),
             ([5, 0], [5, 5], {"A": [0]}, 9, "A", 5),
-            ([4, 0], [4, 5], {"A": [0]}, 9, "A", 5),
-            ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
-            ([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
             ([20, 9, 8], [20, 9, 8], LONG, 9, "ABCD", 17),
             ([22, 9, 8], [22, 9, 8], LONG, 9, "ABCD", 17),
             ([22, 9, 0], [22, 9, 5], LONG, 9, "ABCD", 17),
@@ -457,15 +471,45 @@ scenario(
         look="candidates: those that hold a beginning, and the least loaded one",
     ),
     Group(
+        "ties",
+        [
+            ([4, 0], [4, 5], {"A": [0]}, 9, "A", 5),
+            ([4, 0], [5, 4], {"A": [0]}, 9, "A", 5),
+            ([0, 0], [0, 0], {"A": [0, 1]}, 9, "A", 5),
+            ([0, 4], [5, 5], {"A": [1]}, 9, "A", 5),
+            ([3, 3, 3], [2, 2, 2], {"A": [1, 2]}, 9, "A", 5),
+            ([4, 8, 0], [3, 9, 5], {"A": [0, 1], "AB": [1]}, 9, "AB", 9),
+            ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
+            ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
+        ],
+        look="of equal ones the least `sent`, and then the lowest number",
+    ),
+    Group(
+        "a prompt that is held whole",
+        [
+            ([0, 0], [5, 5], {"A": [1]}, 9, "A", 4),
+            ([4, 0], [3, 9], {"A": [0]}, 9, "A", 4),
+            ([6, 0], [9, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
+            ([8, 0], [8, 9], {"A": [0], "AB": [0]}, 9, "AB", 8),
+        ],
+        look="which of the two numbers has a limit: the one compared, or the one returned?",
+    ),
+    Group(
         "one choice, with a bound",
         [
             ([0, 0], [40, 0], {"A": [0]}, 1.5, "A", 5),
+            ([0, 0], [40, 0], {"A": [0]}, 0.5, "A", 5),
             ([0, 0], [40, 30], {"A": [0]}, 1.2, "A", 5),
             ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 5),
             ([0, 0, 0], [30, 10, 10], {"A": [0]}, 1.5, "A", 13),
             ([2, 5], [40, 8], {"A": [0]}, 1.2, "A", 5),
             ([30, 28], [40, 60], {"A": [0]}, 1.0, "A", 5),
             ([0, 0], [0, 0], {"A": [0, 1]}, 0.5, "A", 5),
+            ([0, 0], [5, 0], {"A": [0]}, 1.0, "A", 5),
+            ([0, 0], [10, 10], {"A": [0]}, 1.2, "A", 13),
+            ([0, 3, 3], [60, 9, 9], {"A": [0], "AB": [0]}, 1.5, "AB", 13),
+            ([1, 3], [60, 9], {"A": [0, 1], "AB": [0]}, 1.2, "AB", 13),
+            ([19, 0, 0], [9, 9, 9], {name: [0] for name in ends("ABCDE")}, 1.0, "ABCDE", 21),
         ],
         look=OVER,
     ),
@@ -710,6 +754,138 @@ numbers(
 )
 
 
+# ── 13.6 A breaker before the store ───────────────────────────────────────────
+
+# Steps of a program: "?" asks whether to call, "+" reports that a call worked, "-" that it failed,
+# and a number lets so many seconds pass. Times are multiples of 1/4, which floats hold exactly.
+
+
+def broken(mine, program, log: Log) -> None:
+    first, most, steps = program
+    clock = Clock()
+    breaker = mine.Breaker(first, most, clock)
+    log(f"first {first} s, most {most} s")
+    for step in steps.split():
+        at = f"at {clock.now:g} s: "
+        if step == "?":
+            log.call(f"{at}allows", breaker.allows)
+        elif step == "+":
+            log.call(f"{at}a call worked; was it open?", breaker.worked)
+        elif step == "-":
+            log.call(f"{at}a call failed; was it closed?", breaker.failed)
+        else:
+            clock.now += float(step)
+            continue
+        log("", {"is open:": breaker.is_open})
+
+
+def outage(mine, program, log: Log) -> None:
+    """A store that is down, comes back, and is down once more."""
+    first, most, down, limit, pause = program
+    clock = Clock()
+    breaker = mine.Breaker(first, most, clock)
+    log(f"first {first} s, most {most} s; down for {down} s, a call waits {limit} s")
+    for times in ("first", "second"):
+        calls = log.call("", calls_to_the_dead, breaker, clock, down, limit, pause, see=False)
+        log(f"the {times} outage", {"calls:": calls})
+        back = clock.now
+        while not breaker.allows() and clock.now < back + 4 * most:
+            clock.now += 0.25
+        log("the store is back", {"seconds until it is asked again:": clock.now - back})
+        log.call("", breaker.worked, see=False)
+
+
+def random_breaker(seed: int) -> tuple[float, float, str]:
+    """Callers that report late, or never."""
+    draw = random.Random(seed)
+    steps: list[str] = []
+    for _ in range(8 + seed // 2):
+        steps.append(draw.choice(["?"] * 4 + list("--+") + ["0.25", "0.5", "0.5", "1", "2"]))
+    return draw.choice([0.5, 1.0]), draw.choice([2.0, 4.0]), " ".join(steps)
+
+
+TWICE = "each wait is twice the one before, and at most `most`"
+scenario(
+    "13.6",
+    broken,
+    Group(
+        "closed, then open",
+        [
+            (0.5, 4.0, "?"),
+            (0.5, 4.0, "? + ?"),
+            (0.5, 4.0, "? -"),
+            (0.5, 4.0, "? - ?"),
+            (0.5, 4.0, "? - 0.25 ? ?"),
+            (1.0, 4.0, "2 ? - 0.75 ?"),
+        ],
+        look="what does one failure change, and for how long?",
+    ),
+    Group(
+        "half-open: one trial",
+        [
+            (0.5, 4.0, "? - 0.5 ?"),
+            (0.5, 4.0, "? - 0.75 ? ?"),
+            (0.5, 4.0, "? - 3 ? ? 0.25 ?"),
+        ],
+        look="who else goes through while the trial runs?",
+    ),
+    Group(
+        "the trial works",
+        [
+            (0.5, 4.0, "? - 0.5 ? +"),
+            (0.5, 4.0, "? - 0.5 ? + ? ?"),
+            (0.5, 4.0, "? - 0.5 ? + ? - 0.25 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
+        ],
+        look="after that it is as new",
+    ),
+    Group(
+        "the trial fails",
+        [
+            (0.5, 4.0, "? - 0.5 ? - ?"),
+            (0.5, 4.0, "? - 0.5 ? - 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 0.5 - 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
+            (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
+            (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
+        ],
+        look=TWICE,
+    ),
+    Group(
+        "the trial says nothing",
+        [
+            (0.5, 4.0, "? - 0.5 ? 0.75 ? 0.25 ?"),
+            (0.5, 4.0, "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
+        ],
+        look="when does the next caller go through, if no report comes?",
+    ),
+    Group(
+        "reports that are late",
+        [
+            (0.5, 4.0, "? ? - -"),
+            (0.5, 4.0, "? ? - 0.25 - 0.25 ? 0.25 ?"),
+            (0.5, 4.0, "? ? - +"),
+            (0.5, 4.0, "? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?"),
+        ],
+        look="calls that began while it was closed, and report afterwards",
+    ),
+    Group("60 random days", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+)
+scenario(
+    "13.6",
+    outage,
+    Group(
+        "what an outage costs",
+        [
+            (0.5, 4.0, 2.0, 0.25, 0.25),
+            (0.5, 4.0, 60.0, 0.25, 0.25),
+            (0.5, 32.0, 600.0, 1.0, 0.25),
+        ],
+        look="how many calls wait for the time limit?",
+    ),
+)
+
+
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 SIZE = 8
@@ -835,6 +1011,35 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     if receiver.pool.num_free != 64:
         raise AssertionError(f"{64 - receiver.pool.num_free} blocks are missing")
     return f"{len(taken)} blocks handed over beside a cancelled transfer: the oracle's 8 tokens."
+
+
+@runs_model("13.6")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """Blocks of a real prompt, from a store that is down for a while."""
+    prompt = lm.encode(PROMPT * 4)
+    blocks = blocks_of(lm, prompt)
+    names = [bytes([i]) * 32 for i in range(len(blocks))]
+    entries = {name: (name, block) for name, block in zip(names, blocks, strict=True)}
+    clock, found, calls = Clock(), [], 0
+    breaker = mine.Breaker(0.5, 4.0, clock)
+    for second in range(20):
+        store = UnreliableStore(names, entries, "contains" if 4 <= second < 12 else None)
+        contents: list = []
+        if breaker.allows():
+            calls += 1
+            try:
+                store.contains(names)
+                contents = [unpack_text(one, name) for name, one in entries.items()]
+                breaker.worked()
+            except OSError:
+                breaker.failed()
+        found.append(len(contents))
+        clock.now += 1
+        if second in (0, 5, 19):  # before, during and after
+            same_as_oracle(lm, prompt, go_on(lm, prompt, contents))
+    if not found[0] or found[5] or not found[19]:
+        raise AssertionError(f"blocks found per second: {found}")
+    return f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: oracle's tokens."
 
 
 def loop_of(conversations: int) -> list[list[int]]:

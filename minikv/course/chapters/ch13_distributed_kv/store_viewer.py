@@ -3,24 +3,32 @@
     flow = StoreFlow({"prompt 1": first_ids, "prompt 2": second_ids})
     flow.snap("A computes prompt 1", {"engine A": engine_a, "engine B": None})
     flow.picture(); flow.widget()
+    flow.run(engine_b, second_ids, "B, prompt 2", {…})  # drawn after each step, as it runs
 
 A column is a block of the prompts; blocks that both begin with are one column. A row is an engine's
 device, or the store. Where a block is, the engines' tiers say. A `FlowSnapshot` is plain data.
+
+Blocks that an engine has fetched are hatched, on paper, with letters in a white field; those that
+it has computed are filled. So they also differ in print and without colours.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
+from IPython.display import display
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import Recording
 from minikv.course.pictures.snapshot import plural
+from minikv.sampling import SamplingParams
 
 STORE = "the store"
-BOX, PITCH, ROW, LEFT, HEAD = 0.28, 0.33, 0.42, 0.8, 0.32  # inches
+BOX, PITCH, ROW, LEFT, HEAD, FOOT = 0.28, 0.33, 0.42, 0.8, 0.32, 0.4  # inches
+COLORS = tuple(style.PALETTE[i] for i in (0, 5, 4))  # by row
 Key = tuple[int, ...]  # all tokens up to the end of a block
 
 
@@ -30,6 +38,8 @@ class FlowSnapshot:
 
     words: str
     held: Mapping[str, frozenset[Key]]  # by row
+    fetched: Mapping[str, frozenset[Key]]  # those of `held` that came from the store, by engine
+    num_fetched: int  # since the snapshot before
     warnings: tuple[str, ...] = ()
 
 
@@ -41,7 +51,9 @@ class StoreFlow(Recording):
 
     def __init__(self, texts: Mapping[str, Sequence[int]], block_size: int = 16):
         super().__init__()
+        self.shown: Any = None  # the picture that changes while engines run
         self.texts, self.block_size = texts, block_size
+        self.hits: dict[str, tuple[ref, int]] = {}  # of each row: its engine, and its hits so far
         self.keys: dict[Key, str] = {}  # what is written into each block
         for place, ids in enumerate(texts.values(), 1):
             for end in range(block_size, len(ids), block_size):
@@ -49,27 +61,78 @@ class StoreFlow(Recording):
                 self.keys[key] = f"{self.keys[key]} {place}" if key in self.keys else str(place)
 
     def snap(self, words: str, engines: Mapping[str, Any]) -> FlowSnapshot:
-        """Copy where all blocks are now. An engine that does not run is None."""
-        held: dict[str, set[Key]] = {name: set() for name in engines}
-        held[STORE] = set()
-        for name, engine in engines.items():
-            for ids in self.texts.values() if engine is not None else ():
-                for i, tiers in enumerate(engine.tiers.everywhere(ids, None), 1):
-                    key = tuple(ids[: i * self.block_size])
-                    if "device" in tiers:
-                        held[name].add(key)
-                    if "disk" in tiers or "store" in tiers:
-                        held[STORE].add(key)
-        step = FlowSnapshot(words, {row: frozenset(keys) for row, keys in held.items()})
-        self.steps.append(step)
+        """Copy where all blocks are now. An engine that does not run is None. Between two snapshots
+        an engine serves at most one of the prompts: the first blocks that are new are then those
+        that it has fetched."""
+        held: dict[str, frozenset[Key]] = {}
+        fetched: dict[str, frozenset[Key]] = {}
+        stored: set[Key] = set()
+        before = self.steps[-1] if self.steps else None
+        num_fetched = 0
+        for row, engine in engines.items():
+            here, below = self._places(engine) if engine is not None else ([], set())
+            stored |= below
+            known = before.held[row] if before else frozenset()
+            count = self._count_fetched(row, engine) if engine is not None else 0
+            came = [key for key in here if key not in known][:count]
+            stay = before.fetched[row] if before else frozenset()
+            held[row] = frozenset(here)
+            fetched[row] = (stay & held[row]) | frozenset(came)
+            num_fetched += len(came)
+        held[STORE] = frozenset(stored)
+        self.steps.append(FlowSnapshot(words, held, fetched, num_fetched))
+        return self.steps[-1]
+
+    def _places(self, engine: Any) -> tuple[list[Key], set[Key]]:
+        """The blocks on the engine's device, in order, and those it knows to be in the store."""
+        here: dict[Key, None] = {}
+        below: set[Key] = set()
+        for ids in self.texts.values():
+            for i, tiers in enumerate(engine.tiers.everywhere(ids, None), 1):
+                key = tuple(ids[: i * self.block_size])
+                if "device" in tiers:
+                    here[key] = None
+                if "disk" in tiers or "store" in tiers:
+                    below.add(key)
+        return list(here), below
+
+    def _count_fetched(self, row: str, engine: Any) -> int:
+        """How many blocks this engine has fetched since the last snapshot."""
+        tiers = engine.stats().tiers
+        hits = sum(tiers[name].hits for name in ("disk", "store") if name in tiers)
+        known, before = self.hits.get(row, (None, 0))
+        self.hits[row] = ref(engine), hits
+        return hits - before if known is not None and known() is engine else hits
+
+    def run(
+        self, engine: Any, ids: Sequence[int], words: str, engines: Mapping[str, Any]
+    ) -> FlowSnapshot:
+        """Have the engine compute a prompt, and draw where all blocks are after each step: one
+        picture, which changes. Then wait until the store has what it gets, and draw once more."""
+        engine.add_request(ids, SamplingParams(max_tokens=1))
+        while engine.has_unfinished:
+            engine.step()
+            self._show(words, engines)
+        engine.tiers.flush()
+        return self._show(f"{words}: done", engines)
+
+    def _show(self, words: str, engines: Mapping[str, Any]) -> FlowSnapshot:
+        step = self.snap(words, engines)
+        picture = self.picture([-1])
+        if self.shown is None:
+            self.shown = display(picture, display_id=True)
+        else:
+            self.shown.update(picture)
         return step
 
     def describe(self, i: int, before: int | None) -> str:
         held = self.steps[i].held
-        return ", ".join(f"{row} {plural(len(keys), 'block')}" for row, keys in held.items()) + "."
+        told = ", ".join(f"{row} {plural(len(keys), 'block')}" for row, keys in held.items())
+        return f"{told}; {self.steps[i].num_fetched} fetched."
 
     def counted(self, i: int) -> dict[str, int]:
-        return {f"blocks in {row}": len(keys) for row, keys in self.steps[i].held.items()}
+        counts = {f"blocks in {row}": len(keys) for row, keys in self.steps[i].held.items()}
+        return counts | {"fetched in this step": self.steps[i].num_fetched}
 
     def draw(self, chosen: Sequence[int]) -> Figure:
         return self._drawn(chosen)
@@ -85,7 +148,7 @@ class StoreFlow(Recording):
         panel = (LEFT + len(self.keys) * PITCH, HEAD + len(rows) * ROW + 0.1)
         across = 2 if len(chosen) > 1 and 2 * panel[0] + 0.3 < style.WIDTH else 1
         down = -(-len(chosen) // across)
-        height = down * panel[1] + 0.1
+        height = down * panel[1] + 0.1 + FOOT
         figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, style.WIDTH)
@@ -95,27 +158,53 @@ class StoreFlow(Recording):
             x, y = (n % across) * (panel[0] + 0.3) + 0.1, (n // across) * panel[1] + 0.1
             axes.text(x, y + 0.13, f"{i}  {self.steps[i].words}", fontsize=8.5, weight="bold",
                       color=style.INK, va="center")  # fmt: skip
-            before = self.steps[i - 1].held if i else {}
+            step, before = self.steps[i], self.steps[i - 1].held if i else {}
             for r, row in enumerate(rows):
                 middle = y + HEAD + (r + 0.5) * ROW
                 axes.text(x, middle, row, fontsize=8, color=style.INK, va="center")
                 for c, (key, text) in enumerate(self.keys.items()):
-                    here = key in self.steps[i].held[row]
-                    new = here and key not in before.get(row, frozenset())
-                    _box(axes, x + LEFT + c * PITCH, middle, text, r, here, new)
+                    look = "absent" if key not in step.held[row] else "computed"
+                    if key in step.fetched.get(row, frozenset()):
+                        look = "fetched"
+                    new = look != "absent" and key not in before.get(row, frozenset())
+                    _box(axes, x + LEFT + c * PITCH, middle, text, COLORS[r % 3], look, new)
+        _legend(axes, 0.1, height - 0.5 * FOOT)
         return figure
 
 
-def _box(axes, x: float, middle: float, text: str, row: int, here: bool, new: bool) -> None:
-    """A block: filled where it is, dashed where it is not, with a thick line if it has just
-    come."""
-    color = style.PALETTE[(0, 5, 4)[row % 3]]
-    look: dict[str, Any] = dict(facecolor="none", edgecolor=style.EDGE, linestyle=(0, (2, 2)))
-    if here:
-        look = dict(facecolor=color, edgecolor=style.INK)
-    line = 2.4 if new else 0.8
-    box = FancyBboxPatch((x, middle - 0.15), BOX, 0.3, linewidth=line, **look,
-                         boxstyle="round,pad=0,rounding_size=0.05")  # fmt: skip
-    axes.add_patch(box)
-    ink = style.ink_on(color) if here else style.FAINT
-    axes.text(x + BOX / 2, middle, text, fontsize=7.5, ha="center", va="center", color=ink)
+def _box(
+    axes, x: float, middle: float, text: str, color: str, look: str, new: bool = False
+) -> None:
+    """A block: filled, hatched if it was fetched, dashed where it is not; with a thick line if it
+    has just come."""
+    kind: dict[str, Any] = dict(facecolor=color, edgecolor=style.INK)
+    ink, field = style.ink_on(color), None
+    if look == "absent":
+        kind = dict(facecolor="none", edgecolor=style.EDGE, linestyle=(0, (2, 2)))
+        ink = style.FAINT
+    elif look == "fetched":
+        kind = dict(facecolor=style.PAPER, edgecolor=style.INK)
+        ink, field = style.INK, dict(facecolor=style.PAPER, edgecolor="none", pad=0.8)
+        axes.add_patch(_outline(x, middle, facecolor="none", edgecolor=color, hatch="//////",
+                                linewidth=0, zorder=1.5))  # fmt: skip
+    axes.add_patch(_outline(x, middle, linewidth=2.4 if new else 0.8, **kind))
+    axes.text(x + BOX / 2, middle, text, fontsize=7.5, ha="center", va="center", color=ink,
+              bbox=field)  # fmt: skip
+
+
+def _outline(x: float, middle: float, **look: Any) -> FancyBboxPatch:
+    return FancyBboxPatch((x, middle - 0.15), BOX, 0.3, **look,
+                          boxstyle="round,pad=0,rounding_size=0.05")  # fmt: skip
+
+
+def _legend(axes, x: float, middle: float) -> None:
+    """A box of each look, with its name."""
+    for words, color, look, new in (
+        ("computed, or written", style.PALETTE[7], "computed", False),
+        ("fetched from the store", style.PALETTE[7], "fetched", False),
+        ("not there", style.PALETTE[7], "absent", False),
+        ("thick: came in this step", style.PAPER, "computed", True),
+    ):
+        _box(axes, x, middle, "", color, look, new)
+        axes.text(x + 0.36, middle, words, fontsize=8, color=style.INK, va="center")
+        x += 2.1
