@@ -83,7 +83,7 @@ def local_server(
     password = password or secrets.token_urlsafe(16)
     for _ in range(1 if port else 5):  # another process may take the free port before the server
         folder = tempfile.mkdtemp(prefix="minikv-store-")  # for this user alone
-        number = port or _free_port()
+        number = port or free_port()
         settings = SETTINGS.format(host=HOST, port=number, password=password, memory=bound,
                                    policy=policy, folder=folder)  # fmt: skip
         (Path(folder) / "conf").write_text(settings)
@@ -104,7 +104,7 @@ def local_server(
     raise RuntimeError(f"{program} did not start: {last_words}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as one:
         one.bind((HOST, 0))
         return one.getsockname()[1]

@@ -1,10 +1,11 @@
-"""A store of blocks that many engines share: a Valkey or Redis server, behind a small interface.
+"""A store of blocks that many engines share: a server of another project, behind a small interface.
 
-An entry's key is the block's name behind the version of the entries' format, so what an older
-version wrote is a miss. There is no list of names: engines ask whether blocks are there
-(`contains`, one round trip for a whole prefix) and may still miss them afterwards, for the server
-evicts what was used least recently. Memory, eviction, TLS, users and their rights are the server's
-work; it should have `maxmemory` and `maxmemory-policy allkeys-lru`.
+Which server, the URL says: Valkey or Redis (`minikv.cluster.valkey_store`), or Mooncake's store
+(`minikv.cluster.mooncake_store`). An entry's key is the block's name behind the version of the
+entries' format, so what an older version wrote is a miss. There is no list of names: engines ask
+whether blocks are there (`contains`, one round trip for a whole prefix) and may still miss them
+afterwards, for the server evicts. Memory, eviction, TLS, users and their rights are the server's
+work; a Valkey server should have `maxmemory` and `maxmemory-policy allkeys-lru`.
 
 Whatever happens to the server, a call ends within `timeout` seconds per piece of 8 MiB, with a miss
 in place of an error. After a failure a circuit breaker refuses calls at once, and tries again after
@@ -21,25 +22,40 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, TypeVar
-from urllib.parse import quote
+from typing import Any, Protocol, TypeVar
 
 from minikv.cluster.breaker import Breaker
-from minikv.tiers.entry import MAGIC
+from minikv.cluster.mooncake_store import MooncakeServer
+from minikv.cluster.valkey_store import ValkeyServer
 from minikv.tiers.names import Name
 
 log = logging.getLogger("minikv.cluster")
 Answer = TypeVar("Answer")
 
 PIECE = 8 << 20  # bytes that are sent or asked for at a time
-# EXISTS of many keys gives their number alone, and a command for each takes ten times as long.
-ARE_THERE = """\
-local answers = {}
-for i, key in ipairs(KEYS) do answers[i] = redis.call('EXISTS', key) end
-return table.concat(answers)
-"""
-FORMS = "redis://host:6379/0, rediss:// for TLS, or unix:///path/of/a/socket"
-MISSING = 'store: needs the package valkey: pip install "minikv[distributed]"'
+FORMS = "redis://host:6379/0, rediss:// for TLS, unix:///path/of/a/socket, mooncake://host:50051"
+
+
+class Connection(Protocol):
+    """One thread's way to a server. All calls may raise anything, and answer anything."""
+
+    timeout: float  # seconds that the next call has
+
+    def contains(self, names: Seq[Name]) -> list[bool]: ...
+
+    def get(self, names: Seq[Name]) -> list[bytes | None]: ...
+
+    def put(self, entries: Mapping[Name, bytes]) -> list[Any]:
+        """For each entry True, or what was in the way: then the server can be read still."""
+        ...
+
+    def remove(self, name: Name) -> None: ...
+
+    def cut(self) -> None:
+        """Let the call that another thread is in end now. The next one connects anew."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class SharedStore:
@@ -48,33 +64,20 @@ class SharedStore:
     def __init__(self, url: str, timeout: float = 1.0):
         """Does not connect yet. Raises ValueError for a URL that cannot be used, and ImportError
         without the package. The URL may hold a user and a password; neither gets into a message."""
-        try:
-            import valkey
-        except ImportError:
-            raise ImportError(MISSING) from None
         self.timeout, self.breaker, self.writes = timeout, Breaker(), Breaker()
         try:
-            self._pools = [self._pool(url)]
-            self._pools[0].make_connection()  # it alone looks at some of the URL's options
+            kind = MooncakeServer if url.startswith("mooncake://") else ValkeyServer
+            self._server = kind(url)
+        except ImportError:
+            raise
         except Exception:  # its text may hold the password
             # "from None", for the same reason.
             raise ValueError(f"store: the URL cannot be used; give one like {FORMS}") from None
-        options = self._pools[0].connection_kwargs
-        at = options.get("host", "localhost"), options.get("port", 6379)
-        self.address = options.get("path") or "{}:{}".format(*at)
-        secrets = {options.get("username"), options.get("password")} - {None, "", "default"}
-        self._secrets = secrets | {quote(secret) for secret in secrets}
-        self._url, self._local, self._valkey = url, threading.local(), valkey
+        self.address = self._server.address
+        self._local = threading.local()
+        self._connections: list[Connection] = []
         self._is_closed = False
         self._entry_bytes = PIECE // 16  # the largest entry that was seen
-
-    def _pool(self, url: str) -> Any:
-        from valkey import ConnectionPool
-
-        if not url.startswith(("redis://", "rediss://", "valkey://", "valkeys://", "unix://")):
-            raise ValueError
-        # A timeout for each call of the socket. See `_call` for all of them together.
-        return ConnectionPool.from_url(url, socket_timeout=self.timeout, socket_read_size=1 << 18)
 
     def __repr__(self) -> str:
         return f"SharedStore({self.address})"
@@ -88,12 +91,11 @@ class SharedStore:
     def contains(self, names: Seq[Name]) -> list[bool]:
         """Whether each of these entries is there now, in one round trip."""
 
-        def ask(client: Any) -> list[bool]:
-            answer = client.eval(ARE_THERE, len(names), *map(_key, names))
-            is_row = isinstance(answer, bytes) and set(answer) <= set(b"01")
-            if not is_row or len(answer) != len(names):
-                raise ValueError("the answer to a question is no row of 0 and 1")
-            return [one == ord("1") for one in answer]
+        def ask(connection: Connection) -> list[bool]:
+            answers = connection.contains(names)
+            if len(answers) != len(names):
+                raise ValueError("the answer to a question has another length")
+            return answers
 
         return self._call(ask, [False] * len(names)) if names else []
 
@@ -103,12 +105,12 @@ class SharedStore:
         while len(found) < len(names):
             piece = names[len(found) :][: max(1, PIECE // self._entry_bytes)]
 
-            def ask(client: Any, piece: Seq[Name] = piece) -> list[bytes | None]:
-                answers = client.mget([_key(name) for name in piece])
+            def ask(connection: Connection, piece: Seq[Name] = piece) -> list[bytes | None]:
+                answers = connection.get(piece)
                 if not isinstance(answers, list) or len(answers) != len(piece):
-                    raise ValueError("the answer to MGET has another length")
+                    raise ValueError("the answer to a fetch has another length")
                 if not all(one is None or isinstance(one, bytes) for one in answers):
-                    raise ValueError("the answer to MGET has something else than bytes")
+                    raise ValueError("the answer to a fetch has something else than bytes")
                 return answers
 
             answers: list[bytes | None] = self._call(ask, [])
@@ -123,41 +125,38 @@ class SharedStore:
         gone: list[Name] = []
         for piece in _pieces(entries):
 
-            def write(client: Any, piece: Mapping[Name, bytes] = piece) -> list[Name]:
-                pipeline = client.pipeline(transaction=False)
-                for name, entry in piece.items():
-                    pipeline.set(_key(name), entry)
-                answers = pipeline.execute(raise_on_error=False)
-                return self._refused(list(piece), answers)
+            def write(connection: Connection, piece: Mapping[Name, bytes] = piece) -> list[Name]:
+                return self._refused(list(piece), connection.put(piece))
 
             gone += self._call(write, list(piece)) if self.writes.allows() else list(piece)
         return gone
 
     def remove(self, name: Name) -> None:
-        self._call(lambda client: client.unlink(_key(name)), None)
+        self._call(lambda connection: connection.remove(name), None)
 
     def close(self) -> None:
         """End all connections; from now on nothing is there."""
         self._is_closed = True
-        for pool in self._pools:
-            pool.disconnect()
+        for connection in self._connections:
+            connection.close()
 
     # ── Calls that end ────────────────────────────────────────────────────────
 
-    def _call(self, what: Callable[[Any], Answer], otherwise: Answer) -> Answer:
-        """What `what(client)` returns, within `timeout` seconds; `otherwise` if that fails or the
-        breaker is open."""
+    def _call(self, what: Callable[[Connection], Answer], otherwise: Answer) -> Answer:
+        """What `what(connection)` returns, within `timeout` seconds; `otherwise` if that fails or
+        the breaker is open."""
         if self._is_closed or not self.breaker.allows():
             return otherwise
-        pool = self._own_pool()
+        connection = self._own_connection()
+        connection.timeout = self.timeout
         # A socket's timeout begins anew with each byte that comes. So the connection is cut.
-        alarm = threading.Timer(self.timeout, pool.disconnect)
+        alarm = threading.Timer(self.timeout, connection.cut)
         alarm.daemon = True
         alarm.start()
         try:
-            answer = what(self._valkey.Valkey(connection_pool=pool))
-        except Exception as error:  # of the library, for whatever a server may answer
-            pool.disconnect()  # the rest of the answer must not be taken for the next one
+            answer = what(connection)
+        except Exception as error:  # of a library, for whatever a server may answer
+            connection.cut()  # the rest of the answer must not be taken for the next one
             if self.breaker.failed() and not self._is_closed:
                 log.warning("%s", self._safe(f"the store at {self.address} fails, and is left "
                                              f"alone for a while: {_text(error)}"))  # fmt: skip
@@ -172,7 +171,7 @@ class SharedStore:
         """The names that the server would not take: it is full, or may not be written to. Then it
         can be read still, but writing is left alone for a while."""
         if len(answers) != len(names):
-            raise ValueError("the answer to SET has another length")
+            raise ValueError("the answer to entries has another length")
         errors = [answer for answer in answers if isinstance(answer, Exception)]
         if not errors:
             self.writes.worked()
@@ -181,22 +180,18 @@ class SharedStore:
                                          f"only read for a while: {_text(errors[0])}"))  # fmt: skip
         return [name for name, answer in zip(names, answers, strict=True) if answer is not True]
 
-    def _own_pool(self) -> Any:
-        """This thread's: to cut its connection cuts no other thread's."""
-        if not hasattr(self._local, "pool"):
-            self._local.pool = self._pool(self._url)
-            self._pools.append(self._local.pool)
-        return self._local.pool
+    def _own_connection(self) -> Connection:
+        """This thread's: to cut it cuts no other thread's."""
+        if not hasattr(self._local, "connection"):
+            self._local.connection = self._server.connect(self.timeout)
+            self._connections.append(self._local.connection)
+        return self._local.connection
 
     def _safe(self, text: str) -> str:
         """Some servers repeat in an error what they were sent: a password, say."""
-        for secret in self._secrets:
+        for secret in self._server.secrets:
             text = text.replace(secret, "***")
         return text
-
-
-def _key(name: Name) -> bytes:
-    return MAGIC + b":" + name
 
 
 def _pieces(entries: Mapping[Name, bytes]) -> Iterator[dict[Name, bytes]]:

@@ -11,11 +11,12 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_case import line_to, needs_a_store
+from store_case import KINDS, line_to, needs_a_store, needs_mooncake, store_of_kind
 
 from minikv.cluster import local_server as local
 from minikv.cluster import shared_store
 from minikv.cluster.breaker import Breaker
+from minikv.cluster.local_mooncake import find_programs, local_mooncake
 from minikv.cluster.local_server import local_server
 from minikv.cluster.shared_store import SharedStore
 
@@ -28,9 +29,15 @@ def server():
         yield one
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def any_server(request):
+    with store_of_kind(request.param) as one:
+        yield one
+
+
 @pytest.fixture
-def store(server):
-    store = SharedStore(server.url, LONG)
+def store(any_server):
+    store = SharedStore(any_server.url, LONG)
     yield store
     store.close()
 
@@ -53,7 +60,6 @@ def is_soon(store, name, seconds=10):
 # ── What it keeps ─────────────────────────────────────────────────────────────
 
 
-@needs_a_store
 def test_what_is_put_is_there(store):
     entries = entries_of(20)
     names = list(entries)
@@ -66,8 +72,7 @@ def test_what_is_put_is_there(store):
     assert store.contains(names) == [False] + [True] * 19
 
 
-@needs_a_store
-def test_another_process_finds_it(server, store):
+def test_another_process_finds_it(any_server, store):
     [(name, entry)] = entries_of(1).items()
     store.put_many({name: entry})
     program = (
@@ -76,18 +81,17 @@ def test_another_process_finds_it(server, store):
         "store = SharedStore(sys.stdin.read(), 5.0)\n"
         f"print(store.get_many([{name!r}]) == [{entry!r}])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], input=server.url, text=True,
+    ran = subprocess.run([sys.executable, "-c", program], input=any_server.url, text=True,
                          capture_output=True, check=True)  # fmt: skip
     assert ran.stdout == "True\n"
 
 
-@needs_a_store
-def test_a_prefix_is_asked_for_in_one_round_trip(server, store, monkeypatch):
+def test_a_prefix_is_asked_for_in_one_round_trip(any_server, store, monkeypatch):
     names = list(entries_of(1000, 1))
     store.contains(names[:1])  # connects
-    with line_to(server) as line:
+    with line_to(any_server) as line:
         line.fault, line.seconds = "delay", 0.05
-        far = SharedStore(line.url(server), LONG)
+        far = SharedStore(line.url(any_server), LONG)
         far.contains(names[:1])
         started = time.perf_counter()
         assert far.contains(names) == [False] * 1000
@@ -95,7 +99,6 @@ def test_a_prefix_is_asked_for_in_one_round_trip(server, store, monkeypatch):
         far.close()
 
 
-@needs_a_store
 def test_long_answers_come_in_pieces(store, monkeypatch):
     monkeypatch.setattr(shared_store, "PIECE", 100_000)
     entries = entries_of(12, 30_000) | entries_of(1, 250_000)
@@ -138,14 +141,13 @@ def test_a_full_server_is_read_still(caplog):
 # ── When it fails ─────────────────────────────────────────────────────────────
 
 
-@needs_a_store
 @pytest.mark.parametrize("fault", ["deaf", "dribble", "delay", "cut", "garbage", "http"])
-def test_a_bad_line_is_a_miss_soon(server, fault, caplog):
+def test_a_bad_line_is_a_miss_soon(any_server, fault, caplog):
     entries = entries_of(30, 20_000)
     names = list(entries)
-    with line_to(server) as line:
+    with line_to(any_server) as line:
         line.seconds = 1.0
-        store = SharedStore(line.url(server), LONG)
+        store = SharedStore(line.url(any_server), LONG)
         assert store.put_many(entries) == []
         for call, miss in (
             (lambda: store.get_many(names), [None] * 30),
@@ -167,10 +169,10 @@ def test_a_bad_line_is_a_miss_soon(server, fault, caplog):
         store.close()
 
 
-@needs_a_store
-def test_killed_and_started_again_empty(caplog):
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_and_started_again_empty(kind, caplog):
     entries = entries_of(5)
-    with local_server(password="secret-1") as server:
+    with store_of_kind(kind) as server:
         port, store = server.port, SharedStore(server.url, LONG)
         store.put_many(entries)
         os.kill(server.pid, signal.SIGKILL)
@@ -180,7 +182,7 @@ def test_killed_and_started_again_empty(caplog):
             store.contains(list(entries))
             store.put_many(entries)
         assert time.perf_counter() - started < 0.5, "an open breaker refuses at once"
-    with local_server(port=port, password="secret-1"):
+    with store_of_kind(kind, port=port):
         assert is_soon(store, b"n" * 32) and store.contains(list(entries)) == [False] * 5
         assert store.put_many(entries) == []
         assert store.get_many(list(entries)) == list(entries.values())
@@ -191,18 +193,23 @@ def test_killed_and_started_again_empty(caplog):
     store.close()
 
 
-@needs_a_store
-def test_not_there_at_the_start(caplog):
+@pytest.mark.parametrize("url, error", [
+    pytest.param("redis://user:secret@{}:{}/0", "ConnectionError", marks=needs_a_store),
+    pytest.param("mooncake://{}:{}", "ConnectionRefusedError", marks=needs_mooncake),
+])  # fmt: skip
+def test_not_there_at_the_start(url, error, caplog):
     with socket.socket() as nobody:
         nobody.bind((local.HOST, 0))  # and does not listen
-        store = SharedStore(f"redis://user:secret@{local.HOST}:{nobody.getsockname()[1]}/0")
+        store = SharedStore(url.format(*nobody.getsockname()), LONG)
         assert store.contains([b"n" * 32]) == [False]
         assert "secret" not in caplog.text and "secret" not in repr(store)
-        assert "ConnectionError" in caplog.text
+        assert error in caplog.text
+        store.close()
 
 
 @needs_a_store
-def test_a_wrong_password_and_no_right_to_write(server, store, caplog):
+def test_a_wrong_password_and_no_right_to_write(server, caplog):
+    store = SharedStore(server.url, LONG)
     wrong = SharedStore(f"redis://:wrong-secret@{local.HOST}:{server.port}/0", LONG)
     assert wrong.get_many([b"n" * 32]) == [None]
     assert "AuthenticationError" in caplog.text and "wrong-secret" not in caplog.text
@@ -217,7 +224,7 @@ def test_a_wrong_password_and_no_right_to_write(server, store, caplog):
     assert reader.put_many({b"x" * 32: entry}) == [b"x" * 32]
     assert "takes no entry" in caplog.text
     assert reader.get_many([name]) == [entry] and reader.contains([name]) == [True]
-    for one in (wrong, reader, admin):
+    for one in (store, wrong, reader, admin):
         one.close()
 
 
@@ -268,6 +275,103 @@ def test_without_a_server(monkeypatch):
     monkeypatch.setattr(local, "find_server", lambda: None)
     with pytest.raises(FileNotFoundError, match="apt install valkey-server"), local_server():
         pass
+
+
+# ── Mooncake's client, which is a process ─────────────────────────────────────
+
+
+@needs_mooncake
+def test_a_full_mooncake_is_read_still(caplog):
+    with store_of_kind("mooncake", "16 MiB") as server:
+        store = SharedStore(server.url, LONG)
+        more = entries_of(60, 300_000)
+        gone = store.put_many(more)
+        assert 5 < len(gone) < 60 and "takes no entry" in caplog.text
+        answers = zip(more, store.contains(list(more)), strict=True)
+        there = [name for name, is_there in answers if is_there]
+        assert there and store.get_many(there) == [more[name] for name in there]
+        assert is_soon(store, b"n" * 32), "the master has evicted some"
+        assert store.get_many([b"n" * 32]) == [b"x"]
+        store.close()
+
+
+@needs_mooncake
+def test_a_client_that_hangs_is_killed(caplog):
+    """The process that lends memory stands still: Mooncake would wait for it for ever."""
+    entries = entries_of(5, 100_000)
+    with store_of_kind("mooncake") as server:
+        store = SharedStore(server.url, LONG)
+        assert store.put_many(entries) == []
+        [connection] = store._connections
+        first = connection._process
+        os.kill(server.lender, signal.SIGSTOP)
+        store.timeout = 0.4
+        started = time.perf_counter()
+        assert store.get_many(list(entries)) == [None] * 5
+        assert time.perf_counter() - started < 1.5 and "no answer in time" in caplog.text
+        os.kill(server.lender, signal.SIGCONT)
+        store.timeout = LONG
+        assert is_soon(store, b"n" * 32) and store.get_many(list(entries)) == list(entries.values())
+        second = connection._process
+        assert first.wait(5) == -signal.SIGKILL and second.pid != first.pid
+        store.close()
+        assert not is_alive(second.pid) and store.contains(list(entries)) == [False] * 5
+
+
+@needs_mooncake
+def test_a_client_ends_when_its_owner_is_killed():
+    says, mouth = os.pipe()
+    with store_of_kind("mooncake") as server:
+        owner = os.fork()
+        if owner == 0:
+            try:
+                store = SharedStore(server.url, LONG)
+                assert store.contains([b"n" * 32]) == [False]
+                os.write(mouth, b"%d " % store._connections[0]._process.pid)
+                time.sleep(60)
+            finally:
+                os._exit(1)
+        os.close(mouth)
+        try:
+            pid = int(os.read(says, 99))
+            assert is_alive(pid)
+        finally:
+            os.kill(owner, signal.SIGKILL)
+            os.waitpid(owner, 0)
+            os.close(says)
+        assert ends_soon(pid)
+
+
+@pytest.mark.parametrize("url", [
+    "mooncake://", "mooncake://:50051", "mooncake://host:port", "mooncake://user:secret@host",
+    "mooncake://host/0", "mooncake://host?secret=1",
+])  # fmt: skip
+def test_a_url_of_mooncake_that_cannot_be_used(url):
+    with pytest.raises(ValueError, match=r"store: .*mooncake://host:50051") as caught:
+        SharedStore(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_without_mooncakes_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mooncake", None)
+    with pytest.raises(ImportError, match="pip install mooncake-transfer-engine-non-cuda"):
+        SharedStore("mooncake://localhost")
+    assert find_programs() is None
+    with pytest.raises(ImportError, match="libibverbs1"), local_mooncake():
+        pass
+
+
+@needs_mooncake
+def test_without_a_library_of_the_systems(tmp_path, monkeypatch, caplog):
+    (tmp_path / "mooncake").mkdir()
+    (tmp_path / "mooncake/__init__.py").write_text("")
+    (tmp_path / "mooncake/store.py").write_text("raise ImportError('no libibverbs.so.1')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with socket.create_server((local.HOST, 0)) as listener:
+        store = SharedStore(f"mooncake://{local.HOST}:{listener.getsockname()[1]}", LONG)
+        assert store.contains([b"n" * 32]) == [False]
+        assert "ImportError: no libibverbs.so.1" in caplog.text
+        store.close()
 
 
 # ── The server that we start ──────────────────────────────────────────────────
