@@ -231,6 +231,16 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
 
 
+def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
+    line = "x = x\n"
+    long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
+    too_long = grading.find_student(_student(tmp_path / "too long", line * 200_000))
+    began = time.process_time()
+    assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
+    assert grading.to_be_read(too_long, ONE) == []
+    assert time.process_time() - began < 20  # a second or two
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_honest_solutions_are_not_named(tmp_path, exercise):
     for number, text in enumerate((right(exercise), different(exercise))):
