@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from four_ways import EXERCISES, different, right
 
-from minikv.course.bench.grading import make_class
+from minikv.course.bench.grading import HOSTILE, make_class
 from minikv.course.harness import grade as grading
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.mistakes import mistakes_of
@@ -106,6 +106,12 @@ def test_a_bad_folder_does_not_stop_the_others(a_class, tmp_path):
     assert grading.find_student(tmp_path / "fay").file(ONE) is None
     report = grading.grade(grading.find_student(tmp_path / "eve"), ONE)
     assert report.status == "failed" and "is missing" in report.place
+
+
+def test_code_that_writes_to_every_open_file_is_told_so():
+    report = grading.grade_file(ONE.id, (right(ONE) + HOSTILE).encode())
+    assert report["status"] == "failed"
+    assert "no answer to what it was asked" in report["lines"][-1]["what"]
 
 
 class AtOnce:

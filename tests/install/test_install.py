@@ -37,7 +37,7 @@ print("".join(output.get("text", "") for cell in cells for output in cell.output
 
 @cache
 def pip_options():
-    """What pip is told: PyTorch's own index has builds without CUDA. Where it cannot be reached, pip
+    """What pip is told: PyTorch's own index has builds without CUDA. If it cannot be reached, pip
     would ask it again and again for each package; then it is left out, and asked once at most."""
     try:
         urlopen(f"{CPU}/torch/", timeout=10).close()
