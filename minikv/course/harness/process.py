@@ -17,7 +17,6 @@ one check.
 
 import atexit
 import faulthandler
-import gc
 import json
 import os
 import re
@@ -410,7 +409,6 @@ def _keep_players(control: socket.socket) -> None:
         job = json.loads(data)
         with suppress(Exception):  # once for all players; what fails here fails there, too
             import_checks(job["what"], job["ids"])
-        gc.freeze()  # a collection in a player would copy each page that it looks at
         pid = os.fork()
         if pid == 0:
             os.setsid()  # a group of its own: whatever it starts ends with it
