@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import pytest
 from four_ways import EXERCISES, different, right
 
-from minikv.course.bench.grading import make_class
+from minikv.course.bench.grading import HOSTILE, make_class
 from minikv.course.harness import grade as grading
 from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.mistakes import mistakes_of
@@ -106,6 +106,12 @@ def test_a_bad_folder_does_not_stop_the_others(a_class, tmp_path):
     assert grading.find_student(tmp_path / "fay").file(ONE) is None
     report = grading.grade(grading.find_student(tmp_path / "eve"), ONE)
     assert report.status == "failed" and "is missing" in report.place
+
+
+def test_code_that_writes_to_every_open_file_is_told_so():
+    report = grading.grade_file(ONE.id, (right(ONE) + HOSTILE).encode())
+    assert report["status"] == "failed"
+    assert "no answer to what it was asked" in report["lines"][-1]["what"]
 
 
 class AtOnce:
@@ -229,6 +235,16 @@ def test_lines_that_reach_for_more_are_named(tmp_path):
     student = grading.find_student(_student(tmp_path, right(ONE) + "\n" + "\n".join(CHEATS)))
     named = grading.to_be_read(student, ONE)
     assert [line.partition(": ")[2] for line in named] == list(CHEATS)
+
+
+def test_a_long_file_does_not_hold_up_the_tables(tmp_path):
+    line = "x = x\n"
+    long = grading.find_student(_student(tmp_path / "long", line * 50_000 + "import gc\n"))
+    too_long = grading.find_student(_student(tmp_path / "too long", line * 200_000))
+    began = time.process_time()
+    assert grading.to_be_read(long, ONE) == ["line 50001: import gc"]
+    assert grading.to_be_read(too_long, ONE) == []
+    assert time.process_time() - began < 20  # a second or two
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

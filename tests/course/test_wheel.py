@@ -23,7 +23,7 @@ from minikv.course.harness.manifest import chapter_of, find
 from minikv.course.harness.skeletons import skeleton
 
 ROOT = Path(__file__).parents[2]
-LARGEST = 15_000_000  # bytes of the wheel; docs/SETUP.md says "13 MB"
+LARGEST = 15_000_000  # bytes of the wheel; docs/SETUP.md says "14 MB"
 ONE = find("04.1")
 FILE = f"exercises/{chapter_of(ONE.id).file_name}"
 LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__")

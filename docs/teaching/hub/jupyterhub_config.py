@@ -42,7 +42,7 @@ if LOCAL:
     c.SimpleLocalProcessSpawner.home_dir_template = str(HERE / "homes" / "{username}")
     c.Spawner.args = ["--allow-root"] if os.getuid() == 0 else []
     # Where JupyterLab lies, if it is not in the hub's own environment.
-    for name in ("JUPYTER_CONFIG_PATH", "JUPYTERLAB_DIR"):
+    for name in ("JUPYTER_CONFIG_PATH", "JUPYTERLAB_DIR", "JUPYTER_PATH"):
         if name in os.environ:
             c.Spawner.environment[name] = os.environ[name]
 else:

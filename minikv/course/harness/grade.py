@@ -77,7 +77,9 @@ class Student:
             return file.read(reader_files.LONGEST_FILE + 1)
 
     def text(self, exercise: Exercise) -> str:
-        return (self.file(exercise) or b"").decode("utf-8", "replace")
+        """What a person could read in it; nothing of a file that is too long to be run."""
+        file = self.file(exercise) or b""
+        return "" if len(file) > reader_files.LONGEST_FILE else file.decode("utf-8", "replace")
 
 
 Results = list[tuple[Student, Report]]
@@ -318,6 +320,7 @@ def _reaching(text: str, number: str) -> tuple[str, ...]:
     except reader_files.WorkbookError:
         return ()  # its report says so
     given = {line.strip() for line in skeleton(chapter).splitlines()}
+    lines = text.splitlines()
     found = {}
     for node in ast.walk(tree):
         match node:
@@ -329,7 +332,7 @@ def _reaching(text: str, number: str) -> tuple[str, ...]:
                 outside = bool(REACHING.fullmatch(name)) and not ORDINARY.fullmatch(name)
             case _:
                 continue
-        line = text.splitlines()[node.lineno - 1].strip()
+        line = lines[node.lineno - 1].strip()
         if outside and line not in given:
             found[node.lineno] = f"line {node.lineno}: {line[:80]}"
     return tuple(found[number] for number in sorted(found))

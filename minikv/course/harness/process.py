@@ -199,7 +199,7 @@ def _ending(status: int | None, stack: str, limit: float) -> Line:
             with suppress(OSError, ValueError, IndexError):  # it may be another file by now
                 where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
             break
-    if stack or status is None:
+    if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
         what = f"stopped: not finished after {limit:g} s{where}"
         cause = (
             "a loop that never ends, or one that does far too much; on a very busy machine also "
