@@ -236,8 +236,8 @@ scenario(
 
 # ── 10.4 Attention that reads codes ───────────────────────────────────────────
 
-# A program is (H, K, D, block_size, block_ids, context_len, spread of K). With FAR_BELOW, keys point
-# away from the queries.
+# A program is (H, K, D, block_size, block_ids, context_len, spread of K). With FAR_BELOW, keys
+# point away from the queries.
 
 FAR_BELOW = -0.6
 
