@@ -54,8 +54,8 @@ def blockwise_attention(
 ) -> torch.Tensor:
     """One query over the blocks of its context, with a running softmax.
 
-    q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D). Only one block
-    is read at a time. With m the largest score so far, s the sum of exp(score - m)
+    q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D) float32. Only one
+    block is read at a time. With m the largest score so far, s the sum of exp(score - m)
     and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v

@@ -12,6 +12,7 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "solution": ("terminal:solution", "the reference's solution"),
     "progress": ("terminal:progress", "what is passed, what is open, what comes next"),
     "reset": ("terminal:reset", "put an exercise back as it was, keeping a copy of yours"),
+    "begin": ("terminal:begin", "copy your earlier function into the one that starts from it"),
     "watch": ("terminal:watch", "check again whenever the file is saved"),
     "parts": ("terminal:parts", "run tinypy on your own parts"),
     "update": ("harness.update", "a newer version of the course, keeping what you have written"),

@@ -6,6 +6,7 @@ check("04.2")
 
 import inspect
 import sys
+import textwrap
 import time
 from contextlib import suppress
 from functools import partial
@@ -20,10 +21,18 @@ from minikv.course.harness.mine import mine, own_engine, used_below
 from minikv.course.harness.overview import Overview
 from minikv.course.harness.predictions import measured, predict, predictions
 from minikv.course.harness.report import Report
-from minikv.course.harness.skeletons import definitions, fill, reference, skeleton, targets
+from minikv.course.harness.skeletons import (
+    body_of,
+    definitions,
+    fill,
+    is_unwritten,
+    reference,
+    skeleton,
+    targets,
+)
 
 __all__ = [
-    "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
+    "begin", "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
     "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
 ]  # fmt: skip
 
@@ -88,6 +97,8 @@ def _show_with_buttons(report: Report) -> None:
         f"This puts {id_} back as it was, and keeps a copy of what you have written. "
         "Click again to do it."
     )
+    new, earlier = exercise.begins or ("", "")
+    copying = f"This copies the body of your {earlier} into {new}. Click again to do it."
     actions = [
         *(
             Action(f"Hint {n}", "Each hint says more", partial(hint, id_, n))
@@ -98,6 +109,8 @@ def _show_with_buttons(report: Report) -> None:
         Action("Solution", "The reference", partial(solution, id_, True), giving_away),
         Action("Reset", "Start this exercise again", partial(reset, id_), putting_back, True),
     ]
+    if earlier and report.status == "not started":
+        actions.insert(0, Action("Begin", f"Start from {earlier}", partial(begin, id_), copying))
     panel = Panel(id_, actions, partial(_file_buttons, exercise))
     panel.display(report.html(_file_buttons(exercise, report.at)), repr(report))
 
@@ -227,6 +240,39 @@ def reset(exercise_id: str) -> Page:
         progress_file.save(exercise.id, entry)
     what = f"chapter {chapter.number}" if whole else exercises[0].id
     said = f"{what} is as it was at the beginning.{saved}"
+    return Page("", said, button=markup.reload_button(file))
+
+
+def begin(exercise_id: str) -> Page:
+    """Copy the body of your own earlier function into the one that the exercise asks for, where
+    the exercise starts from it."""
+    exercise = find(exercise_id)
+    if exercise.begins is None:
+        raise ReaderError(f"{exercise.id} does not start from an earlier function")
+    new, earlier = exercise.begins
+    chapter = chapter_of(exercise.id)
+    file, text = reader_files.path_of(chapter), reader_files.read(chapter)
+    found = definitions(reader_files.parse(chapter, text))
+    gone = [path for path in exercise.begins if path not in found]
+    if gone:
+        raise reader_files.WorkbookError(
+            f"{reader_files.display_name(chapter)} has no {' and no '.join(gone)}"
+        )
+    if is_unwritten(found[earlier]):
+        return Refusal(f"There is nothing to copy: {earlier} is not written yet.")
+    if not is_unwritten(found[new]):
+        return Refusal(
+            f'{new} has a body already. reset("{exercise.id}") empties it, and keeps a copy.'
+        )
+    [stub] = found[new].body[-1:]
+    lines = text.splitlines()
+    body = textwrap.indent(body_of(text, found[earlier]), " " * stub.col_offset)
+    lines[stub.lineno - 1 : stub.end_lineno] = body.splitlines()
+    write_whole(file, "\n".join(lines) + "\n")
+    said = (
+        f"{new} has a copy of your {earlier} now. Change what is different. "
+        "An editor that has the file open must load it again, before it saves."
+    )
     return Page("", said, button=markup.reload_button(file))
 
 

@@ -121,5 +121,6 @@ progress = Command(
     ),
 )
 reset = Command(lambda args: _print(lab.reset(args.exercise)), (MANY,))
+begin = Command(lambda args: _print(lab.begin(args.exercise)), (ONE,))
 watch = Command(_watch, (MANY,))
 parts = Command(_parts)

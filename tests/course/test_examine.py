@@ -1,15 +1,17 @@
 """Whatever a reader's code does, a check ends in a sentence, and soon."""
 
+import ast
 import re
 from time import perf_counter
 
 import pytest
-from four_ways import right, text_with
+from four_ways import EXERCISES, right, text_with
 
 from minikv.course import lab
 from minikv.course.harness import examine, process, progress_file, reader_files
 from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.harness.mistakes import reference_sources
+from minikv.course.harness.skeletons import body_of, definitions, fill, skeleton
 
 ONE = find("04.1")  # BlockPool.allocate is one of its places
 FILE = chapter_of(ONE.id).file_name
@@ -167,6 +169,35 @@ def test_reset_keeps_a_copy_and_the_other_exercises(exercises):
     lab.reset("04")
     assert (exercises / FILE).read_text() == skeleton(chapter_of("04"))
     assert len(list((exercises / ".progress" / "backups").iterdir())) == 2
+
+
+def test_an_exercise_begins_with_the_function_that_it_starts_from(exercises):
+    chapter = chapter_of("08")
+    file, first = exercises / chapter.file_name, find("08.2")
+    own = reference_sources(first)["attend_kernel"]
+    own = "@triton.jit\n" + own[own.index("def ") :].replace("    ", "  ")  # as some indent
+    file.write_text(fill(skeleton(chapter), {"attend_kernel": own}))
+    assert "decode_kernel has a copy of your attend_kernel" in lab.begin("08.3").text
+    now = file.read_text()
+    found = definitions(ast.parse(now))
+    assert body_of(now, found["decode_kernel"]) == body_of(now, found["attend_kernel"])
+    assert ast.get_docstring(found["decode_kernel"]).startswith("Program (s, h)")
+    assert reader_files.progress_of(find("08.3"), now).started
+    assert "has a body already" in lab.begin("08.3").text
+    assert "has a copy" in lab.begin("08.4").text  # which starts from it in turn
+    lab.reset("08.3")
+    lab.reset("08.4")
+    assert "decode_kernel is not written yet" in lab.begin("08.4").text
+    with pytest.raises(ValueError, match=r"08\.2 does not start"):
+        lab.begin("08.2")
+
+
+def test_what_an_exercise_begins_with_is_there():
+    for exercise in EXERCISES:
+        if exercise.begins is not None:
+            new, earlier = exercise.begins
+            places = chapter_of(exercise.id).places
+            assert places[new] == exercise.id and places[earlier] < exercise.id
 
 
 def test_reset_brings_back_a_file_that_is_gone(exercises):

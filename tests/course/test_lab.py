@@ -625,7 +625,17 @@ def test_the_solution_in_a_terminal():
 
 def test_every_command_explains_itself():
     done = run("--help")
-    for name in ("check", "hint", "diff", "solution", "progress", "reset", "watch", "update"):
+    for name in (
+        "check",
+        "hint",
+        "diff",
+        "solution",
+        "progress",
+        "reset",
+        "begin",
+        "watch",
+        "update",
+    ):
         assert re.search(rf"^    {name} ", done.stdout, re.MULTILINE)
 
 

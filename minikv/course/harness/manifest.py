@@ -68,6 +68,8 @@ class Exercise:
     matters: str  # why it matters, one line
     hints: tuple[str, str, str]  # each stronger; the third is pseudocode
     works: str  # why it works, shown after passing
+    # The function to write, and an earlier one of the same file whose body it starts from.
+    begins: tuple[str, str] | None = None
 
     def __post_init__(self):
         if self.kind not in ("build", "debug", "predict"):

@@ -106,7 +106,9 @@ def _tell(error: BaseException) -> Told:
     if own:
         origin = f"{short(own[-1].filename)}, line {own[-1].lineno}"
         what += f"\n{origin}: {own[-1].line}"
-    if isinstance(error, RecursionError):
+    if isinstance(error, NameError):
+        look = "the name on that line: is it spelled as where it is defined, or imported?"
+    elif isinstance(error, RecursionError):
         cause = "the function calls itself without end"
     elif isinstance(error, MemoryError):
         cause = "more memory was asked for than a check may take"

@@ -108,6 +108,14 @@ def is_unwritten(node: Def) -> bool:
     return raised.startswith("raise NotImplementedError('Exercise ")
 
 
+def body_of(text: str, node: Def) -> str:
+    """The lines of a function after its docstring, from column 0."""
+    docstring = docstring_of(node)
+    begin = last_line(docstring) if docstring else node.body[0].lineno - 1
+    lines = text.splitlines()[begin : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)).strip("\n")
+
+
 def fill(text: str, sources: dict[str, str]) -> str:
     """`text` with definitions replaced, each by path; a source under "" goes below the imports.
 

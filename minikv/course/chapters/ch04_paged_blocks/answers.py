@@ -31,8 +31,8 @@ def batched_attention(
 ) -> torch.Tensor:
     """One query for each of S sequences, over that sequence's own tokens and no others.
 
-    q (S, H, D); kv (num_blocks, block_size, 2, K, D) of one layer; block_tables (S, B) int64,
-    each row padded with 0 to the longest; context_lens (S,) int64, tokens each sequence
+    q (S, H, D) and kv (num_blocks, block_size, 2, K, D) of one layer, float32; block_tables (S, B)
+    int64, each row padded with 0 to the longest; context_lens (S,) int64, tokens each sequence
     attends to, its newest included. Returns (S, H, D) float32.
 
     All tables are gathered into one padded tensor of L = B * block_size keys for each

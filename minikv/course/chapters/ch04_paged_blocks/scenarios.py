@@ -132,7 +132,8 @@ scenario(
           look="what `release` does for the last holder, and whether `allocate` sees it"),
     Group("a free block cannot be released",
           [(3, "+ A- A-", "counts"), (3, "+ ?-", "counts"), (1, "?-", "counts"),
-           (3, "+ + B& A- A- B- B- B- A-", "counts"), (2, "+ A- A- A- + + +", "counts error")],
+           (3, "+ + B& A- A- B- B- B- A-", "counts"), (2, "+ A- A- A- + + +", "counts error"),
+           (7, "+ + + + + + A- B- C- D- E- F- A-", "counts")],
           look="what `release` does when the count is 0"),
     Group("a block that is not in the pool cannot be released",
           [(2, f"+ + {block_id}-", "counts") for block_id in (-1, 2, -2, 3, 100)]

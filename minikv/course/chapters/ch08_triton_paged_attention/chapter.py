@@ -140,6 +140,7 @@ of which it sees nothing (08.5).""",
             minutes=35,
             difficulty=3,
             kind="build",
+            begins=("decode_kernel", "attend_kernel"),
             matters="Paged attention is one more load: the block's id, before its keys. This "
             "kernel runs tinypy, several sequences at a time, on blocks scattered over the pool.",
             hints=(
@@ -183,6 +184,7 @@ change: each writes its own row. The check has looked at that, and at every addr
             minutes=40,
             difficulty=4,
             kind="build",
+            begins=("packed_kernel", "decode_kernel"),
             matters="Decoding is bound by reading K and V. Eight query heads that share a KV head "
             "need not read it eight times, and together they form a matrix, which is what tensor "
             "cores multiply.",
@@ -230,6 +232,7 @@ has to be masked: it would overwrite the first head of the next group.""",
             minutes=60,
             difficulty=4,
             kind="build",
+            begins=("split_kernel", "packed_kernel"),
             matters="A single user with a long context has only as many programs as there are KV "
             "heads, and the rest of the GPU is idle. Split the context, and all of the GPU reads.",
             hints=(

@@ -107,6 +107,7 @@ each query head. That is still more than needed (09.2).""",
             minutes=25,
             difficulty=3,
             kind="build",
+            begins=("attend_groups", "attend_heads"),
             matters="Query heads of a group read the same keys. While a block is in the "
             "processor's cache, all of them should use it: what does not come from memory twice "
             "is bandwidth for something else.",

@@ -236,7 +236,10 @@ scenario(
 
 # ── 10.4 Attention that reads codes ───────────────────────────────────────────
 
-# A program is (H, K, D, block_size, block_ids, context_len, spread of K).
+# A program is (H, K, D, block_size, block_ids, context_len, spread of K). With FAR_BELOW, keys
+# point away from the queries.
+
+FAR_BELOW = -0.6
 
 
 def attention(mine, program, log: Log) -> None:
@@ -252,16 +255,18 @@ def stored(heads, kv_heads, dim, size, block_ids, context_len, spread):
     """Arguments of `attend_int8`. Slots without a token hold large numbers, which must not be
     read. Tokens differ much in their scales."""
     num_blocks, seed = max(block_ids) + 2, 31 * heads + context_len
-    parts = []
+    q, parts = drawn(seed + 3, heads, dim), []
     for place in range(2):
         x = drawn(seed + place, num_blocks, kv_heads, size, dim)
-        x = x * (spread * drawn(seed + place + 7, num_blocks, kv_heads, size, 1)).exp()
+        if spread == FAR_BELOW and place == 0:
+            x = -30_000 * q[0] * x.abs()
+        x = x * (abs(spread) * drawn(seed + place + 7, num_blocks, kv_heads, size, 1)).exp()
         held = [slot for block in block_ids for slot in range(block * size, (block + 1) * size)]
         empty = set(range(num_blocks * size)) - set(held[:context_len])
         for slot in empty:
             x[slot // size, :, slot % size] = 90.0
         parts += quantise_int8(x)
-    return drawn(seed + 3, heads, dim), *parts, block_ids, context_len
+    return q, *parts, block_ids, context_len
 
 
 def contexts(*sizes, spread: float = 0.6) -> list:
@@ -284,7 +289,8 @@ scenario(
     Group("groups of query heads",
           [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
            (4, 2, 64, 16, [1, 2, 0], 40, 0.6)], "query head h belongs to KV head h // (H / K)"),
-    Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0)],
+    Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0),
+           (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW)],
           "M = max(m, m'), and what shrinks when it grows"),
 )  # fmt: skip
 

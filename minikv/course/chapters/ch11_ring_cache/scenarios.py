@@ -590,7 +590,14 @@ scenario(
             ),
             (
                 "a run into a run: one move",
-                ("..ab", "a...bcd", "ab....cdef", "...abcdef", "..abcd"),
+                (
+                    "..ab",
+                    "a...bcd",
+                    "ab....cdef",
+                    "...abcdef",
+                    "..abcd",
+                    "." * 20 + "abcdefghijklmnopqrst",
+                ),
                 "sources are neighbours and targets are: the same move, longer",
             ),
             (
@@ -690,9 +697,10 @@ scenario(
 
 # ── 11.7 Keys that are never turned ───────────────────────────────────────────
 
-# A program is (dtype, steps). Steps: "A+8" places 8 tokens and stores their keys; "A~2,6,-1" moves
-# positions 2 to 5 by -1, "A%2,6,3" divides them by 3, with "" for no end; "step" is what happens
-# before a step; "read" looks at the keys of all cells in use; "kept" at what is stored.
+# A program is (dtype, steps). Steps: "A+8" places 8 tokens and stores their keys, "AB+3" 3 of A and
+# 3 of B together; "A~2,6,-1" moves positions 2 to 5 by -1, "A%2,6,3" divides them by 3, with "" for
+# no end; "step" is what happens before a step; "read" looks at the keys of all cells in use; "kept"
+# at what is stored.
 
 
 def unturned(mine, program, log: Log) -> None:
@@ -720,18 +728,20 @@ def unturned(mine, program, log: Log) -> None:
             found = log.call("apply_shifts()", ring.apply_shifts)
             log("", {"shifts:": ring.shifts})
             continue
-        seq, kind, rest = ord(step[0]) - ord("A"), step[1], step[2:]
-        if kind == "+":
-            end = ring.seq_pos_max(seq) + 1
-            positions = list(range(end, end + int(rest)))
-            cells = ring.place(positions, [seq] * int(rest))
+        if "+" in step:
+            letters, count = step.split("+")
+            owners = [ord(letter) - ord("A") for letter in letters for _ in range(int(count))]
+            positions = [
+                ring.seq_pos_max(seq) + 1 + place % int(count) for place, seq in enumerate(owners)
+            ]
+            cells = ring.place(positions, owners)
             at = torch.tensor(positions)
             for layer in range(2):
                 raw = torch.randn(len(cells), 2, 4, generator=draw)
                 k = turn(raw, at, ring.frequencies)  # as the model does
                 log.call(f"store({layer}, {cells}, k)", ring.store, layer, cells, k, see=False)
             continue
-        p0, p1, by = rest.split(",")
+        seq, kind, (p0, p1, by) = ord(step[0]) - ord("A"), step[1], step[2:].split(",")
         bounds = int(p0), int(p1) if p1 else None
         move, word = (ring.seq_add, "add") if kind == "~" else (ring.seq_div, "div")
         called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
@@ -748,7 +758,7 @@ scenario(
     ),
     Group(
         "without a move, keys are read as the model made them",
-        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read")],
+        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read"), (F32, "A+3 AB+2 read")],
         look="turn each key to the position of its cell",
     ),
     Group(
