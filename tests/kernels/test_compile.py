@@ -43,7 +43,7 @@ HEAD_DIMS = {89: (64, 128, 256), 90: (64, 128, 256)}
 # Products in float32 are made without tensor cores, on sm_80 as on sm_89 and on sm_100 as on sm_90,
 # each time with at least as much memory. Above 64, tiles get shorter and take no more of it.
 FLOAT32_HEAD_DIMS = {89: (64, 256), 90: (128,)}
-# The tiles of codes are the same on all GPUs, so every format is compiled where memory is least, and
+# The tiles of codes are the same on all GPUs: every format is compiled where memory is least, and
 # the one with the most code where instructions differ. sm_80 has those of sm_89.
 CODES = {89: NAMES, 90: ("int4",), 100: ("int4",)}
 KV_HEADS = 8
