@@ -2,10 +2,10 @@
 time and then a group at a time, in pieces for threads; a matrix product; a decode step as one
 program.
 
-`@compiled` makes a function a kernel: Numba translates it when it is first called. A check runs
-your kernels as plain Python first, on small arrays, so that a wrong index ends in a sentence and
-not in a crash; then it compiles them. Where you see nothing else, numbers are float32 and arrays
-are contiguous.
+`@compiled` makes a function a kernel: Numba compiles it when it is first called. A check first runs
+your kernels as plain Python, on small arrays, so that a wrong index gives a message and not a
+crash; then it compiles them. Unless stated otherwise, numbers are float32 and arrays are
+contiguous.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("09.1") in the notebook, or in a terminal: python -m minikv check 09.1

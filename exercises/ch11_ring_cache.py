@@ -73,7 +73,7 @@ class Cells(cells.Cells):
         raise NotImplementedError("Exercise 11.3: Cells.drop")
 
 
-# ── 11.2 Turn a key on ────────────────────────────────────────────────────────────
+# ── 11.2 Turn a key further ───────────────────────────────────────────────────────
 def turn(k: torch.Tensor, deltas: torch.Tensor, frequencies: torch.Tensor) -> torch.Tensor:
     """Keys turned as if each had stood `deltas` positions later (earlier, if negative).
 

@@ -34,10 +34,10 @@ Kernels for a CPU, compiled by Numba: attention that walks the block table, one 
 time and then a group at a time, in pieces for threads; a matrix product; a decode step as one
 program.
 
-`@compiled` makes a function a kernel: Numba translates it when it is first called. A check runs
-your kernels as plain Python first, on small arrays, so that a wrong index ends in a sentence and
-not in a crash; then it compiles them. Where you see nothing else, numbers are float32 and arrays
-are contiguous.
+`@compiled` makes a function a kernel: Numba compiles it when it is first called. A check first runs
+your kernels as plain Python, on small arrays, so that a wrong index gives a message and not a
+crash; then it compiles them. Unless stated otherwise, numbers are float32 and arrays are
+contiguous.
 """,
     skeleton=(
         Function(f"{ANSWERS}:attend_heads", "09.1"),
@@ -85,17 +85,17 @@ are contiguous.
     out[s, h] = acc / total""",
             ),
             works="""\
-The algorithm is unchanged. What is gone is the interpreter: in Python every `*` looks up what
-kind of objects it has, allocates a new one for the result, and counts references. Numba infers
-the types once, from the arguments of the first call, and hands LLVM a loop over plain float32.
+The algorithm is unchanged. What is gone is the interpreter: in Python every `*` looks up the types
+of its operands, allocates an object for the result, and counts references. Numba infers the types
+once, from the arguments of the first call, and hands LLVM a loop over plain float32.
 
-LLVM then does the innermost loops several numbers at a time (SIMD). It can, because the head dim
-is contiguous, nothing in the loop branches, and `compiled` allows it to add in another order. The
-dot product is a sum, and a sum in 16 lanes has another order than the one you wrote. Without that
-permission it is computed one product after another, to give exactly the digits that you asked for.
+LLVM then computes the innermost loops several numbers at a time (SIMD). It can, because the head
+dim is contiguous, nothing in the loop branches, and `compiled` allows another order of additions.
+The dot product is a sum, and 16 lanes add in a different order from the one you wrote. Without that
+permission LLVM adds one product after another, to give exactly the digits that you asked for.
 
-`np.float32(0)` matters, because a Python 0.0 is a float64. Then every product is widened before it
-is added, and half as many numbers fit into a register. The check has looked for this.
+`np.float32(0)` matters, because a Python 0.0 is a float64. With it, every product is widened before
+it is added, and half as many numbers fit into a register. The check looks for this.
 
 Nothing is gathered. The engine's way copies K and V of every sequence into one padded tensor, reads
 the copy, and throws it away: each byte is read, written and read again. Here it is read once for
@@ -108,15 +108,15 @@ each query head. That is still more than needed (09.2).""",
             difficulty=3,
             kind="build",
             begins=("attend_groups", "attend_heads"),
-            matters="Query heads of a group read the same keys. While a block is in the "
-            "processor's cache, all of them should use it: what does not come from memory twice "
-            "is bandwidth for something else.",
+            matters="The query heads of a group read the same keys. All of them should use a block "
+            "while it is in the processor's cache. Each read from memory that you avoid leaves "
+            "bandwidth for something else.",
             hints=(
                 "Your kernel from 09.1 finishes one query head before it begins the next. Which "
                 "two loops must change places, so that a block is finished before the next one "
                 "is touched?",
-                "Whatever was carried from block to block for one head is now carried for G heads: "
-                "`top` and `total` become arrays of G, `acc` one of (G, D). Begin them anew for "
+                "What you carried from block to block for one head, you now carry for G heads: "
+                "`top` and `total` become arrays of G, `acc` one of (G, D). Reset them for "
                 "each item. Item w: sequence w // K, KV head w % K; its query heads are "
                 "kv_head * G to kv_head * G + G - 1.",
                 """top, total = G float32 each;  acc = (G, D) float32;  scores = block_size float32
@@ -132,22 +132,23 @@ for item in range(first, last):
             ),
             works="""\
 A CPU has no memory that you could put a block into, as a GPU's programs have. It has caches, which
-keep what was used last. So all that a kernel can do is to use a thing again soon. A block of
+keep what was used last. So all that a kernel can do is use the same data again soon. A block of
 tinypy is 8 KiB of K and V for one KV head; a first-level cache has 32 KiB or more. After the first
 query head has read the block, the others find it there.
 
-Whether you see it in the tokens per second depends on where the whole context would have come from
-otherwise. tinypy's contexts fit into the second-level cache, which is fast enough to feed one core,
-so the gain is small; with long contexts and many sequences it approaches G. The check therefore
-counts fetches, which do not depend on the machine.
+Whether you see it in tokens per second depends on where the context would have come from otherwise.
+tinypy's contexts fit into the second-level cache, which is fast enough to feed one core, so the
+gain is small; with long contexts and many sequences it approaches G. The check therefore counts
+fetches, which do not depend on the machine.
 
-`first` and `last` cost nothing and make the kernel divisible. Items write different rows of `out`
-and read whatever they like. So any set of items may be computed at any time, in any order, on any
-thread, and no result changes in a single bit: each item adds in its own order.
+`first` and `last` cost nothing and make the kernel divisible. Items may read the same data, but
+write different rows of `out`. So any set of items may be computed at any time, in any order, on any
+thread, and the result is the same to the last bit, because the order of additions within an item
+does not change.
 
-The engine's own `attend_decode` (minikv/cpu/kernels.py) has these loops, and besides them sliding
+The engine's own `attend_decode` (minikv/cpu/kernels.py) has these loops. It also has sliding
 windows, products of eight keys and two query heads at a time, and an `exp` written as arithmetic,
-because the library's takes one number at a time.""",
+because the library's handles one number at a time.""",
         ),
         Exercise(
             id="09.3",
@@ -155,10 +156,10 @@ because the library's takes one number at a time.""",
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="A step is over when its last thread is done. If one thread has the long "
-            "contexts, the other waits for it.",
+            matters="A step ends when its last thread ends. If one thread has the long contexts, "
+            "the other waits for it.",
             hints=(
-                "Two pieces of equally many items: what is wrong with it if one context is 900 "
+                "Two pieces with the same number of items: what goes wrong if one context is 900 "
                 "tokens and the others are 10?",
                 "Lay the items side by side, each as wide as its context. Where, in tokens, is the "
                 "ideal cut between piece i - 1 and piece i? Cut between the two items where that "
@@ -173,20 +174,19 @@ pieces are the gaps between neighbouring cuts, the last one ends at the number o
             ),
             works="""\
 Each cut is at most half an item away from the ideal one, so no piece is longer than the even share
-by more than one item. A better division exists, but to find it takes longer than it saves: this
-function runs in every step.
+by more than one item. Better divisions exist, but finding one takes longer than it saves, because
+this function runs at every step.
 
-What a thread costs decides whether it pays at all. Waking one and learning that it is done
-takes some ten microseconds, about as long as all of tinypy's attention in a layer at batch 1. So a
-thread pays when its share of the work takes longer than waking it, and not before.
-On a busy machine there may be no free core to wake. This is why more threads often make a small
-model slower.
+Whether a thread pays off depends on what it costs. Waking one and learning that it is done takes
+tens of microseconds, about as long as all of tinypy's attention in a layer at batch 1. So a thread
+pays off only when its share of the work takes longer than waking it. On a busy machine there may be
+no free core for it. This is why more threads often make a small model slower.
 
 In a decode step the work of attention grows with the tokens that it reads, so tokens are a good
 measure. In a prefill they are not: there it grows with queries times keys.
 
 `nogil` is what lets threads help: while a compiled kernel runs, it holds no lock of Python. The
-pieces share nothing that is written, so they need no lock of their own either (09.4).""",
+pieces share no memory that is written, so they need no lock of their own either (09.4).""",
         ),
         Exercise(
             id="09.4",
@@ -194,9 +194,9 @@ pieces share nothing that is written, so they need no lock of their own either (
             minutes=25,
             difficulty=3,
             kind="debug",
-            matters="Both bugs hide behind luck: one needs a slot with an old NaN, the other two "
-            "threads at the same place at the same time. Tests on fresh memory with one thread "
-            "never see either.",
+            matters="Both bugs usually stay hidden: one needs an old NaN in a slot, the other "
+            "needs two threads in the same place at the same time. Tests on fresh memory with one "
+            "thread never see either.",
             hints=(
                 "The first symptom is NaN although every token's K and V is finite. Which slots "
                 "hold NaN here, and whose are they? The second needs two pieces: what do they "
@@ -206,29 +206,29 @@ pieces share nothing that is written, so they need no lock of their own either (
                 """attend_piece: the loop over the values runs to the end of the last block.
     Slots after the context belong to no token; a weight of 0 does not make NaN a 0.
     How far did the loop over the keys go?
-decode_in_pieces: `scores` is room to work in, and every call writes all of it.
-    Two calls at the same time overwrite each other's scores. How much room do num_pieces need?""",
+decode_in_pieces: `scores` is scratch memory, and every call writes all of it.
+    Two calls at the same time overwrite each other's scores. How much do num_pieces need?""",
             ),
             works="""\
-Zero times NaN is NaN, and 0 times infinity, too. A mask that multiplies is no mask. Chapter 08 had
-the same bug in a GPU's kernel. Here it comes from the wish to please the compiler: loops without a
-ragged end are faster. They are, and the answer is to make the memory safe (write zeros into slots
-when a block is handed out) or to stop at the context's end. Nearly all blocks are full, so the end
+Zero times NaN is NaN, and so is zero times infinity. Multiplying by 0 is not a mask. Chapter 08 had
+the same bug in a GPU kernel. Here it comes from helping the compiler: loops without a ragged end
+are indeed faster. To have such a loop, make the memory safe (write zeros into the slots when a
+block is handed out). Otherwise stop at the end of the context; nearly all blocks are full, so that
 costs little.
 
 The second is a race: two threads use the same memory, at least one of them writes, and nothing
-orders them. Its symptom depends on timing. With one thread it is right. With two it is right as
-long as they are at different places; on a busy machine that may be nearly always. A test that runs
-it a thousand times proves nothing. What does prove something is to look at who writes what: no
-element may be written by one call and touched by another. That is what the check does, and it also
+orders them. Its symptom depends on timing. With one thread the result is right. With two it is
+right as long as they are in different places, which on a busy machine may be nearly always. A test
+that runs it a thousand times proves nothing. To prove something, look at which call writes what: no
+element may be written by one call and touched by another. That is what the check does. It also
 plays one interleaving, always the same, so that you can see the damage.
 
-The compiler does not notice either bug, and no lock would be a good answer to the second: pieces
-that wait for each other are not parallel. Give each its own room.
+The compiler detects neither bug. A lock would be a bad fix for the second, because pieces that wait
+for each other do not run in parallel. Give each piece its own scratch memory.
 
-A milder relative is false sharing: two threads write different numbers that happen to lie in one
-cache line, of 64 bytes. Nothing is wrong then, but the line travels between the cores at every
-write. The notebook measures it.""",
+A milder form is false sharing: two threads write different numbers that happen to lie in one cache
+line, of 64 bytes. Nothing is wrong then, but the line travels between the cores at every write. The
+notebook measures it.""",
         ),
         Exercise(
             id="09.5",
@@ -236,13 +236,13 @@ write. The notebook measures it.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="Most of a decode step's bytes are weights. Read once for 8 sequences, they "
-            "cost an eighth of what they cost read for each.",
+            matters="Most of the bytes that a decode step reads are weights. Reading them once for "
+            "8 sequences costs an eighth of reading them once for each.",
             hints=(
                 "Three loops: outputs, rows of x, inputs. In which order does a row of the weight "
-                "stay in the cache until nobody needs it any more?",
+                "stay in the cache until it is no longer needed?",
                 "Outputs outside, then rows of x, then inputs. That passes. To be fast, load a "
-                "weight into a variable and multiply it with four rows of x before the next one: "
+                "weight into a variable and multiply it by four rows of x before the next one: "
                 "four sums, in four variables. What happens to the rows that are left over, and "
                 "what to `out` if `add` is false?",
                 """for o in range(first, last):
@@ -255,20 +255,20 @@ write. The notebook measures it.""",
     for row in range(the rest):  one sum, as above""",
             ),
             works="""\
-A dot product needs two loads for each multiplication and addition. With four rows at once, a weight
-is loaded once for four of them: five loads for four products, and four sums that do not wait for
-each other. A sum has to wait for the addition before, about four cycles, and the processor could
-begin two in each cycle. So independent sums are what keeps it busy.
+A dot product needs two loads for each multiplication and addition. With four rows at once, each
+weight is loaded once for all four: five loads for four products, and four sums that do not wait for
+each other. Within one sum each addition waits for the one before, about four cycles, while the
+processor could begin two additions per cycle. Independent sums keep it busy.
 
-Libraries go on from here: 4 × 4 or 6 × 16 sums at a time, tiles that fit each cache, weights laid
-out in the order in which they are read. oneDNN and MKL choose among such kernels by shape and
-processor, and at 32 rows no loop that leaves the registers to the compiler comes near. The engine
-names them: minikv/cpu/tiles.py keeps 12 × 32 sums in vectors of 16. At one row there is nothing to
-reuse, and every program waits for the same bytes. There the loop above is as good as any, and it
-needs no call from Python. The notebook measures all three.
+Libraries go further: 4 × 4 or 6 × 16 sums at a time, tiles that fit each cache, weights stored in
+the order in which they are read. oneDNN and MKL choose among such kernels by shape and processor,
+and at 32 rows no loop that leaves the registers to the compiler comes near them. The engine assigns
+registers explicitly: minikv/cpu/tiles.py keeps 12 × 32 sums in vectors of 16. At one row there is
+nothing to reuse, and every program waits for the same bytes. There the loop above is as good as
+any, and it needs no call from Python. The notebook measures all three.
 
-`first` and `last` divide the outputs among threads, and each then reads its own part of the
-weights.""",
+With `first` and `last` the outputs can be divided among threads; each thread then reads its own
+part of the weights.""",
         ),
         Exercise(
             id="09.6",
@@ -276,8 +276,9 @@ weights.""",
             minutes=45,
             difficulty=4,
             kind="build",
-            matters="A step of a small model is a hundred small operations, and starting one from "
-            "Python takes longer than computing it. As one compiled program the step starts once.",
+            matters="A step of a small model consists of a hundred small operations, and starting "
+            "one from Python takes longer than computing it. Compiled into one program, the step "
+            "starts once.",
             hints=(
                 "You have all the pieces: `matmul` and `attend_groups` are yours, `rms_norm`, "
                 "`rotate_and_write` and `silu_mul` are the engine's, imported at the top of the "
@@ -286,8 +287,8 @@ weights.""",
                 "All arrays that a layer fills can be allocated once, before the loop. The cache "
                 "comes as slots: (N, num_slots, 2, K, D). `rotate_and_write` wants those of one "
                 "layer; `attend_groups` wants them as blocks, which is a reshape. The queries "
-                "stand in front in what was projected, where it looks for them. And what must "
-                "lie in the cache before attention reads it?",
+                "come first in the projection, where `attend_groups` looks for them. And what "
+                "must be in the cache before attention reads it?",
                 """x[s, i] = embedding[token_ids[s], i]
 for layer in range(N):
     rms_norm(x, norm_1[layer]) -> normed;  matmul(normed, qkv[layer]) -> qkv
@@ -301,22 +302,22 @@ for layer in range(N):
 rms_norm(x, norm) -> normed;  matmul(normed, head) -> logits""",
             ),
             works="""\
-Nothing in here computes less than before. What has gone is everything between the operations: a
-Python call, the choice of a kernel by dtype and device, the allocation of a result, reference
-counts. That is a few microseconds for each operation, and a step has about a hundred. A larger
-model hides it behind arithmetic; tinypy at batch 1 spends most of its time on it.
+The step computes as much as before. What is gone is everything between the operations: a Python
+call, the choice of a kernel by dtype and device, the allocation of a result, reference counts. That
+is a few microseconds per operation, and a step has more than a hundred. In a larger model the
+arithmetic outweighs it; tinypy at batch 1 spends most of its time on it.
 
-It is the same idea as the CUDA graph of chapter 08: what is done the same way in every step should
-be started once. A graph records what the host has started. Here the host's program itself is
-compiled, so it can also loop, branch and read the batch's size.
+The idea is that of the CUDA graph of chapter 08: what every step does in the same way should be
+started once. A graph records what the host has started. Here the host's program itself is compiled,
+so it can also loop, branch and read the batch size.
 
-The order is that of the residual stream: x is only added to, twice in a layer. K and V must lie in
-their slots before attention, because a token attends to itself. And positions are not slots: the
-first turn RoPE, the second are memory.
+The order follows the residual stream: each layer adds to x twice. K and V must be in their slots
+before attention, because a token attends to itself. And positions are not slots: positions
+determine the rotation of RoPE, slots are places in memory.
 
-The price is rigidity. This step knows Llama without biases, in float32. Any other architecture
-needs another program, or a way back to the general one; the engine has both. And the sampler, the
-scheduler and the detokeniser are still Python: the shorter the step, the more they weigh.""",
+The price is rigidity. This step handles Llama without biases, in float32. Any other architecture
+needs another program, or a fallback to the general one; the engine has both. And the sampler, the
+scheduler and the detokeniser are still Python: the shorter the step, the larger their share.""",
         ),
     ),
 )

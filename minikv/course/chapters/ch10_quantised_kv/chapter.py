@@ -41,14 +41,14 @@ CHAPTER = Chapter(
             minutes=20,
             difficulty=2,
             kind="build",
-            matters="All formats of 8 bits are variations of these three lines. If one of them "
-            "is wrong, the cache still looks plausible.",
+            matters="All 8-bit formats are variations of these three lines. If one of the lines is "
+            "wrong, the cache still looks plausible.",
             hints=(
                 "The largest number of the vector, without its sign, has to get code 127 or -127. "
                 "So how far apart are two marks? And which number is stored for that distance?",
                 "The scale is stored in bfloat16, which has 8 significant bits. If it is rounded "
                 "down there, the largest number lies beyond mark 127. `round_up` avoids that. "
-                "Compute the codes with the scale that is stored, not with the exact one. For "
+                "Compute the codes with the stored scale, not with the exact one. For "
                 "`logit_bound`: each of the D products is off by at most |q| times the error.",
                 """scale = round_up(largest |x| of each vector / 127)      # shape (...)
 step = scale as float32, at least TINY, with one more dimension at the end
@@ -58,21 +58,21 @@ x^ = codes as float32 times scale as float32, with one more dimension at the end
 logit_bound = sum over D of |q| * k_error, divided by the root of D""",
             ),
             works="""\
-A number between two marks is at most half a step from the nearer one: |x - x^| <= scale / 2. That
-needs two things. No number may lie beyond the last mark, so the scale is rounded up. And codes
-must be read with the ruler that they were measured with, so the codes are computed with the scale
-that is stored.
+A number between two marks is at most half a step from the nearer one: |x - x^| <= scale / 2. This
+requires two things. No number may lie beyond the last mark, so the scale is rounded up. And codes
+must be read with the ruler that they were measured with, so they are computed with the stored
+scale.
 
 Every number of the vector has the same bound, whether it is large or small. That is the price of
 one ruler: a number far below scale / 2 becomes 0.
 
-127 and not 128: int8 has the codes -128 to 127, and a symmetric ruler leaves the first unused.
-A 0 stays 0 exactly. The asymmetric ruler of int4 cannot afford to leave marks unused; it stores
-where it begins, and 0 need not be on a mark.
+Why 127 and not 128? int8 has the codes -128 to 127, and a symmetric ruler leaves the first unused.
+0 stays exactly 0. The asymmetric ruler of int4 cannot afford to leave marks unused; it stores where
+it begins, and 0 need not be on a mark.
 
-The bound on a logit follows from the triangle inequality, and is reached only if all errors have
-the worst sign. Errors of random signs add up like a random walk, so the real change is usually a
-fraction of it. The bound is what a test can rely on.
+The bound on a logit follows from the triangle inequality, and is reached only if every error has
+the worst sign. Errors of random sign add up like a random walk, so the real change is usually a
+fraction of the bound. But a test can rely on the bound.
 
 vLLM's per-token-head formats and llama.cpp's q8_0 do the same with other groups: q8_0 has a
 scale in float16 for every 32 numbers.""",
@@ -83,8 +83,8 @@ scale in float16 for every 32 numbers.""",
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="The same codes, the same number of scales, the same bytes: which numbers "
-            "share a scale decides how much is lost.",
+            matters="The number of codes, scales and bytes is the same either way, but the choice "
+            "of numbers that share a scale decides how much is lost.",
             hints=(
                 "`quantise_int4` looks at the last dimension of what it is given. Which dimension "
                 "has to be last for lines along the tokens?",
@@ -102,13 +102,14 @@ better_axis:
             ),
             works="""\
 A scale has to cover the range of the numbers that share it. If one channel is large in all tokens,
-each token's ruler is stretched by that channel, and the other channels get coarse marks. Along the
-channel the large numbers share a ruler with each other, and the other channels keep fine marks.
+each token's ruler is stretched by that channel, and the other channels get coarse marks. By
+channel, the large numbers share a ruler only with each other, and the other channels keep fine
+marks.
 
-In K such channels exist: RoPE turns pairs of channels, some of them so slowly that they keep a
-large mean. KIVI (Liu et al., 2024) and KVQuant (Hooper et al., 2024) found this at about the same
-time, and both store K by channel. The price is waiting: a channel's scale is known when the last
-of its tokens is there, so the newest tokens stay in full precision for a while.
+K has such channels: RoPE turns pairs of channels, some of them so slowly that they keep a large
+mean. KIVI (Liu et al., 2024) and KVQuant (Hooper et al., 2024) found this at about the same time,
+and both store K by channel. The price is waiting: a channel's scale is known only when the last
+token of its block has arrived, so the newest tokens stay in full precision for a while.
 
 An asymmetric ruler helps here, too. A channel whose numbers are all near 10 needs marks near 10,
 and a symmetric ruler spends most of its marks between -10 and 9.
@@ -140,14 +141,14 @@ unpack:
 Four bits hold 0 to 15, and two codes fill a byte without a gap. With uint8 the shift right brings
 in zeros; with int8 it would copy the sign, and codes of 8 and more would come back negative.
 
-Which two channels share a byte is a convention, and reader and writer must agree. Neighbours look
-natural, but they come apart as every second number. With halves, the lower bits of all bytes are
+Which two channels share a byte is a convention; reader and writer must agree on it. Neighbours look
+natural, but unpacking them gives every second channel. With halves, the lower bits of all bytes are
 the first half of the channels, in order, and the upper bits the second: a kernel that loads 32
-bytes has two contiguous pieces of 32 channels, and multiplies each with the piece of q that
-belongs to it. llama.cpp's q4_0 has the same order within its blocks of 32.
+bytes gets two contiguous pieces of 32 channels, and multiplies each by its piece of q. llama.cpp's
+q4_0 has the same order within its blocks of 32.
 
-A wrong convention is not visible in shapes, dtypes or bytes. q and K would just be multiplied
-channel by wrong channel.""",
+A wrong convention is not visible in shapes, dtypes or sizes. Channels of q are just multiplied by
+the wrong channels of K.""",
         ),
         Exercise(
             id="10.4",
@@ -155,7 +156,7 @@ channel by wrong channel.""",
             minutes=30,
             difficulty=4,
             kind="build",
-            matters="If K and V are turned into floats first, each step writes and reads more "
+            matters="If K and V are first converted to floats, each step writes and reads more "
             "bytes than it saves.",
             hints=(
                 "It is the loop of exercise 04.4 over blocks. Where can the scale of a key be "
@@ -177,20 +178,20 @@ return out / total as (H, D)""",
             ),
             works="""\
 The scale of a token is the same for all of its channels, so it can be moved out of the sum: one
-multiplication per score in place of 64 per key. This works because the scale runs along the
-dimension that the dot product adds up. For values the sum runs over the tokens, and there the
-weight takes the scale with it.
+multiplication per score instead of 64 per key. This works because all the products that the sum
+adds up share one scale. For values the sum runs over tokens, so each weight is multiplied by the
+scale of its token.
 
-K by channel, as in int4, needs the other trick: the scale of a channel is multiplied into q, once
-per block, and the zero point adds q . low to every score of the block. Each layout of scales has
-its own cheap place.
+K by channel, as in int4, needs a different trick: q is multiplied by the scales of the channels,
+once per block, and the zero points add q . low to every score of the block. In either layout there
+is a cheap place for the scales.
 
-The sum of the weights must not see the scales: they are part of V, not of the softmax.
+The sum of the weights must not include the scales, which are part of V and not of the softmax.
 
-Each block is turned into floats on its own, in cache or in registers, and nothing of it is
-written back. So memory sees only codes and scales. A compiled kernel has the same loop, and that
-is where fewer bytes become less time. In plain PyTorch every line is a call that writes its
-result, so the loop here shows what is computed, and not how fast it can be.""",
+Each block is converted to floats on its own, in cache or in registers, and is not written back. So
+only codes and scales travel to and from memory. A compiled kernel has the same loop, and there
+fewer bytes become less time. In plain PyTorch every line is a call that writes its result, so the
+loop here shows what is computed, and not how fast it can be.""",
         ),
         Exercise(
             id="10.5",
@@ -198,8 +199,8 @@ result, so the loop here shows what is computed, and not how fast it can be.""",
             minutes=15,
             difficulty=3,
             kind="debug",
-            matters="A block is codes and scales. If only one of the two is really copied, "
-            "samples overwrite each other again, more quietly than in chapter 05.",
+            matters="A block consists of codes and scales. If only one of the two is really "
+            "copied, samples overwrite each other again, and less visibly than in chapter 05.",
             hints=(
                 "Copy block 0 to block 1, then write a token with large numbers to block 1. Read "
                 "block 0 before and after. Are its codes the same? Are its scales?",
@@ -213,19 +214,19 @@ what makes a second tensor with the same numbers? or writes into the one that is
             ),
             works="""\
 Assigning to an index of a tensor copies numbers. Assigning to an index of a list copies a
-reference. The two lines read alike and do different things, so the two blocks shared a tensor of
-scales, and the last write to either of them won.
+reference. The two lines look alike and do different things. So the two blocks shared a tensor of
+scales, and the last write to either block won.
 
 The symptom is quiet. A key comes back too long or too short, its direction unchanged, so its
 score is off by a factor. Some samples then draw other tokens, others do not. Greedy samples hide it
 completely: all of them write the same scale.
 
-In the engine all that is needed to read a block has the block's id as its index: codes, scales,
-zero points. One loop over these tensors copies them, for copy-on-write, swap and back, and a new
-piece cannot be forgotten. `QuantisedStore.copy_to` in minikv/quant/store.py is that loop.
+In the engine everything that is needed to read a block is indexed by the block's id: codes, scales,
+zero points. One loop over these tensors copies them, for copy-on-write and for swapping out and in,
+so a new part cannot be forgotten. `QuantisedStore.copy_to` in minikv/quant/store.py is that loop.
 
-Whatever is kept beside the blocks, and not in them, has to be moved by each feature that moves
-blocks. Sooner or later one of them forgets it.""",
+Data that is kept beside the blocks, and not in them, has to be moved by every feature that moves
+blocks. Sooner or later one of these features forgets it.""",
         ),
         Exercise(
             id="10.6",
@@ -233,8 +234,8 @@ blocks. Sooner or later one of them forgets it.""",
             minutes=15,
             difficulty=2,
             kind="predict",
-            matters="Fewer bytes are not less time yet. Below some context, int8 costs more than "
-            "it saves.",
+            matters="Fewer bytes do not always mean less time. Below some context length, int8 "
+            "costs more than it saves.",
             hints=(
                 "What does int8 save per token of context, in µs? What does it cost per step? The "
                 "weights are read either way: do they move the crossover?",
@@ -248,19 +249,19 @@ times at most: only what grows with the context is left
 slowest reading: small / x = 5120 / 20""",
             ),
             works="""\
-The extra cost of a step is fixed, what is saved grows with the context, so the two lines cross.
-The weights are in both, and do not move the crossover. They do decide how much is gained beyond
-it: while the weights take most of a step, K and V can shrink as they like.
+The extra cost of a step is fixed and the saving grows with the context, so the two lines cross. The
+weights are in both, and do not move the crossover. But they decide how much is gained beyond it:
+while the weights take most of a step, a smaller K and V gains little.
 
-In a batch each sequence saves its own bytes, and the fixed part is shared. So the crossover
-comes earlier, and a server with many long contexts gains most.
+In a batch each sequence saves its own bytes, and the fixed part is shared. So the crossover comes
+earlier. A server with many long contexts gains most.
 
-The quotient stays below 4 because of the scales, and comes near 3.88 only where a step reads
-hardly anything but K and V. If a kernel needs longer to convert a code than memory needs to
-deliver four bytes, the two lines never cross. That is why int8 in plain PyTorch, where every
-conversion writes a float tensor, saves memory and no time.
+The quotient stays below 4 because of the scales, and approaches 3.88 only if a step reads hardly
+anything but K and V. If a kernel needs longer to convert a code than memory needs to deliver four
+bytes, the two lines never cross. That is why int8 in plain PyTorch, where every conversion writes a
+float tensor, saves memory and no time.
 
-Each of the figures here is invented. The notebook measures them where it can.""",
+All the figures here are invented. The notebook measures them where it can.""",
         ),
     ),
 )

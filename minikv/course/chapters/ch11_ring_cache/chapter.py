@@ -63,9 +63,9 @@ CHAPTER = Chapter(
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="The allocator of the whole cache is this one search. If it misses a run that "
-            "is there, a request is turned away; if it returns a cell in use, a token of another "
-            "sequence is overwritten.",
+            matters="The allocator of the whole cache is this one search. If it misses a free run, "
+            "a request is rejected; if it returns a cell in use, a token of another sequence is "
+            "overwritten.",
             hints=(
                 "Write down every cell at which a run could begin, in the order in which they are "
                 "tried. How many are there, and which of them come too close to the end?",
@@ -98,7 +98,7 @@ December 2025 a saved state could not be restored into a ring with holes (17982)
         ),
         Exercise(
             id="11.2",
-            title="Turn a key on",
+            title="Turn a key further",
             minutes=15,
             difficulty=2,
             kind="build",
@@ -145,7 +145,7 @@ apart. Turning the pairs of one layout in a cache of the other raises no error."
             difficulty=3,
             kind="build",
             matters="This is what happens in a chat on a laptop when the buffer is full: the text "
-            "goes on, in the same memory, without a pause to compute it again.",
+            "continues, in the same memory, without a pause to compute it again.",
             hints=(
                 "Three pieces: what is kept, what is discarded, what remains. Which positions "
                 "has each, before and after? What has to happen first, so that no two tokens "
@@ -188,9 +188,9 @@ llama.cpp's example had `n_keep + 1` (its pull request 714).""",
             minutes=30,
             difficulty=4,
             kind="build",
-            matters="A model with a sliding window needs W cells per layer and never one more. "
-            "The order of the cells is then no longer the order of the tokens, and the mask has "
-            "to know.",
+            matters="A model with a sliding window needs W cells per layer and never one more. But "
+            "then the order of the cells is no longer the order of the tokens, and the mask has to "
+            "take that into account.",
             hints=(
                 "Window 4, six tokens stored. Which positions lie in cells 0, 1, 2, 3? Then "
                 "write down for a chunk at positions 6 and 7 which of all these positions each "
@@ -236,8 +236,8 @@ their caches have two sizes.""",
             minutes=20,
             difficulty=3,
             kind="build",
-            matters="Ten free cells in ten holes hold no batch of two, and attention reads the "
-            "buffer up to its last used cell. Defragmentation pays once for both.",
+            matters="Ten free cells in ten holes cannot hold a batch of two, and attention reads "
+            "the buffer up to its last used cell. Defragmentation solves both problems at once.",
             hints=(
                 "u cells are used. Where will they all lie afterwards? So which cells are the "
                 "holes that have to be filled, and which used cells have to move? Compare the two "
@@ -279,8 +279,8 @@ measures both.""",
             minutes=15,
             difficulty=3,
             kind="debug",
-            matters="Every position in the cache is right, and every test of positions passes. "
-            "The keys are turned to somewhere else.",
+            matters="Every position in the cache is right, and every test of positions passes. But "
+            "the keys are turned to other positions.",
             hints=(
                 "The engine turns a key by what stands in `shifts`. For each line of the report "
                 "that fails: by how much should the key be turned, and by how much is it?",
@@ -319,8 +319,8 @@ computed at the new position; a test that compares positions cannot find either 
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="Keys that are turned again and again gather errors, and 11.6 shows what can "
-            "go wrong on the way. There is another design, in which a move costs nothing: it pays "
+            matters="Keys that are turned again and again accumulate errors, and 11.6 shows what "
+            "can go wrong along the way. In another design a move costs nothing; the cost is paid "
             "when keys are read.",
             hints=(
                 "Which turn brings a key from position p back to position 0? And which one takes "

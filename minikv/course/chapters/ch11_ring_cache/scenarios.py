@@ -146,7 +146,7 @@ scenario(
 )
 
 
-# ── 11.2 Turn a key on ────────────────────────────────────────────────────────
+# ── 11.2 Turn a key further ────────────────────────────────────────────────────────
 
 
 def keys_of(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

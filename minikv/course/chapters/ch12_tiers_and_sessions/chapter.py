@@ -56,8 +56,8 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="predict",
-            matters="Whether a second tier finds everything or nothing can depend on a few blocks, "
-            "and on what is kept twice.",
+            matters="A few blocks more or less, or keeping blocks twice, can decide whether a "
+            "second tier finds everything or nothing.",
             hints=(
                 "In turn order, how many other conversations come between two turns of A? How many "
                 "blocks are that, and how many conversations does the device hold?",
@@ -96,8 +96,8 @@ the size finds several times as much as the device alone.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="A block that is released one line too early is given to another request while "
-            "its keys are still being read. Nothing fails, and the text is another one.",
+            matters="If a block is released one line too early, another request gets it while its "
+            "keys are still being read. Nothing fails, but the text is wrong.",
             hints=(
                 "At the moment when K and V are copied, which of the two blocks may be given out "
                 "to another request? None should. And what must be undone if the copy fails?",
@@ -144,8 +144,9 @@ launched a store before the kernels that compute the block had ended, and kept g
             minutes=20,
             difficulty=3,
             kind="debug",
-            matters="The second tier answers from a block that was never written, or that belongs "
-            "to another conversation. There is one line in a log, or none.",
+            matters="The second tier returns a block that was never written, or that belongs to "
+            "another conversation. The only trace is a line in a log, or nothing at all. LMCache "
+            "and SGLang both shipped such bugs.",
             hints=(
                 "There are two bugs, and the first hides the second. In each line of the report "
                 "that fails: which block could not be written, or was forgotten? What does `find` "
@@ -188,8 +189,8 @@ block smaller, until nothing is left.""",
             minutes=20,
             difficulty=3,
             kind="build",
-            matters="K and V can be computed again. If that is faster than bringing them back, "
-            "the tier has cost memory and time, and has given nothing.",
+            matters="K and V can be computed again. If that is faster than fetching them, the tier "
+            "costs memory and time, and gains nothing.",
             hints=(
                 "What does one more token cost when it is fetched, and when it is computed? Which "
                 "cost comes once, however many tokens there are?",
@@ -235,8 +236,8 @@ where it stands.""",
             minutes=15,
             difficulty=3,
             kind="build",
-            matters="The machine loses power while a session is saved. Tomorrow the file is the "
-            "old one or the new one, or else the conversation is lost.",
+            matters="The machine loses power while a session is being saved. Unless the old or the "
+            "new file is there afterwards, whole, the conversation is lost.",
             hints=(
                 "What may a crash leave of a file that is written in place? Which operation "
                 "changes "
@@ -280,8 +281,8 @@ of processes that are gone.""",
             minutes=20,
             difficulty=2,
             kind="build",
-            matters="K and V of other weights have the right shape and dtype. An engine that takes "
-            "them writes fluent nonsense, and nothing fails.",
+            matters="K and V of other weights have the right shape and dtype. An engine that "
+            "accepts them writes fluent nonsense, and nothing fails.",
             hints=(
                 "Which changes of a model leave names, shapes and dtypes as they are? Which "
                 "changes "

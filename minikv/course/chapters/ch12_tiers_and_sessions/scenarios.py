@@ -137,7 +137,8 @@ def ways_down(mine, program, log: Log) -> None:
     for _ in range(others):
         hold(machine.device, place.device)
     log(
-        f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} holders; "
+        f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} "
+        f"holder{'s' if others else ''}; "
         f"{machine.host.num_free} of {size} blocks of the host are free"
     )
     copy = copying(machine, log, machine.down, fails)
