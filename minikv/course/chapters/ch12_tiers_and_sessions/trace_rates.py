@@ -40,19 +40,20 @@ class TraceRates(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table's text, with its header."""
-        header = ("device", "host", "found there", "and on the host", "written down", "fetched")
+        header = ("device", "host", "device finds", "host finds", "written", "fetched")
         return [header] + [
             (f"{device:,}", f"{host:,}", *(f"{share:.1%}" for share in rates))
             for (device, host), rates in self.rates.items()
         ]
 
     def picture(self) -> style.Picture:
-        """What is found in all, over the size of the device, for each size of the host."""
+        """What both tiers find together, over the size of the device, for each size of the host."""
         most = max(rates.together for rates in self.rates.values())
         device = DEVICES[0]
         alone, behind = (self.rates[device, times * device].together for times in (0, 10))
         title = (
-            f"{device:,} blocks of device find {alone:.1%}, with a host of ten times {behind:.1%}"
+            f"A device of {device:,} blocks finds {alone:.1%}; "
+            f"with a host of ten times its size, {behind:.1%}"
         )
         figure, axes = style.new_axes(
             title, "blocks of the device (512 tokens each)", "found (% of all)", 3.2
@@ -61,7 +62,7 @@ class TraceRates(Table):
         for times, mark, color in zip(TIMES, ("s--", "o-", "D-."), (0, 4, 5), strict=True):
             sizes = [size for size in DEVICES if (size, times * size) in self.rates]
             values = [100 * self.rates[size, times * size].together for size in sizes]
-            label = f"a host of {times} times" if times else "no host"
+            label = f"host {times} times as large" if times else "no host"
             axes.plot(sizes, values, mark, color=style.PALETTE[color], label=label, markersize=5)
             told += [f"{label}, {size:,}: {v:.1f}" for size, v in zip(sizes, values, strict=True)]
         axes.axhline(100 * most, color=style.FAINT, linewidth=0.8, linestyle=":")

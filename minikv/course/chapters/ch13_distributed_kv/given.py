@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from minikv.cluster.local_server import NO_SERVER, find_server, local_server
-from minikv.cluster.shared_store import MISSING
+from minikv.cluster.valkey_store import MISSING
 from minikv.course.chapters.ch07_radix_prefix_cache.hit_rate import Ids
 from minikv.tiers.entry import EntryError
 
