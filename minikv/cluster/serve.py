@@ -8,11 +8,13 @@ A thread of the standard library's server for each connection. That is enough fo
 it here, and it is all there to read; Ray Serve and others bring more than that, and hide it.
 
 Each request needs the server's token, as `Authorization: Bearer TOKEN`; OpenAI's clients send API
-keys in that way. Without it the answer is 401, whatever was asked. There is no encryption: what is
-open to a network needs a server in front that has it.
+keys in that way. Without it the answer is 401. Only /health answers anybody, for load balancers ask
+it without a token: then it says by its status alone whether a worker is up. There is no encryption:
+what is open to a network needs a server in front that has it.
 
 Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same
-salt share a prefix. `user` names the session for sticky routing. What is not known is refused.
+salt share a prefix. `user` names the session for sticky routing. What is not known is refused, unless
+it asks for what is done anyway: routers and clients send such fields along with every request.
 """
 
 import hmac
@@ -34,6 +36,11 @@ from minikv.sampling import SamplingParams
 LARGEST = 2**20  # bytes of a request
 SILENCE = 60  # seconds that a client may take for a read or a write
 PARAMS = ("temperature", "top_k", "top_p", "seed", "n", "ignore_eos", "cache_salt")
+
+DONE_ANYWAY = {
+    "best_of": 1, "echo": False, "frequency_penalty": 0, "no_stop_trim": False,
+    "presence_penalty": 0, "return_hidden_states": False, "skip_special_tokens": True,
+}  # fmt: skip
 
 
 class Server(ThreadingHTTPServer):
@@ -58,8 +65,6 @@ class Handler(BaseHTTPRequestHandler):
     timeout = SILENCE
 
     def do_GET(self) -> None:
-        if not self._may_ask():
-            return
         if self.path == "/health":
             lanes = self.server.front.lanes
             workers = [
@@ -67,7 +72,9 @@ class Handler(BaseHTTPRequestHandler):
                 for lane in lanes
             ]
             is_up = any(lane.pid is not None for lane in lanes)
-            self._reply(200 if is_up else 503, {"workers": workers})
+            self._reply(200 if is_up else 503, {"workers": workers} if self._has_token() else {})
+        elif not self._has_token():
+            self._refuse_stranger()
         elif self.path == "/v1/models":
             model = {"id": self.server.model, "object": "model", "owned_by": "minikv"}
             self._reply(200, {"object": "list", "data": [model]})
@@ -75,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(404, f"there is no {self.path}")
 
     def do_POST(self) -> None:
-        if not self._may_ask():
+        if not self._has_token():
+            self._refuse_stranger()
             return
         if self.path != "/v1/completions":
             self._refuse(404, f"there is no {self.path}")
@@ -95,15 +103,14 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._answer(stream, first, deltas, is_stream)
 
-    def _may_ask(self) -> bool:
-        """Whether the request has the token; else it is refused."""
+    def _has_token(self) -> bool:
         shown = self.headers.get("Authorization", "").encode("latin-1")
         # In constant time: how long a refusal takes says nothing of how much was right.
-        if hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
-            return True
+        return hmac.compare_digest(shown, f"Bearer {self.server.token}".encode())
+
+    def _refuse_stranger(self) -> None:
         text = "the header Authorization: Bearer TOKEN is missing or wrong"
         self._refuse(401, text, {"WWW-Authenticate": "Bearer"})
-        return False
 
     def _body(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -129,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
         options = {name: body.pop(name) for name in PARAMS if body.get(name) is not None}
         options["max_tokens"] = body.pop("max_tokens", 16)  # OpenAI's default
         options["stop"] = () if stop is None else (stop,) if isinstance(stop, str) else stop
-        unknown = [name for name, value in body.items() if value is not None]
+        unknown = [name for name in body if body[name] not in (None, DONE_ANYWAY.get(name))]
         if unknown:
             raise ValueError(f"{unknown[0]}: is not supported here")
         return self.server.front.submit(prompt, SamplingParams(**options), session)

@@ -18,7 +18,7 @@ from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed, WorkerLost
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.serve import Server
+from minikv.cluster.serve import DONE_ANYWAY, Server
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
@@ -416,6 +416,18 @@ def test_completions_whole_and_in_pieces(tinypy):
         assert status == 200 and json.loads(data)["workers"][0]["stats"]["generated_tokens"] > 12
 
 
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(tinypy):
+    with served(tinypy.lm) as (server, _):
+        body = {"prompt": "def f(", "max_tokens": 2}
+        plain = ask(server, body)[1]
+        status, data, _ = ask(server, body | DONE_ANYWAY | {"logprobs": None})
+        assert status == 200
+        assert json.loads(data)["choices"] == json.loads(plain)["choices"]
+        for name, value in DONE_ANYWAY.items():
+            status, data, _ = ask(server, body | {name: 2 if value is True else value + 1})
+            assert status == 400 and f"{name}: is not supported" in data.decode()
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -447,14 +459,12 @@ def test_without_the_token_nothing_is_told(tinypy, token):
     with served(tinypy.lm) as (server, worker):
         token = token.format(server.token)
         computed = worker.worker.engine.stats().computed_tokens
-        for path, method in (
-            ("/v1/completions", "POST"), ("/health", "GET"), ("/v1/models", "GET"), ("/x", "GET"),
-        ):  # fmt: skip
+        for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET"), ("/x", "GET")):
             status, data, headers = ask(server, {"prompt": "x"}, path, method, token)
             assert status == 401 and headers["WWW-Authenticate"] == "Bearer"
             assert server.token not in data.decode() and "tinypy" not in data.decode()
         assert worker.worker.engine.stats().computed_tokens == computed
-        assert ask(server, b"", "/health", "GET")[0] == 200
+        assert ask(server, b"", "/health", "GET", token)[:2] == (200, b"{}")  # a load balancer's
 
 
 def test_a_token_is_given_or_made_up_and_never_empty(tinypy, monkeypatch, tmp_path):

@@ -12,6 +12,8 @@ computing it (`minikv.course.bench.cluster_store`).
 
 With `--real 1 2` that many real workers serve conversations, beside the simulator: see
 `minikv.course.bench.cluster_real`. That needs `minikv[distributed]` and a core for each worker.
+With `--peer sglang-router`, if it is installed, that router and ours send the same conversations to
+workers of `--workers`.
 """
 
 import argparse
@@ -50,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real", type=positive, nargs="+", metavar="N", help="real workers beside simulated ones"
     )
+    parser.add_argument("--peer", choices=["sglang-router"], help="its routing beside ours")
     parser.add_argument(
         "--hidden", type=positive, default=512,
         help="of the model whose prefix comes from the store (default: %(default)s)",
@@ -63,6 +66,8 @@ def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
     if args.real:
         return run_real(args.real, lm)
+    if args.peer:
+        return run_peer(args.workers, lm)
     block_size = BLOCK_OF_A_TRACE if args.trace else BLOCK
     arrivals = arrivals_of(args.trace) if args.trace else made_up(lm, max(args.workers))
     if args.costs == "tinypy":
@@ -119,6 +124,18 @@ def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:
     try:
         cluster_real.add_rows(table, numbers, lm, costs, arrivals_of_jobs, BLOCK)
     except (ImportError, OSError, RuntimeError) as error:  # Ray or the store's server is missing
+        raise ValueError(error) from error
+    return table
+
+
+def run_peer(numbers: Seq[int], lm: LanguageModel) -> BenchTable:
+    from minikv.course.bench import cluster_peer  # here, because only this needs HTTP
+
+    table = BenchTable("cluster: routers before workers in this process", repeats=1)
+    try:
+        for number in numbers:
+            cluster_peer.add_rows(table, number, lm)
+    except (ImportError, RuntimeError) as error:
         raise ValueError(error) from error
     return table
 

@@ -1,0 +1,148 @@
+"""Routing by SGLang's router beside ours: the same conversations, by HTTP, to the same workers.
+
+`sglang-router` (`pip install sglang-router`) knows prompts by their text, and workers by what it
+has sent to them. Ours knows blocks, from the workers' own events. All workers are in this process,
+so times would say little. Compared are the hit rate, and how evenly prompts are divided.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from importlib.util import find_spec
+from secrets import token_hex
+from statistics import mean
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from minikv import EngineConfig
+from minikv.cluster.front import Front
+from minikv.cluster.routing import ByOwnPrefix, ByPrefix, RoundRobin
+from minikv.cluster.serve import Server
+from minikv.cluster.worker import EngineWorker
+from minikv.course.bench.harness import BenchTable, bar
+from minikv.course.measure.workload import Job, conversations
+from minikv.language_model import LanguageModel
+
+NAME = "sglang-router"
+OURS = {"round robin": RoundRobin, "by prefix": ByPrefix, "by own prefix": ByOwnPrefix}
+THEIRS = "round_robin", "cache_aware"
+CONFIG = EngineConfig(num_blocks=4096)
+TALKS, TURNS = 8, 4  # conversations per worker, and their length
+SECONDS = 20.0  # over which they arrive
+STARTING = 60  # seconds that the router has to find the workers
+
+
+def add_rows(table: BenchTable, number: int, lm: LanguageModel) -> None:
+    """A row for each policy. Raises ImportError without the router."""
+    if find_spec("sglang_router") is None:
+        raise ImportError(f"{NAME} is not installed: pip install {NAME}")
+    jobs = conversations(lm, TALKS * number, turns=TURNS, real_answers=False)
+    last = max(job.arrival for job in jobs)
+    jobs = [job._replace(arrival=job.arrival * SECONDS / last) for job in jobs]
+    ways = [partial(by_ours, policy=policy) for policy in OURS.values()]
+    ways += [partial(by_theirs, policy=policy) for policy in THEIRS]
+    names = [*OURS, *(f"{NAME}, {policy}" for policy in THEIRS)]
+    with bar(len(ways) * len(jobs), NAME) as progress:
+        for name, way in zip(names, ways, strict=True):
+            workers = [EngineWorker(lm, CONFIG) for _ in range(number)]
+            with way(workers) as url:
+                send(url, jobs, lm, progress.update)
+            stats = [worker.engine.stats() for worker in workers]
+            looked_up = [one.looked_up_tokens for one in stats]
+            row = {
+                "workers": number,
+                "routing": name,
+                "hit rate": sum(one.hit_tokens for one in stats) / sum(looked_up),
+                "prompts, busiest / mean": max(looked_up) / mean(looked_up),
+            }
+            table.add(row)
+
+
+@contextmanager
+def by_ours(workers: list[EngineWorker], policy) -> Iterator[str]:
+    with Front(workers, policy, 1000) as front, served(front) as url:
+        yield url
+
+
+@contextmanager
+def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
+    """Each worker behind an address of its own, and the router before them."""
+    with ExitStack() as stack:
+        fronts = [stack.enter_context(Front([one], RoundRobin, 1000)) for one in workers]
+        urls = [stack.enter_context(served(front)) for front in fronts]
+        port, metrics = free_ports(2)
+        command = [
+            sys.executable, "-m", "sglang_router.launch_router", "--policy", policy,
+            "--host", "127.0.0.1", "--port", str(port),
+            "--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics),
+            "--worker-urls", *urls,
+        ]  # fmt: skip
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        router = subprocess.Popen(command, env=env, **quiet)
+        stack.callback(router.wait)
+        stack.callback(router.kill)
+        url = f"http://127.0.0.1:{port}"
+        wait_for_all(url, fronts)
+        yield url
+
+
+@contextmanager
+def served(front: Front) -> Iterator[str]:
+    with Server(front, "tinypy", token=NAME) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def wait_for_all(url: str, fronts: list[Front]) -> None:
+    """Until the router has sent a request to each worker."""
+    end, says = time.monotonic() + STARTING, ""
+    while any(front.lanes[0].stats is None for front in fronts):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{NAME} does not send requests to each worker: {says}")
+        try:
+            complete(url, token_hex(), 1)  # like no other prompt
+        except OSError as error:
+            says = str(error)
+            time.sleep(0.2)
+
+
+def send(url: str, jobs: list[Job], lm: LanguageModel, sent) -> None:
+    """Send each job when it arrives, and wait for all."""
+    started = time.monotonic()
+    with ThreadPoolExecutor(64) as threads:
+        waiting = []
+        for job in jobs:
+            time.sleep(max(0.0, started + job.arrival - time.monotonic()))
+            prompt = lm.decode(job.prompt_ids)
+            waiting.append(threads.submit(complete, url, prompt, job.max_tokens))
+        for one in waiting:
+            one.result()
+            sent()
+
+
+def complete(url: str, prompt: str, max_tokens: int) -> None:
+    body = {"model": "tinypy", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
+    head = {"Content-Type": "application/json", "Authorization": f"Bearer {NAME}"}
+    try:
+        with urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), head)) as answer:
+            answer.read()
+    except HTTPError as error:
+        raise OSError(f"{error}: {error.read().decode(errors='replace')}") from error
+
+
+def free_ports(number: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
