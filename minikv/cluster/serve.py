@@ -13,8 +13,8 @@ it without a token: then it says by its status alone whether a worker is up. The
 what is open to a network needs a server in front that has it.
 
 Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same
-salt share a prefix. `user` names the session for sticky routing. What is not known is refused, unless it
-asks for what is done anyway: routers and clients send such fields with every request.
+salt share a prefix. `user` names the session for sticky routing. What is not known is refused,
+unless it asks for what is done anyway, as routers and clients do with every request.
 """
 
 import hmac
