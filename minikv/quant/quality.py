@@ -1,6 +1,6 @@
 """What quantised K and V cost in quality, measured on a model and its text.
 
-Three gauges, because one alone misleads. *Bits per byte* is what the model is for, but a change
+Three metrics, because one alone misleads. *Bits per byte* is what the model is for, but a change
 of it may be luck: of many tokens some become likelier. *KL per token* cannot come out ahead by
 luck: it is 0 for equal distributions and above 0 otherwise. *Same arg max* is the share of tokens
 after which greedy decoding goes the same way.
