@@ -22,6 +22,18 @@ MISTAKES = {
             look="the line that is named here; write it in plainer words",
         ),
         Mistake(
+            "has room for 16 scores",
+            edits={"attend_heads": (("scores = np.empty(block_size", "scores = np.empty(16"),)},
+            cause="the array for the scores of a block does not have a place for each slot",
+            look="how many slots does a block have here? `kv.shape` says it",
+        ),
+        Mistake(
+            "has room for 64 channels",
+            edits={"attend_heads": (("acc = np.empty(dim", "acc = np.empty(64"),)},
+            cause="`acc` does not have exactly one place for each channel",
+            look="how many channels does a vector have here? `q.shape` says it",
+        ),
+        Mistake(
             "reads whole blocks",
             edits={"attend_heads": (
                 ("filled = min(block_size, context - i * block_size)", "filled = block_size"),

@@ -292,6 +292,8 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
 
 # ── 09.1 The loop, compiled ───────────────────────────────────────────────────────────────
 
+ROOM_FOR = "for how many slots and channels is there room in each array that you make?"
+
 scenario(
     "09.1", until_wrong("09.1", partial(attends, "attend_heads")),
     line("one sequence, one full block", "scores, weights, the weighted sum, the division",
@@ -308,6 +310,7 @@ scenario(
          Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
          Case((7,), lift=300.0), Case((7,), lift=-300.0)),
+    line("large blocks and long vectors", ROOM_FOR, Case((20,), 20), Case((3,), dim=72)),
 )  # fmt: skip
 
 
@@ -336,6 +339,7 @@ scenario(
          Case((6,), 4, 2, fill=np.nan), Case((3, 5), 2, 4, 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
          Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0)),
+    line("large blocks and long vectors", ROOM_FOR, Case((20,), 20, 2), Case((3,), 4, 2, dim=72)),
 )  # fmt: skip
 
 
