@@ -96,7 +96,9 @@ def run(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("\nStopped; nothing was written.", file=sys.stderr)
         return 130
-    print(f"{args.repeats} repeats: median (least..greatest). {headline(where)}")
+    repeats = max(table.repeats for table in tables.values())
+    how = f"{repeats} repeats: median (least..greatest)" if repeats > 1 else "Measured once"
+    print(f"{how}. {headline(where)}")
     if args.json:
         content = {name: table.as_json() for name, table in tables.items()}
         write_json(args.json, {**where, "repeats": args.repeats, "tables": content})

@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
-from secrets import token_hex
 from statistics import mean
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -91,7 +90,7 @@ def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
         stack.callback(router.wait)
         stack.callback(router.kill)
         url = f"http://127.0.0.1:{port}"
-        wait_for_all(url, fronts)
+        wait_for_all(url, len(workers))
         yield url
 
 
@@ -103,17 +102,20 @@ def served(front: Front) -> Iterator[str]:
         server.shutdown()
 
 
-def wait_for_all(url: str, fronts: list[Front]) -> None:
-    """Until the router has sent a request to each worker."""
-    end, says = time.monotonic() + STARTING, ""
-    while any(front.lanes[0].stats is None for front in fronts):
-        if time.monotonic() > end:
-            raise RuntimeError(f"{NAME} does not send requests to each worker: {says}")
+def wait_for_all(url: str, number: int) -> None:
+    """Until the router has found that many workers."""
+    end = time.monotonic() + STARTING
+    while True:
         try:
-            complete(url, token_hex(), 1)  # like no other prompt
-        except OSError as error:
-            says = str(error)
-            time.sleep(0.2)
+            with urlopen(f"{url}/workers") as answer:
+                workers = json.load(answer)["workers"]
+        except OSError:
+            workers = []
+        if sum(worker["is_healthy"] for worker in workers) == number:
+            return
+        if time.monotonic() > end:
+            raise RuntimeError(f"{NAME} has found {len(workers)} of {number} workers")
+        time.sleep(0.2)
 
 
 def send(url: str, jobs: list[Job], lm: LanguageModel, sent) -> None:
