@@ -7,7 +7,6 @@ so times would say little. Compared are the hit rate, and how evenly prompts are
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,8 @@ from urllib.request import Request, urlopen
 
 from minikv import EngineConfig
 from minikv.cluster.front import Front
-from minikv.cluster.routing import ByOwnPrefix, ByPrefix, RoundRobin
+from minikv.cluster.local_server import free_port
+from minikv.cluster.routing import EVERY_POLICY, RoundRobin
 from minikv.cluster.serve import Server
 from minikv.cluster.worker import EngineWorker
 from minikv.course.bench.harness import BenchTable, bar
@@ -31,7 +31,7 @@ from minikv.course.measure.workload import Job, conversations
 from minikv.language_model import LanguageModel
 
 NAME = "sglang-router"
-OURS = {"round robin": RoundRobin, "by prefix": ByPrefix, "by own prefix": ByOwnPrefix}
+OURS = "round robin", "by prefix", "by own prefix"
 THEIRS = "round_robin", "cache_aware"
 CONFIG = EngineConfig(num_blocks=4096)
 TALKS, TURNS = 8, 4  # conversations per worker, and their length
@@ -46,7 +46,7 @@ def add_rows(table: BenchTable, number: int, lm: LanguageModel) -> None:
     jobs = conversations(lm, TALKS * number, turns=TURNS, real_answers=False)
     last = max(job.arrival for job in jobs)
     jobs = [job._replace(arrival=job.arrival * SECONDS / last) for job in jobs]
-    ways = [partial(by_ours, policy=policy) for policy in OURS.values()]
+    ways = [partial(by_ours, policy=EVERY_POLICY[name]) for name in OURS]
     ways += [partial(by_theirs, policy=policy) for policy in THEIRS]
     names = [*OURS, *(f"{NAME}, {policy}" for policy in THEIRS)]
     with bar(len(ways) * len(jobs), NAME) as progress:
@@ -77,7 +77,7 @@ def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
     with ExitStack() as stack:
         fronts = [stack.enter_context(Front([one], RoundRobin, 1000)) for one in workers]
         urls = [stack.enter_context(served(front)) for front in fronts]
-        port, metrics = free_ports(2)
+        port, metrics = free_port(), free_port()
         command = [
             sys.executable, "-m", "sglang_router.launch_router", "--policy", policy,
             "--host", "127.0.0.1", "--port", str(port),
@@ -85,8 +85,9 @@ def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
             "--worker-urls", *urls,
         ]  # fmt: skip
         env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        router = subprocess.Popen(command, env=env, **quiet)
+        router = subprocess.Popen(
+            command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         stack.callback(router.wait)
         stack.callback(router.kill)
         url = f"http://127.0.0.1:{port}"
@@ -140,11 +141,3 @@ def complete(url: str, prompt: str, max_tokens: int) -> None:
             answer.read()
     except HTTPError as error:
         raise OSError(f"{error}: {error.read().decode(errors='replace')}") from error
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
