@@ -39,7 +39,8 @@ class Router:
     RECENT = 50  # requests per worker that `sent` looks back
 
     def __init__(self, num_workers: int, block_size: int = 16):
-        self.loads = [0] * require_int("num_workers", num_workers, 1)  # tokens to be computed
+        require_int("num_workers", num_workers, 1)
+        self.loads: list[float] = [0] * num_workers  # tokens to be computed
         self.sent = [0] * num_workers  # tokens of the recent requests, computed or not
         self.recent: deque[Ticket] = deque()
         self.block_size = require_int("block_size", block_size, 1)
@@ -221,15 +222,12 @@ class ByOwnPrefix(ByPrefix):
     SHARED = 1 / 4
 
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
-        most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
-        hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}
-        hits.setdefault(self.least_loaded(), 0)
-        worker = min(
-            hits,
-            key=lambda one: (self.loads[one] / 2 - hits[one] * self.block_size, self.sent[one]),
-        )
-        self.stored(worker, names)
-        return worker, min(hits[worker], (num_tokens - 1) // self.block_size)
+        loads = self.loads
+        self.loads = [load / 2 for load in loads]
+        try:
+            return super().choose(names, num_tokens, session)
+        finally:
+            self.loads = loads
 
     def stored(self, worker: int, names: Iterable[Name]) -> None:
         names = list(names)
