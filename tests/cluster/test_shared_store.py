@@ -320,26 +320,14 @@ def test_a_client_that_hangs_is_killed(caplog):
 
 @needs_mooncake
 def test_a_client_ends_when_its_owner_is_killed():
-    says, mouth = os.pipe()
     with store_of_kind("mooncake") as server:
-        owner = os.fork()
-        if owner == 0:
-            try:
-                store = SharedStore(server.url, LONG)
-                assert store.contains([b"n" * 32]) == [False]
-                os.write(mouth, b"%d " % store._connections[0]._process.pid)
-                time.sleep(60)
-            finally:
-                os._exit(1)
-        os.close(mouth)
-        try:
-            pid = int(os.read(says, 99))
-            assert is_alive(pid)
-        finally:
-            os.kill(owner, signal.SIGKILL)
-            os.waitpid(owner, 0)
-            os.close(says)
-        assert ends_soon(pid)
+
+        def own(tell):
+            store = SharedStore(server.url, LONG)
+            assert store.contains([b"n" * 32]) == [False]
+            tell(store._connections[0]._process.pid)
+
+        ends_with_its_owner(own)
 
 
 @pytest.mark.parametrize("url", [
@@ -392,6 +380,32 @@ def ends_soon(pid):
     return not is_alive(pid)
 
 
+def ends_with_its_owner(own):
+    """Kill a process of ours that `own(tell)` runs in, once it has told the id of one of its own:
+    that one ends, too."""
+    says, mouth = os.pipe()
+
+    def tell(pid):
+        os.write(mouth, b"%d " % pid)
+        time.sleep(60)
+
+    owner = os.fork()
+    if owner == 0:
+        try:
+            own(tell)
+        finally:
+            os._exit(1)
+    os.close(mouth)
+    try:
+        pid = int(os.read(says, 99))
+        assert is_alive(pid)
+    finally:
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        os.close(says)
+    assert ends_soon(pid)
+
+
 @needs_a_store
 def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -405,24 +419,12 @@ def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
 @needs_a_store
 def test_a_server_ends_when_its_owner_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    says, mouth = os.pipe()
-    owner = os.fork()
-    if owner == 0:
-        try:
-            with local_server() as server:
-                os.write(mouth, b"%d " % server.pid)
-                time.sleep(60)
-        finally:
-            os._exit(1)
-    os.close(mouth)
-    try:
-        pid = int(os.read(says, 99))
-        assert is_alive(pid)
-    finally:
-        os.kill(owner, signal.SIGKILL)
-        os.waitpid(owner, 0)
-        os.close(says)
-    assert ends_soon(pid)
+
+    def own(tell):
+        with local_server() as server:
+            tell(server.pid)
+
+    ends_with_its_owner(own)
     deadline = time.monotonic() + 5
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
