@@ -266,12 +266,15 @@ def test_places_in_the_file_are_links(exercises, monkeypatch):
 )
 def test_what_a_reader_mistypes_is_answered_in_a_sentence(mistake, exercises):
     (exercises / FILE).write_text("def (")
-    shell = InteractiveShell.instance()
     with pytest.raises(ValueError) as raised:
         mistake()
     shown = []
-    shell._showtraceback = lambda kind, error, lines: shown.extend(lines)
-    shell.showtraceback((raised.type, raised.value, raised.tb))
+    shell = InteractiveShell.instance()
+    try:
+        shell._showtraceback = lambda kind, error, lines: shown.extend(lines)
+        shell.showtraceback((raised.type, raised.value, raised.tb))
+    finally:
+        InteractiveShell.clear_instance()  # or pictures of later tests are shown as in a notebook
     assert shown == [str(raised.value)]
 
 
