@@ -38,8 +38,9 @@ class RayWorker:
         return self.make()
 
     def end(self) -> None:
-        if "actor" in vars(self):
-            self.ray.kill(self.actor)
+        actor = vars(self).pop("actor", None)
+        if actor is not None:
+            self.ray.kill(actor)
 
     def start(self) -> Hello:
         try:

@@ -27,6 +27,7 @@ from typing import Any
 from minikv.cluster.apart import Clock, DecodeWorker, PrefillWorker, params_to_json
 from minikv.cluster.connector import Mail, Message, log
 from minikv.cluster.handover import Ticket
+from minikv.cluster.zmq_connector import ZmqConnector, cluster_key
 from minikv.config import EngineConfig
 from minikv.sampling import SamplingParams
 
@@ -259,6 +260,7 @@ def local_workers(
 ) -> Iterator[list[Process]]:
     """Worker processes on this machine, all with this model and these values of EngineConfig. They
     are killed at the end, whatever happens; they end by themselves if this process dies."""
+    cluster_key()  # the same for all, and for us
     roles = ["prefill"] * prefill + ["decode"] * decode
     processes: list[subprocess.Popen] = []
     try:
@@ -292,8 +294,6 @@ def make_connector(transport: str) -> Any:
         from minikv.cluster.nixl_connector import NixlConnector
 
         return NixlConnector()
-    from minikv.cluster.zmq_connector import ZmqConnector
-
     return ZmqConnector()
 
 

@@ -20,8 +20,9 @@ and a stream holds what its reader has not read, at most `max_tokens`. So a slow
 nobody. To leave a stream early cancels its request.
 
 With `at_first`, only that many workers are started. The others follow one by one, when more than
-`CROWD` requests per worker are under way or when a worker will never serve again. None is ended
-when there is less to do.
+`CROWD` requests per worker are under way or when a worker will never serve again. The newest of
+them is ended when it has had nothing to do for `IDLE` seconds, then the one before it. What its
+prefix cache held is lost, unless a store behind it has it too.
 """
 
 import threading
@@ -47,6 +48,7 @@ from minikv.validation import Prompt, check_params
 
 ATTEMPTS = 3
 CROWD = 16  # requests per worker; with more of them, another worker is started
+IDLE = 60.0  # seconds without a request, after which a worker that was added is ended
 
 
 class Busy(Exception):
@@ -71,6 +73,10 @@ class Worker(Protocol):
 
     def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
         """As `EngineWorker.turn`. Raises WorkerLost, after which all its jobs are forgotten."""
+        ...
+
+    def end(self) -> None:
+        """End it. It may be started again."""
         ...
 
 
@@ -158,9 +164,11 @@ class Front:
     ):
         self.workers = list(workers)
         number = len(self.workers)
-        self.num_started = min(require_int("at_first", at_first or number, 1), number)
-        with ThreadPoolExecutor(self.num_started) as threads:  # starting takes seconds
-            first = self.workers[: self.num_started]
+        self.at_first = self.num_started = min(
+            require_int("at_first", at_first or number, 1), number
+        )
+        with ThreadPoolExecutor(self.at_first) as threads:  # starting takes seconds
+            first = self.workers[: self.at_first]
             hellos = list(threads.map(lambda worker: worker.start(), first))
         if len({hello[1:] for hello in hellos}) != 1:
             raise ValueError("workers: all need the same model and the same EngineConfig")
@@ -172,7 +180,7 @@ class Front:
         self.lanes = [_Lane() for _ in self.workers]
         for lane, hello in zip(self.lanes, hellos, strict=False):
             lane.pid = hello.pid
-        for index in range(self.num_started, number):
+        for index in range(self.at_first, number):
             self.router.lost(index)  # until it is started
         self.waiting: list[_Request] = []  # for a worker, while all are down
         self.num_requests = self.num_lost = self._next_id = 0
@@ -337,6 +345,12 @@ class Front:
         self.num_started = min(self.num_started + 1, len(self.workers))
         self._changed.notify_all()
 
+    def _shrink(self, index: int) -> None:
+        """Do without the worker that was started last."""
+        self.num_started = index
+        self.lanes[index] = _Lane()
+        self.router.lost(index)
+
     def _gone(self, index: int) -> None:
         """A worker will never serve again."""
         self.lanes[index].is_over = True
@@ -348,31 +362,41 @@ class Front:
     # ── A worker's thread ─────────────────────────────────────────────────────
 
     def _run(self, index: int) -> None:
-        with self._changed:
-            while not (self.is_closed or index < self.num_started):
-                self._changed.wait()
-            is_new = self.lanes[index].pid is None and not self.is_closed
-        if is_new and not self._start(index):
-            return
         while True:
             with self._changed:
-                lane = self.lanes[index]
-                while not (self.is_closed or lane.requests or lane.cancelled):
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self.is_closed or index < self.num_started)
                 if self.is_closed:
                     return
+                is_up = self.lanes[index].pid is not None
+            if not (is_up or self._start(index)):
+                return
+            self._serve(index)
+
+    def _serve(self, index: int) -> None:
+        """One turn after the other, until the worker is lost or ended, or the front is closed."""
+        worker, lane = self.workers[index], self.lanes[index]
+        patience = IDLE if index >= self.at_first else None
+        while True:
+            with self._changed:
+                has_work = self._changed.wait_for(
+                    lambda: self.is_closed or lane.requests or lane.cancelled, patience
+                )
+                if self.is_closed:
+                    return
+                if not has_work and index == self.num_started - 1:
+                    self._shrink(index)
+                    break
                 jobs, lane.new = lane.new, []
                 cancelled, lane.cancelled = lane.cancelled, []
             try:
-                turn = self.workers[index].turn(jobs, cancelled)
+                turn = worker.turn(jobs, cancelled)
             except WorkerLost:
                 with self._changed:
                     self._lost(index)
-                if not self._start(index):
-                    return
-            else:
-                with self._changed:
-                    self._apply(index, turn)
+                return
+            with self._changed:
+                self._apply(index, turn)
+        worker.end()
 
     def _start(self, index: int) -> bool:
         """Wait for a worker. Returns whether it serves."""

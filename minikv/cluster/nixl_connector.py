@@ -2,7 +2,8 @@
 
 NIXL is NVIDIA's transfer library; vLLM, SGLang and Dynamo hand over with it. It picks the way:
 RDMA between machines that have it, otherwise shared memory or TCP (by UCX). As in vLLM, messages go
-beside it, over ZMQ; only the notice that blocks have arrived comes with them.
+beside it, over ZMQ; only the notice that blocks have arrived comes with them. Messages are
+encrypted, and tell an agent's name and place only to who has the cluster's key; K and V are not.
 
 A write cannot be refused, so the decode side has an agent of its own for each peer, which has the
 store registered. To give a peer up is to end its agent: a write that comes later finds no end.

@@ -85,10 +85,14 @@ class EngineWorker:
 
     def start(self) -> Hello:
         """Be ready: without jobs of an earlier caller, and with everything compiled."""
-        self._cancel([job.job_id for job in self.jobs.values()])
+        self.end()
         self.engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))
         tokenizer = self.lm.tokenizer.to_str() if self.lm.tokenizer is not None else None
         return Hello(os.getpid(), self.engine.config.block_size, self.held.identity, tokenizer)
+
+    def end(self) -> None:
+        """Drop all jobs."""
+        self._cancel([job.job_id for job in self.jobs.values()])
 
     def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
         """Take new jobs, drop cancelled ones, and compute until the time is over or nothing is

@@ -4,32 +4,63 @@ The readable transport. Every worker has one socket that it reads from, and one 
 are copied three times: into the message, out of the socket, into the store. `nixl_connector`
 copies them once.
 
-There is no encryption and no password here: use it on a network that only workers can reach. It
-listens on this machine alone unless `host` names another interface.
+Everything is encrypted by CURVE, which is part of ZMQ. All workers of a cluster share one key, and
+whoever does not have it is not heard. It is in the environment variable MINIKV_CLUSTER_KEY; without
+one it is made, for this process and those that it starts. On many machines, give all the same:
+
+    export MINIKV_CLUSTER_KEY=$(python -c "import zmq; print(zmq.curve_keypair()[1].decode())")
+
+A worker listens on its machine alone unless `host` names another interface.
 """
 
 import json
+import os
 import secrets
 from typing import Any
 
 from minikv.cluster.connector import MISSING, Message, Save, log, views
 from minikv.paged import KVStore
 
+KEY = "MINIKV_CLUSTER_KEY"
+
+
+def cluster_key() -> tuple[bytes, bytes]:
+    """The secret key of all workers, and the public one that belongs to it. Raises ImportError
+    without ZMQ, ValueError for a key that is none."""
+    try:
+        import zmq
+    except ImportError as error:
+        raise ImportError(MISSING.format("pyzmq")) from error
+    if KEY not in os.environ:
+        os.environ[KEY] = zmq.curve_keypair()[1].decode()
+    secret = os.environ[KEY].encode()
+    try:
+        return secret, zmq.curve_public(secret)
+    except (ValueError, zmq.ZMQError):
+        raise ValueError(
+            f"{KEY}: must be a key of 40 characters, has {len(secret)} that are none; unset it, or "
+            "make one as minikv/cluster/zmq_connector.py says"
+        ) from None
+
 
 class ZmqConnector:
-    """A worker's end: `Sender`, `Receiver` and `Mail` in one."""
+    """A worker's end: `Sender`, `Receiver` and `Mail` in one. Raises as `cluster_key`."""
 
     store: KVStore
 
     def __init__(self, host: str = "127.0.0.1", most_messages: int = 1000):
         """most_messages: that wait for a peer; a further one is not sent."""
-        try:
-            import zmq
-        except ImportError as error:
-            raise ImportError(MISSING.format("pyzmq")) from error
+        self.secret, self.public = cluster_key()
+        import zmq
+        from zmq.auth.thread import ThreadAuthenticator
+
         self.zmq, self.most_messages = zmq, most_messages
         self.context = zmq.Context()
+        self.doorman = ThreadAuthenticator(self.context)
+        self.doorman.start()
+        self.doorman.configure_curve_callback(credentials_provider=self)
         self.inbox = self.context.socket(zmq.PULL)
+        self.inbox.curve_server, self.inbox.curve_secretkey = True, self.secret
         self.inbox.linger = 0
         self.inbox.maxmsgsize = 1 << 30
         port = self.inbox.bind_to_random_port(f"tcp://{host}")
@@ -37,6 +68,10 @@ class ZmqConnector:
         self.address = f"tcp://{host}:{port}#{secrets.token_hex(8)}"
         self.peers: dict[str, Any] = {}
         self.ended: list[tuple[int, bool]] = []
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Whether somebody with this public key is let in. The doorman asks."""
+        return secrets.compare_digest(key, self.public)
 
     def send(self, peer: str, message: Message) -> bool:
         head = {
@@ -95,11 +130,14 @@ class ZmqConnector:
         for peer in list(self.peers):
             self.forget(peer)
         self.inbox.close(linger=0)
+        self.doorman.stop()
         self.context.term()
 
     def _socket(self, peer: str) -> Any:
         if peer not in self.peers:
             socket = self.context.socket(self.zmq.PUSH)
+            socket.curve_secretkey, socket.curve_publickey = self.secret, self.public
+            socket.curve_serverkey = self.public
             socket.linger = 0
             socket.sndhwm = self.most_messages
             try:

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
         "--workers", type=from_to, default=(2, 2), metavar="N",
-        help="default: 2; 1:4 begins with 1, and starts more, up to 4, when requests pile up",
+        help="default: 2; 1:4 begins with 1, starts more, up to 4, when requests pile up, and ends "
+        "those that have nothing to do",
     )  # fmt: skip
     parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")

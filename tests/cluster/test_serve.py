@@ -15,6 +15,7 @@ import pytest
 from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
+from minikv.cluster import front as front_module
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed, WorkerLost
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
@@ -36,7 +37,7 @@ class Fragile:
     def __init__(self, lm, config=CONFIG, dies=lambda: False, turn_seconds=0.0):
         self.make = lambda: EngineWorker(lm, config, turn_seconds)
         self.worker, self.dies, self.is_gone = self.make(), dies, False
-        self.num_deaths = 0
+        self.num_deaths = self.num_ends = 0
         self.paused = threading.Event()
         self.paused.set()
 
@@ -54,6 +55,10 @@ class Fragile:
             self.worker = self.make()
             raise WorkerLost("died")
         return turn
+
+    def end(self):
+        self.num_ends += 1
+        self.worker = self.make()
 
 
 def prompts_of(lm, number, seed=0):
@@ -183,6 +188,26 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
         workers[0].paused.set()
         assert [tokens(one) for one in streams] == expected
         assert front.lanes[3].pid is None and front.num_lost == 0
+
+
+def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy, monkeypatch):
+    monkeypatch.setattr(front_module, "IDLE", 0.2)
+    prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    workers = [Fragile(tinypy.lm) for _ in range(4)]
+    with Front(workers, LeastLoaded, at_first=1) as front:
+        for ends in ([0, 1, 1, 0], [0, 2, 2, 0]):
+            workers[0].paused.clear()
+            streams = [front.submit(*pair) for pair in zip(prompts, params, strict=True)]
+            assert front.num_started == 3
+            workers[0].paused.set()
+            assert [tokens(one) for one in streams] == expected
+            until(lambda ends=ends: [one.num_ends for one in workers] == ends)
+            assert front.num_started == 1 and front.router.up == [True, False, False, False]
+            assert [lane.pid is None for lane in front.lanes] == [False, True, True, True]
+        late = front.submit([5], SamplingParams(2, ignore_eos=True))
+        assert late.worker == 0 and len(tokens(late)) == 2
+        assert front.num_lost == 0
 
 
 def test_a_worker_that_is_gone_is_replaced_by_one_that_was_not_started(tinypy):

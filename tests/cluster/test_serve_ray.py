@@ -126,6 +126,13 @@ def test_a_worker_that_hangs_is_started_again(workers):
     assert worker.turn([], []).progress == []
 
 
+def test_an_ended_worker_leaves_no_process_and_can_be_started_again(workers):
+    before = workers[1].start().pid
+    workers[1].end()
+    until(lambda: before not in [one.pid for one in children()])
+    assert workers[1].start().pid != before
+
+
 def test_the_command_serves_and_leaves_nothing_even_when_killed(tmp_path):
     pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
     command = [sys.executable, "-m", "minikv", "serve-cluster", "--workers", "1", "--port", "0"]
