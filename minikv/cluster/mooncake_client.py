@@ -31,7 +31,7 @@ class Client:
 
         self.store = MooncakeDistributedStore()
         # It waits half a minute for an answer that is lost, and our owner lets a client that is
-        # still connecting go on. So the signal ends this process then; the next call starts another.
+        # still connecting go on. So the signal ends this process, and the next call starts another.
         signal.alarm(SETUP)
         _check(self.store.setup(ours, "P2PHANDSHAKE", 0, BUFFER, "tcp", "", f"{host}:{port}"))
         signal.alarm(0)
