@@ -113,7 +113,7 @@ def check_session(
             f"session: shapes should be {header.get('shapes')}, are {found}: it is damaged"
         )
     num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None
-    if header.get("num_tokens") != str(num_tokens):
+    if num_tokens is None or header.get("num_tokens") != str(num_tokens):
         raise SessionError(
             f"session: {header.get('num_tokens')} tokens are announced, {num_tokens} are there: "
             "it is damaged"
