@@ -777,7 +777,8 @@ scenario(
         "nothing is turned before a step, and reading changes nothing",
         [(F32, "A+4 step read"), (F32, "A+4 A~0,,3 step kept read"),
          (F32, "A+4 A~0,,3 read read kept"),
-         (F32, "A+4 read A~0,,3 read A~1,,2 read"), (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
+         (F32, "A+4 read A~0,,3 read A~1,,2 read"),
+         (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
         look="what is left for `apply_shifts` to do?",
     ),
     Group(

@@ -826,8 +826,10 @@ MISTAKES = {
         "save",
         (
             "nothing to write",
-            ("    temporary = name + TEMPORARY\n",
-             "    if not data:\n        return\n    temporary = name + TEMPORARY\n"),
+            (
+                "    temporary = name + TEMPORARY\n",
+                "    if not data:\n        return\n    temporary = name + TEMPORARY\n",
+            ),
             "data of 0 bytes is not written, so the old file stays",
             "what must the file hold after `save` of 0 bytes?",
         ),
