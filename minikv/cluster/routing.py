@@ -139,7 +139,7 @@ class ByPrefix(Router):
     prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
     many requests ask for spreads by itself. A prompt counts as held from the moment it is sent.
     Equal prompts that arrive together still go to different workers, if these have nothing to do:
-    to wait for the first would take as long as to compute it again.
+    waiting for the first would take as long as computing it again.
 
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
@@ -162,8 +162,8 @@ class ByPrefix(Router):
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
         candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
         prompt; among equals it is the one with the least `sent`, and then the one with the lowest
-        number. At least one token is computed: the number returned is at most (num_tokens - 1) //
-        block_size.
+        number. At least one token is computed: the number returned is at most
+        (num_tokens - 1) // block_size.
         """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}

@@ -500,7 +500,7 @@ scenario(
     line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
     line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
-    line("a number of rows that is no multiple of four", "which rows are left over?",
+    line("a number of rows that is not a multiple of four", "which rows are left over?",
          (5, 3, 2), (6, 2, 2), (7, 3, 3), (9, 2, 1)),
     line("added to what is there", "what does `add` add to?",
          (1, 3, 2, True, (0, 2)), (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),

@@ -220,7 +220,7 @@ MISTAKES = {
          "        weights = torch.exp(scores - new_top)\n"
          "        weights = weights * v_scale[block_id, :, None, :filled].float()\n",
          "        " + V_SCALE + "\n", "        scaled = weights\n"),
-         "the values' scales are in the sum of the weights, but they are no part of the softmax",
+         "the values' scales are in the sum of the weights, but they are not part of the softmax",
          SCALES),
         ("the scale after the softmax", (K_SCALE, "", "weights = torch.exp(scores - new_top)",
          "weights = torch.exp(scores - new_top) * k_scale[block_id, :, None, :filled].float()"),

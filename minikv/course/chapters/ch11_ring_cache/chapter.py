@@ -70,17 +70,17 @@ CHAPTER = Chapter(
                 "Write down every cell at which a run could begin, in the order in which they are "
                 "tried. How many are there, and which of them come too close to the end?",
                 "Two things end the search: a run whose cells are all free, or no beginning left "
-                "to try. A run may begin before `head` and go on beyond it. It may not go over "
+                "to try. A run may begin before `head` and extend past it. It may not extend past "
                 "the end of the buffer.",
                 """refuse a number below 1 or above num_cells
 for start in: head, head + 1, …, num_cells - 1, and then 0, 1, …, head - 1:
-    if start + num_tokens > num_cells: go on with the next start
+    if start + num_tokens > num_cells: continue with the next start
     if all of the cells start … start + num_tokens - 1 are free: return start
 raise OutOfCells(num_tokens, self.num_free, self.longest_run)""",
             ),
             works="""\
 The head is only a hint: it says where free cells are likely. A text that grows finds its next cell
-at once, because `head` stands right behind the last one. Without it nothing would be wrong, but
+at once, because `head` is right after the last one. Without it nothing would be wrong, but
 every step would search the used front of the buffer again.
 
 The reference skips faster than the pseudocode: if a run contains a taken cell, no free run can
@@ -116,7 +116,7 @@ December 2025 a saved state could not be restored into a ring with holes (17982)
                 """angles (N, D / 2) = deltas[:, None] * frequencies, in float32 at least
 cos, sin = those of the angles, (N, 1, D / 2): the 1 is for the heads
 a, b = the two halves of k in float32, (…, N, K, D / 2) each
-out = a cos - b sin beside b cos + a sin, joined along the last dimension
+out = a cos - b sin and b cos + a sin, joined along the last dimension
 return out in the dtype of k""",
             ),
             works="""\
@@ -136,8 +136,8 @@ shifts and turn once by their sum, as the engine does, or keep K unturned and tu
 llama.cpp's authors weighed both before the first line was written (issue 2060, June 2023), and keep
 K turned: reading is what a decode step spends its time on.
 
-In GGUF files the channels of a pair stand beside each other, (2i, 2i + 1), and not half a head
-apart. Turning the pairs of one layout in a cache of the other raises no error.""",
+In GGUF files the channels of a pair are neighbours, (2i, 2i + 1), and not half a head apart.
+Turning the pairs of one layout in a cache of the other raises no error.""",
         ),
         Exercise(
             id="11.3",
@@ -283,7 +283,7 @@ measures both.""",
             matters="Every position in the cache is right, and every test of positions passes. But "
             "the keys are turned to other positions.",
             hints=(
-                "The engine turns a key by what stands in `shifts`. For each line of the report "
+                "The engine turns a key by what `shifts` says. For each line of the report "
                 "that fails: by how much should the key be turned, and by how much is it turned?",
                 "There are two bugs. One shows only if a cell moves twice before the engine turns "
                 "anything. The other shows whenever positions are divided.",

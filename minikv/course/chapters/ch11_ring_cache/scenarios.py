@@ -111,7 +111,7 @@ scenario(
     Group(
         "from the head on, then once from the beginning",
         [("..AA..", 4, 2), ("..AA..", 5, 2), ("...A.A", 4, 2), ("....AA", 4, 1), ("..AA.A", 3, 2)],
-        look="where does the search begin, and where does it go on after the last cell?",
+        look="where does the search begin, and where does it continue after the last cell?",
     ),
     Group(
         "no run continues past the end",
@@ -581,7 +581,7 @@ scenario(
             (
                 "nothing to do",
                 ("", "....", "abcd", "abc..", "a"),
-                "without a hole in front there is no move",
+                "without a hole in front nothing has to move",
             ),
             (
                 "one hole",

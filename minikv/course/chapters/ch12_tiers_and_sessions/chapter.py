@@ -110,7 +110,7 @@ the size finds several times as much as the device alone.""",
           the place says so; only now release the device's block
 promote:  refuse a block that is not on the host
           if it is not on the device:
-              hold the host's block once more (acquire)        # nobody may evict it now
+              hold the host's block once more (acquire)        # it cannot be evicted now
               take a device block; copy; if that raises, give it back
               the place says so; in any case, hold the host's block no longer
           unless keep: the place forgets the host's block, and it is released""",
@@ -155,7 +155,7 @@ launched a store before the kernels that compute the block had ended, and kept g
                 "who holds the block? `find`: the blocks A, AB and ABC belong together. What are A "
                 "and ABC worth without AB?",
                 """store:  take a block, write, and only if that succeeded: blocks[name] = block
-        if it failed: give the block back, and go on with the next name
+        if it failed: give the block back, and continue with the next name
 find:   count = 0
         while names[count] is here: count += 1
         the first name that is missing ends it""",
@@ -243,12 +243,12 @@ measures where it stands.""",
                 "changes "
                 "what a name stands for, at once and completely?",
                 "Write under another name first. Before the rename, what was written has to be on "
-                "the disk, or the new name may stand on an empty file. After the rename, the name "
+                "the disk, or the new name may lead to an empty file. After the rename, the name "
                 "has to get there, too. And if a step fails, the other file has to go.",
                 """temporary = name + TEMPORARY
 try:
     write temporary;  sync temporary;  rename temporary to name
-except BaseException:              # KeyboardInterrupt is no Exception
+except BaseException:              # KeyboardInterrupt is not an Exception
     remove temporary;  raise again
 sync the folder""",
             ),
@@ -258,7 +258,7 @@ So the new content is prepared under another name, and the rename publishes it.
 
 The two syncs are about the disk. The system keeps contents and names in memory and writes them when
 it likes, in an order of its own. Without the first sync, the rename may reach the disk before the
-content, and after a crash the right name stands on an empty file: ext4 users met this in 2009, with
+content, and after a crash the right name leads to an empty file: ext4 users met this in 2009, with
 desktop settings that came up empty. Without the second one, the old file may come back after the
 caller was told that the new one is saved.
 

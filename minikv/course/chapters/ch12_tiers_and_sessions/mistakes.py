@@ -284,7 +284,7 @@ MISTAKES = {
                 ("except BaseException:", "except Exception:"),
                 "if the copy is interrupted, the block taken on the host is not given back: "
                 "KeyboardInterrupt is not an Exception",
-                "what else can come out of `copy`?",
+                "what else can `copy` raise?",
             ),
             (
                 "says so too early",

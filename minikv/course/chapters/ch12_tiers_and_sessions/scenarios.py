@@ -582,7 +582,7 @@ scenario(
         [(False, (), None), (True, (), None)],
         look=NAMES_LAST,
     ),
-    Group("what else lies there stays", [(True, ("other",), None)], look="which files does `save` "
+    Group("other files stay", [(True, ("other",), None)], look="which files does `save` "
     "change?"),
     Group(
         "a disk that is full",

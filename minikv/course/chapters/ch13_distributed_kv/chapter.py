@@ -219,7 +219,7 @@ without events they assume, as this router does.
                 "`stopped`: has everything been written, and does anybody still want it? `died`: "
                 "for which transfers will `stopped` never be called?",
                 """cancel:   not wanted any more
-          complete: nobody writes, so give the blocks back
+          complete: nothing is written any more, so give the blocks back
           otherwise leave them where they are
 stopped:  wanted, and all blocks written: complete
           otherwise: give the blocks back

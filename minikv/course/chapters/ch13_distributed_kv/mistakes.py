@@ -797,7 +797,7 @@ MISTAKES = {
         guessed("shared store, 13", 0, "the store is a loop, too",
                 "the store has 160 blocks and gets 130", "what does the store evict?"),
         guessed("shared store, 13", 25, "a store per worker",
-                "every block is written to one store, whoever computed it",
+                "every block is written to one store, whichever worker computed it",
                 "what does the store hold?"),
         guessed("blocks fetched", 0, "they are on the worker",
                 "the worker has evicted the conversation when its next turn comes, exactly as "

@@ -567,7 +567,7 @@ scenario(
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["AB"]), ("+", "ABC", 13)]),
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["A"]), ("+", "ABC", 13)]),
         ],
-        look="`hits`, once more",
+        look="`hits`, after an eviction",
     ),
     Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
 )  # fmt: skip
@@ -1012,7 +1012,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         receiver.pool.release(block)
     if receiver.pool.num_free != 64:
         raise AssertionError(f"{64 - receiver.pool.num_free} blocks are missing")
-    return f"{len(taken)} blocks handed over beside a cancelled transfer: the oracle's 8 tokens."
+    return f"{len(taken)} blocks handed over during a cancelled transfer: the oracle's 8 tokens."
 
 
 @runs_model("13.6")
