@@ -32,6 +32,10 @@ ifeq ($(shell $(BIN)/python -c 'import pip' 2>&1; grep -csF ' $(CURDIR)/.venv' .
 HAVE_VENV := yes
 endif
 
+# Many container images set this. Then every process compiles torch, transformers and the rest anew
+# (pip left that to the first import, above): four seconds of processor time each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch's threads spin while they wait for each other. On a machine that is busy with something
 # else that can make a step tens of times slower. Asleep, they wait at little cost.
 export OMP_WAIT_POLICY ?= PASSIVE
