@@ -32,6 +32,10 @@ ifeq ($(shell $(BIN)/python -c 'import pip' 2>&1; grep -csF ' $(CURDIR)/.venv' .
 HAVE_VENV := yes
 endif
 
+# Many container images set this. Then every process compiles torch, transformers and the rest anew
+# (pip left that to the first import, above): four seconds of processor time each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch's threads spin while they wait for each other. On a machine that is busy with something
 # else that can make a step tens of times slower. Asleep, they wait at little cost.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -55,7 +59,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-class test-install wheel lint notebooks site slides clean
+.PHONY: help setup lab test mooncake test-class test-install wheel lint notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -148,6 +152,11 @@ $(DISTRIBUTED): $(STAMP) requirements-distributed.txt
 	@echo "== Installing what engines on many machines need"
 	@$(PIP) --quiet -r requirements-distributed.txt \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
+
+# The second kind of shared store, for its tests. CI asks for it; nothing else does.
+mooncake: $(STAMP)
+	@echo "== Installing Mooncake's store"
+	@$(PIP) --quiet -r requirements-mooncake.txt
 
 # nbgrader has its own environment, which sees the packages of .venv.
 CLASS := .venv/class

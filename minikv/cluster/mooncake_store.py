@@ -72,7 +72,8 @@ class MooncakeConnection:
         self._ask("remove", _keys([name]))
 
     def cut(self) -> None:
-        # A client that is still starting may go on: on a slow machine none would ever be ready.
+        # A client that is still starting may go on: on a slow machine none would ever be ready. It
+        # ends by itself if the master does not answer.
         if self._process is not None and self._is_ready:
             self._process.kill()
 

@@ -137,9 +137,9 @@ class ByPrefix(Router):
 
     So a worker with the whole prefix gets the request until its queue is longer than what the
     prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
-    everybody asks for spreads by itself. A prompt counts as held from the moment it is sent. Equal
-    prompts that arrive together still go to different workers, if these have nothing to do: to wait
-    for the first would take as long as to compute it again.
+    many requests ask for spreads by itself. A prompt counts as held from the moment it is sent.
+    Equal prompts that arrive together still go to different workers, if these have nothing to do:
+    to wait for the first would take as long as to compute it again.
 
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
@@ -161,9 +161,9 @@ class ByPrefix(Router):
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
         candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
-        prompt; of equal ones the one with the least `sent`, and then the one with the lowest
-        number. At least one token is computed: the number returned is at most
-        (num_tokens - 1) // block_size.
+        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
+        number. At least one token is computed: the number returned is at most (num_tokens - 1) //
+        block_size.
         """
         most = self.bound * (sum(self.sent) + num_tokens) / len(self.sent)
         hits = {one: n for one, n in self.hits(names).items() if self.sent[one] <= most}

@@ -54,10 +54,10 @@ def blocks_to_fetch(
 ) -> int:
     """How many of the blocks after the device's hit to fetch; the rest is computed.
 
-    `tiers` names the tier of each block, in order. A block can only be used with all before it,
-    so a slow tier in between may cost what a fast one behind it would gain. A link's latency is
-    paid once, by the first of its blocks. The answer has the least total time; of several the
-    smallest.
+    `tiers` names the tier of each block, in order. A block can only be used with all before it, so
+    a slow tier in between may cost what a fast one behind it would gain. A link's latency is paid
+    once, by the first of its blocks. The answer has the least total time; of several such numbers
+    it is the smallest.
 
     Worked example: host, host, disk. The host takes 1 ms and 1 ms per block, the disk 10 ms and 2
     per block, computing 4 ms per block. For 0, 1, 2 and 3 blocks: 12, 10, 7 and 15 ms. So fetch 2.

@@ -98,7 +98,7 @@ def check_session(
 
     Every field of `expected` must be in the header with the same value. The tensors must be those
     that the header names: `shapes` has dtype and shape of each, as `shapes_of` gives them, in JSON
-    with sorted keys; `num_tokens` is the length of `tokens`. At last the checksum must be that of
+    with sorted keys; `num_tokens` is the length of `tokens`. Finally, the checksum must be that of
     `checksum_of`. A field or tensor that is missing makes the session unusable, too.
     """
     for name, value in expected.items():

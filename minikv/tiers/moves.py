@@ -53,7 +53,7 @@ def promote(
 
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied. `device.allocate` may demote another block to make room, and that may
-    evict the host's oldest block that has one holder: this one, if it were not held first. All or
+    evict the host's oldest block that has one holder, perhaps this one: hold it first. All or
     nothing: raises ValueError if the block is not on the host, and OutOfBlocks if the device has no
     room; what `copy` raises is raised again.
     """

@@ -56,8 +56,8 @@ def spell(salt: Hashable) -> str | None:
 def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
-    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
-    an equal parent have an equal name in every process, and nobody can find others that have it.
+    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens after an
+    equal parent have an equal name in every process, and nobody can find others that have it.
     """
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
 
