@@ -73,8 +73,8 @@ class Mail(Protocol):
         ...
 
     def forget(self, peer: str) -> None:
-        """Give up a peer: from now on it cannot change our memory, and what was to be sent to it is
-        dropped. A later `start_load_kv` begins anew with it."""
+        """The peer is given up: from now on nothing of it changes our memory, and what was to be
+        sent to it is dropped. A later `start_load_kv` begins anew with it."""
         ...
 
     def close(self) -> None: ...
@@ -84,7 +84,7 @@ class Sender(Mail, Protocol):
     """The prefill side."""
 
     def register_kv_caches(self, store: KVStore) -> None:
-        """Register the memory that is read."""
+        """Name the memory that is read from."""
         ...
 
     def save_kv_layer(self, save: Save) -> None:
@@ -101,7 +101,7 @@ class Receiver(Mail, Protocol):
     """The decode side."""
 
     def register_kv_caches(self, store: KVStore) -> None:
-        """Register the memory that is written."""
+        """Name the memory that is written to."""
         ...
 
     def start_load_kv(self, peer: str, block_ids: list[int]) -> Any:

@@ -45,12 +45,12 @@ def cluster_key() -> tuple[bytes, bytes]:
 
 
 class ZmqConnector:
-    """A worker's end: `Sender`, `Receiver` and `Mail` in one. Raises as `cluster_key` does."""
+    """A worker's end: `Sender`, `Receiver` and `Mail` in one. Raises as `cluster_key`."""
 
     store: KVStore
 
     def __init__(self, host: str = "127.0.0.1", most_messages: int = 1000):
-        """most_messages: messages that may wait for a peer; more are not sent."""
+        """most_messages: that wait for a peer; a further one is not sent."""
         self.secret, self.public = cluster_key()
         import zmq
         from zmq.auth.thread import ThreadAuthenticator
