@@ -17,15 +17,15 @@ MISTAKES = {
                 ("num_seqs, heads, dim = q.shape\n", "num_seqs, heads, *rest = q.shape\n"
                  "    dim = rest[0]\n"),
             )},
-            cause="this is Python that Numba does not compile: it knows numbers, arrays, tuples, "
-            "loops and the functions of `math` and many of NumPy's",
-            look="the line that is named here; write it in plainer words",
+            cause="Numba does not compile this Python: it knows numbers, arrays, tuples, loops, "
+            "the functions of `math` and many of NumPy's",
+            look="the line that the report names: write it with loops and plain numbers",
         ),
         Mistake(
             "has room for 16 scores",
             edits={"attend_heads": (("scores = np.empty(block_size", "scores = np.empty(16"),)},
-            cause="the array for the scores of a block does not have a place for each slot",
-            look="how many slots does a block have here? `kv.shape` says it",
+            cause="the array for the scores of a block does not have one element per slot",
+            look="how many slots does a block have here? See `kv.shape`",
         ),
         Mistake(
             "starts the maximum at a number",
@@ -37,8 +37,8 @@ MISTAKES = {
         Mistake(
             "has room for 64 channels",
             edits={"attend_heads": (("acc = np.empty(dim", "acc = np.empty(64"),)},
-            cause="`acc` does not have exactly one place for each channel",
-            look="how many channels does a vector have here? `q.shape` says it",
+            cause="`acc` does not have exactly one element per channel",
+            look="how many channels does a vector have here? See `q.shape`",
         ),
         Mistake(
             "reads whole blocks",
@@ -54,7 +54,7 @@ MISTAKES = {
                                      "context // block_size"),)},
             cause="the number of blocks is rounded down, so a last block that is not full is never "
             "read",
-            look="7 tokens in blocks of 4 need 2",
+            look="7 tokens in blocks of 4 need 2 blocks",
         ),
         Mistake(
             "runs one block too far",
@@ -93,7 +93,8 @@ MISTAKES = {
                 ("math.exp(scores[t] - new_top)", "np.exp(scores[t])"),
                 ("math.exp(top - new_top)", "1.0"),
             )},
-            cause="exp is taken of a score as it is; large scores overflow and low ones vanish",
+            cause="`exp` is applied to the score itself: large scores overflow and low ones become "
+            "0",
             look="what is subtracted from a score before `exp`?",
         ),
         Mistake(
@@ -112,9 +113,9 @@ MISTAKES = {
                  "                top, total = np.float32(-np.inf), np.float32(0)\n"
                  "                acc[:] = 0\n"),
             )},
-            cause="`top`, `total` and `acc` still hold the head before: they begin anew for each "
-            "sequence only",
-            look="what must be new for each query head?",
+            cause="`top`, `total` and `acc` still hold the previous head's values: they are reset "
+            "for each sequence only",
+            look="what must be reset for each query head?",
         ),
         Mistake(
             "does not divide",
@@ -126,7 +127,7 @@ MISTAKES = {
             "reads values where keys are",
             edits={"attend_heads": (("kv[block, t, 1, kv_head, d]", "kv[block, t, 0, kv_head, "
                                                                     "d]"),)},
-            cause="the weighted sum is one of keys: index 0 is K, index 1 is V",
+            cause="the weighted sum adds up keys, not values: index 0 is K, index 1 is V",
             look="the third index of kv",
         ),
         Mistake(
@@ -135,7 +136,8 @@ MISTAKES = {
                                     ("                new_top = top\n", "                "
                                                                         "new_top = "
                                                                         "np.float32(-np.inf)\n"))},
-            cause="`top` is never moved to the new maximum, so each block forgets those before it",
+            cause="`top` is never set to the new maximum, so each block discards the blocks before "
+            "it",
             look="the three things that are carried from block to block",
         ),
     ),
@@ -173,7 +175,7 @@ MISTAKES = {
             )},
             cause="each query head walks through all blocks before the next begins, so a group "
             "fetches every block G times",
-            look="which loop stands outside, that over blocks or that over heads?",
+            look="which loop is the outer one, over blocks or over heads?",
         ),
         Mistake(
             "counts the heads of q",
@@ -190,7 +192,7 @@ MISTAKES = {
                 ("                top[g] = new_top\n", "                top[0] = new_top\n"),
             )},
             cause="all query heads of a group share one maximum, though each has its own scores",
-            look="what has each head of a group for itself?",
+            look="what does each head of a group need for itself?",
         ),
         Mistake(
             "adds all heads up",
@@ -209,8 +211,8 @@ MISTAKES = {
                  "            top[:] = -np.inf\n            total[:] = 0\n"
                  "            acc[:] = 0\n"),
             )},
-            cause="`top`, `total` and `acc` still hold the item before",
-            look="what must be new for each item?",
+            cause="`top`, `total` and `acc` still hold the previous item's values",
+            look="what must be reset for each item?",
         ),
         Mistake(
             "counts by KV head first",
@@ -277,17 +279,17 @@ def share(context_lens, kv_heads, num_pieces):
     cuts = [items * i // num_pieces for i in range(num_pieces + 1)]
     return list(zip(cuts, cuts[1:]))
 """},
-            cause="the pieces have equally many items, not equally much work: one of them gets the "
+            cause="the pieces have equal numbers of items, not equal work: one of them gets the "
             "long contexts",
-            look="the work of an item is the context that it reads",
+            look="the work of an item is the number of tokens that it reads",
         ),
         Mistake(
             "counts sequences",
             edits={"share": (
                 ("np.repeat(np.asarray(context_lens), kv_heads)", "np.asarray(context_lens)"),
             )},
-            cause="the items are counted as sequences: each sequence has K of them",
-            look="how many items are 2 sequences with 2 KV heads?",
+            cause="there is one item per sequence here: each sequence has K of them",
+            look="how many items do 2 sequences with 2 KV heads have?",
         ),
         Mistake(
             "drops the rest",
@@ -396,8 +398,9 @@ def share(context_lens, kv_heads, num_pieces):
                  "strict=True)]",
                  "[(*arrays, scores, first, last) for first, last in pieces]"),
             )},
-            cause="two calls still get the same room for their scores",
-            look="for each array that a call gets: who else has it, and who writes it?",
+            cause="two calls still get the same scratch memory for their scores",
+            look="for each array that a call gets: which other call gets it, and which calls write "
+            "to it?",
         ),
         Mistake(
             "gives two pieces room and no more",
@@ -406,8 +409,8 @@ def share(context_lens, kv_heads, num_pieces):
                  "strict=True)]",
                  "[(*arrays, scores[i % 2], *piece) for i, piece in enumerate(pieces)]"),
             )},
-            cause="there is room for two pieces: a third one gets that of the first",
-            look="how many calls are there, and which room does call 2 get?",
+            cause="there is scratch memory for two pieces: a third one gets the first one's",
+            look="how many calls are there, and which scratch memory does call 2 get?",
         ),
         Mistake(
             "leaves NaN out",
@@ -459,8 +462,8 @@ def share(context_lens, kv_heads, num_pieces):
                 ("share(context_lens.tolist(), kv.shape[3], num_pieces)",
                  "[(0, len(q) * kv.shape[3])] * num_pieces"),
             )},
-            cause="every call does all items, so all of them write the same rows of `out`",
-            look="what does each call get: which items?",
+            cause="every call computes all items, so all calls write the same rows of `out`",
+            look="which items does each call get?",
         ),
     ),
     "09.5": (
@@ -474,9 +477,9 @@ def share(context_lens, kv_heads, num_pieces):
                  "    for row in range(rows):\n        for o in range(first, last):\n"
                  "            total"),
             )},
-            cause="the loop over the rows of x stands outside, so the whole weight is read again "
+            cause="the loop over the rows of x is the outermost, so the whole weight is read again "
             "for each row",
-            look="in which order do the loops stand?",
+            look="in which order are the loops nested?",
         ),
         Mistake(
             "forgets the rows left over",
@@ -484,7 +487,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("        for row in range(fours, rows):", "        for row in range(fours, "
                                                            "fours):"),
             )},
-            cause="rows that are no multiple of four are left out",
+            cause="the rows left over after the last four are not computed",
             look="5 rows: four at a time, and then?",
         ),
         Mistake(
@@ -493,7 +496,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("        for row in range(fours, rows):",
                  "        for row in range(fours if fours else rows, rows):"),
             )},
-            cause="fewer than four rows are not computed at all",
+            cause="if there are fewer than four rows, none is computed",
             look="what does the loop do for a single row?",
         ),
         Mistake(
@@ -527,7 +530,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("c + out[row + 2, o] if add else c", "c"),
                 ("d + out[row + 3, o] if add else d", "d"),
             )},
-            cause="`add` is used for some of the four rows only",
+            cause="`add` is used for only some of the four rows",
             look="each of the four sums has its own row of `out`",
         ),
         Mistake(
@@ -543,7 +546,7 @@ def share(context_lens, kv_heads, num_pieces):
                  "out[row, o - first] = total + out[row, o - first] if add else total"),
             )},
             cause="the columns of `out` are counted from `first`, but `out` is the whole matrix",
-            look="output o belongs into column o",
+            look="output o belongs in column o",
         ),
         Mistake(
             "has room for 16 rows",
@@ -571,7 +574,7 @@ def matmul(x, weight, out, add, first, last):
                 ("c += w * x[row + 2, i]", "c += w * x[row, i]"),
                 ("d += w * x[row + 3, i]", "d += w * x[row, i]"),
             )},
-            cause="all four sums are of the same row of x",
+            cause="all four sums use the same row of x",
             look="which row of x does the second sum belong to?",
         ),
     ),
@@ -646,7 +649,8 @@ def matmul(x, weight, out, add, first, last):
                 ("attend_groups(by_head, blocks,",
                  "attend_groups(by_head[:, kv_heads:].copy(), blocks,"),
             )},
-            cause="what is projected holds the queries first, then the keys, then the values",
+            cause="the heads that attention gets do not begin with the first query: a projection "
+            "holds the queries first, then the keys, then the values",
             look="which heads of the projection are the queries?",
         ),
         Mistake(
@@ -663,7 +667,7 @@ def matmul(x, weight, out, add, first, last):
                 ("weights.rope, positions, slots, kv[layer]",
                  "weights.rope, slots % len(weights.rope), slots, kv[layer]"),
             )},
-            cause="RoPE turns by the slot, but a token's angle is that of its position",
+            cause="RoPE rotates by the slot, but a token's angle depends on its position",
             look="positions and slots are two different numbers",
         ),
         Mistake(
@@ -672,7 +676,7 @@ def matmul(x, weight, out, add, first, last):
                 ("        rms_norm(x, weights.norm_2[layer], weights.eps, normed)\n", ""),
             )},
             cause="the MLP gets what was normalised before attention: x has changed since",
-            look="how many norms has a layer?",
+            look="how many norms does a layer have?",
         ),
         Mistake(
             "swaps the norms",
@@ -681,8 +685,8 @@ def matmul(x, weight, out, add, first, last):
                 ("weights.norm_2[layer]", "weights.norm_1[layer]"),
                 ("weights.norm_B[layer]", "weights.norm_2[layer]"),
             )},
-            cause="the two norms of a layer have changed places",
-            look="norm_1 stands before attention, norm_2 before the MLP",
+            cause="the two norms of a layer are swapped",
+            look="norm_1 comes before attention, norm_2 before the MLP",
         ),
         Mistake(
             "attends for the first sequence only",

@@ -45,7 +45,7 @@ from minikv.course.harness.scenarios import (
     sealed,
 )
 
-COMPILES = "Numba compiles it, and it is as right as in Python"
+COMPILES = "Numba compiles it, and the result is right as in Python"
 
 wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
 
@@ -205,7 +205,7 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
         least = sum(-(-case.lens[w // case.kv_heads] // case.block_size) for w in range(*rows))
         block = case.block_size * slot
         fetches = watch.fetches("kv", lambda e: (e // block, e // token % case.kv_heads))
-        sights["blocks that a cache fetches which has room for one:"] = at_most(least, fetches)
+        sights["blocks that a cache with room for one block fetches:"] = at_most(least, fetches)
     log("", sights)
 
 
@@ -256,6 +256,13 @@ def call(run: Callable, file: str) -> None:
     """Run what is compiled on its way, and word what Numba refuses."""
     try:
         run()
+    except ImportError as error:
+        raise Wrong(
+            f"Numba cannot compile this: {error}",
+            "Numba turns `@`, `np.dot` and `np.linalg` into calls of SciPy's libraries, which this "
+            "course does not install",
+            "which product of your code can be a loop, or a sum over a slice?",
+        ) from None
     except Exception as error:
         if not type(error).__module__.startswith("numba"):
             raise
@@ -285,8 +292,8 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
     if differs is not None:
         raise Wrong(
             f"{what}: {differs}",
-            "compiled it is not what it is in Python: an index that wraps around, an integer that "
-            "overflows, memory that nobody has written",
+            "the compiled kernel does not do what it does in Python: an index that wraps around, "
+            "an integer that overflows, or memory that was never written",
             "what does your kernel read that it has not written?",
         )
 
@@ -305,7 +312,7 @@ scenario(
          Case((7,)), Case((1,)), Case((9,), 4, fill=1000.0)),
     line("several query heads and KV heads", "which KV head does query head h read?",
          Case((5,), 4, 4, 2), Case((3,), 2, 3, 3), Case((3,), 4, 4, 1)),
-    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+    line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
          Case((6, 3)), Case((1, 9, 4), 4, 2, 1)),
     line("NaN in slots without a token", "what is read past the context?",
          Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
@@ -334,7 +341,7 @@ scenario(
          Case((7,), 4, 2), Case((5,), 2, 6, 2), Case((9,), 4, 4)),
     line("more heads in q than there are queries", "what says how many query heads there are?",
          Case((5,), 4, 2, more_heads=2), Case((3, 6), 2, 4, 2, more_heads=4)),
-    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+    line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
          Case((6, 3), 4, 4, 2), Case((1, 9, 4), 4, 2)),
     line("some of the items", "which sequence and KV head is item w?",
          *(Case((6, 3, 9), 4, 4, 2, items=items) for items in ((0, 1), (3, 5), (5, 6), (2, 2)))),
@@ -411,8 +418,8 @@ scenario(
 
 
 @check(
-    "09.3", "in threads it gives what one piece gives",
-    "two pieces that have an item in common, or an item in none",
+    "09.3", "two pieces of a real batch hold all of its items",
+    "two pieces have an item in common, or an item is in no piece",
     "what does decode_in_threads do with the pieces?",
 )  # fmt: skip
 def _(mine):
@@ -467,7 +474,7 @@ def in_pieces(mine, case: Case, log: Log) -> None:
 
 
 LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
-ROOM = "for each array that a call gets: who else has it, and who writes it?"
+ROOM = "for each array that a call gets: which other call gets it, and which calls write to it?"
 scenario(
     "09.4", until_wrong("09.4", in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
@@ -514,9 +521,9 @@ def multiplies(mine, case, log: Log) -> None:
     read = watch.reads.get("weight", [])
     log("", {
         "out": tensor(out),
-        "rows of the weight that a cache fetches which has room for one:": at_most(
+        "rows of the weight that a cache with room for one row fetches:": at_most(
             last - first, watch.fetches("weight", lambda element: element // inputs)),
-        "rows of the weight that other pieces of the work need, and are read:": len(
+        "rows of the weight that are read and belong to other pieces:": len(
             {element // inputs for element in read} - set(range(first, last))),
         "inputs that are written to:": sorted(watch.writes),
     })  # fmt: skip
@@ -527,9 +534,9 @@ ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that y
 scenario(
     "09.5", until_wrong("09.5", multiplies),
     line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
-    line("several rows", "in which order do the loops stand?",
+    line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
-    line("rows that are no multiple of four", "which rows are left over?",
+    line("a number of rows that is not a multiple of four", "which rows are left over?",
          (5, 3, 2), (6, 2, 2), (7, 3, 3), (9, 2, 1)),
     line("added to what is there", "what does `add` add to?",
          (1, 3, 2, True, (0, 2)), (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),

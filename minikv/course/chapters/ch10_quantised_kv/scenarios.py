@@ -78,7 +78,7 @@ scenario(
           [one(127.0, 1.0, -50.0), one(-254.0, 100.2, 2.2), one(2.0, -6.0, 3.0),
            one(0.3, -0.2, 0.7, 0.1)],
           "how far apart are two marks, and which mark is nearest?"),
-    Group("the scale is stored in bfloat16, rounded up, and the codes belong to it",
+    Group("the scale is stored in bfloat16, rounded up, and the codes are computed with it",
           [one(1.0, 0.5012, -0.25), one(0.99, -0.98), one(3.3, 3.29, -3.3, 1.1), many(1, 16)],
           "`round_up`, and which scale the codes are computed with"),
     Group("zeros",
@@ -114,7 +114,7 @@ scenario(
 
 @check(
     "10.1", "the bound holds: |x - x^| is at most scale / 2",
-    cause="some number is further from its mark than half the distance of two marks",
+    cause="some number is further from its mark than half the distance between two marks",
     look="the lines above: which of them fails?",
 )  # fmt: skip
 def _(mine):
@@ -232,7 +232,7 @@ scenario(
 
 scenario(
     "10.3", unpacked,
-    Group("one byte comes apart", [codes_of(5), codes_of(33), codes_of(255), codes_of(144)],
+    Group("one byte is unpacked", [codes_of(5), codes_of(33), codes_of(255), codes_of(144)],
           "the lower four bits, and the upper four"),
     Group("the halves in order", [codes_of(49, 66), codes_of(9, 0, 224)],
           "first all lower halves, then all upper ones"),
@@ -292,7 +292,7 @@ scenario(
           contexts((2, [0, 1], 4), (4, [3, 0, 2], 10), (3, [1, 4, 0, 2], 11), (1, [2, 0, 1], 3),
                    (4, [3, 1], 8)),
           "running maximum, sum and output; and the slots that hold no token"),
-    Group("blocks behind the context", contexts((4, [0, 1, 2], 3), (2, [3, 1, 0], 2)),
+    Group("blocks after the context", contexts((4, [0, 1, 2], 3), (2, [3, 1, 0], 2)),
           "how many blocks hold tokens?"),
     Group("groups of query heads",
           [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
@@ -419,7 +419,8 @@ numbers(
             "float32 over int8, at 4,096 tokens", "weights, extra time, K and V: all of a step",
         ),
         "times at most": (
-            "float32 over int8, at endless contexts", "what is left of a step if K and V are all?",
+            "float32 over int8, as the context grows without end",
+            "what is left of a step if K and V are all?",
         ),
         "slowest reading": (
             "the slowest reading of int8", "both take equally long per token: bytes over speed",
@@ -471,5 +472,5 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return (
         f"K of tinypy in {len(chosen)} squares of 32 tokens and 32 channels: by channel is closer "
         f"in {chosen.count(-2)}, by token in {chosen.count(-1)}; its codes take {small.nbytes:,} "
-        f"bytes, {k.nbytes // small.nbytes} times fewer than its floats."
+        f"bytes; its floats take {k.nbytes // small.nbytes} times as many."
     )

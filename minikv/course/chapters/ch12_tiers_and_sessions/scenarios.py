@@ -37,7 +37,7 @@ numbers(
     {
         "device alone": (
             "found on the device alone, in per cent",
-            "when the turn of A comes again, which conversations are on the device?",
+            "when A's turn comes again, which conversations are on the device?",
         ),
         "write-back, 80": (
             "found with write-back, in per cent",
@@ -233,9 +233,9 @@ scenario(
     ways_down,
     Group("one block goes down", [(0, 2, 0, False, None), (0, 3, 1, False, None)], look=LEFT),
     Group(
-        "a block that others use stays",
+        "a block with other holders stays",
         [(1, 2, 0, False, None), (2, 2, 0, True, None), (1, 1, 1, False, None)],
-        look="what does the pool count for this block, and who is the one holder?",
+        look="how many holders does the pool count for this block, and how many may there be?",
     ),
     Group(
         "a copy that is on the host already is used",
@@ -250,7 +250,7 @@ scenario(
     Group(
         "the copy fails: nothing happens",
         [(0, 2, 0, False, OSError), (0, 1, 0, False, OSError), (0, 2, 0, False, Interrupted)],
-        look="which block has been taken for a copy that is not there?",
+        look="which block was taken for the copy that failed?",
     ),
 )
 scenario(
@@ -298,7 +298,7 @@ scenario(
             (2, "", False, 2, "A", True, OSError),
             (2, "", False, 2, "A", False, Interrupted),
         ],
-        look="which blocks were taken or held for a copy that is not there?",
+        look="which blocks were taken or held for the copy that failed?",
     ),
     Group(
         "making room on the device takes room on the host",
@@ -329,10 +329,12 @@ scenario(
             (2, 1, "A+ B+ Ad Bd"),
             (2, 2, "A+ B+ Ad Bd Au Bu"),
         ],
-        look="what is left of the first way when the second begins?",
+        look="what does the first move leave behind when the second begins?",
     ),
     Group(
-        "40 random ways", [random_ways(seed) for seed in range(40)], look="the lines above: which?"
+        "40 random sequences of moves",
+        [random_ways(seed) for seed in range(40)],
+        look="the lines above: which?",
     ),
 )
 
@@ -410,7 +412,7 @@ scenario(
             (3, "+ABC +X ?ABC"),
             (3, "+ABC ?ABC +XY ?ABC"),
         ],
-        look="find: a block behind a gap is of no use",
+        look="find: a block after a gap is of no use",
     ),
     Group(
         "no block is lost",
@@ -526,7 +528,8 @@ scenario(
             ("dhd", (1, 1), (3.5, 2), 4),
             ("d" + "h" * 20, (1, 1), (51, 2), 4),
         ],
-        look="a block can be used only with all before it, and each tier's latency is paid once",
+        look="a block can be used only with all blocks before it, and each tier's latency is paid "
+        "once",
     ),
     Group(
         "a third tier",
@@ -593,7 +596,8 @@ scenario(
         [(False, (), None), (True, (), None)],
         look=NAMES_LAST,
     ),
-    Group("what else lies there stays", [(True, ("other",), None)], look="which files are named?"),
+    Group("other files stay", [(True, ("other",), None)], look="which files does `save` "
+    "change?"),
     Group(
         "a disk that is full",
         [(True, (), ("write", OSError)), (False, (), ("write", OSError)),
@@ -642,7 +646,7 @@ NEXT = torch.tensor([1.5]).view(torch.int32).add(1).view(torch.float32)  # the l
 OTHERS = {
     "the same tensors": BASE,
     "the same, listed in another order": dict(reversed(BASE.items())),
-    "the same, lying otherwise in memory": BASE | {"a": BASE["a"].T.contiguous().T},
+    "the same, laid out differently in memory": BASE | {"a": BASE["a"].T.contiguous().T},
     "a copy of them": {name: one.clone() for name, one in BASE.items()},
     "another number": BASE | {"b": torch.tensor([0.5, 0.25])},
     "a number whose last bit differs": BASE
@@ -653,12 +657,12 @@ OTHERS = {
     "two names swapped": BASE | {"b": BASE["c"], "c": BASE["b"]},
     "another name": {"bb" if name == "b" else name: one for name, one in BASE.items()},
     "two numbers swapped": BASE | {"b": BASE["b"].flip(0)},
-    "one tensor less": {name: BASE[name] for name in "ab"},
+    "one tensor fewer": {name: BASE[name] for name in "ab"},
     "one tensor more": BASE | {"d": torch.zeros(0)},
     "numbers that move from one tensor to the next": {
         "a": BASE["a"], "b": torch.tensor([0.5]), "c": torch.tensor([-0.25])
     },
-    "the last tensor another": BASE | {"c": torch.tensor([7, 8, 10])},
+    "another last tensor": BASE | {"c": torch.tensor([7, 8, 10])},
     "bytes that move over a name": {"a": BASE["a"].flatten()[:5], "b": BASE["b"], "c": BASE["c"]},
 }  # fmt: skip
 
@@ -785,7 +789,7 @@ scenario(
     Group(
         "the same tensors",
         list(OTHERS)[:4],
-        look="does the order of names or of memory come in?",
+        look="does the order of names, or of numbers in memory, affect the digest?",
     ),
     Group(
         "any other tensors",
@@ -814,7 +818,7 @@ scenario(
         look="what is the value of a field that is not there?",
     ),
     Group(
-        "tensors that are not those announced",
+        "tensors that are not those in the header",
         ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
          "tokens=fewer", "num_tokens=4", "no tokens=3", "no tokens=0", "no tokens=None"],
         look="shapes, then the number of tokens",

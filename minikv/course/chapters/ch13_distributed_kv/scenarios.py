@@ -145,7 +145,7 @@ scenario(
             ("another model", FACTS, FACTS | {"model": "77aa"}),
             ("another block size", FACTS, FACTS | {"block size": "16"}),
             ("another layout", FACTS, FACTS | {"layout": "2"}),
-            ("one fact less", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
+            ("one fact fewer", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
             ("one fact more", FACTS, FACTS | {"salted": ""}),
             ("two values swapped", LONGER, {"model": "float16", "dtype": "9f0c"}),
         ],
@@ -167,7 +167,7 @@ scenario(
                 for two in (one, "=", ":")
             ),
         ],
-        look="where does a name end, and where a value?",
+        look="where does a name end, and where does a value end?",
     ),
 )
 scenario(
@@ -180,7 +180,7 @@ scenario(
             ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
             ([[1, 2]], [(1, 2)]),
         ],
-        look="what else than parent and tokens comes in?",
+        look="what does the name depend on besides parent and tokens?",
     ),
     Group(
         "other tokens, or another beginning",
@@ -219,7 +219,7 @@ scenario(
             ([[2**24 + 5]], [[5]]),
             ([[2**31 - 1]], [[2**31 - 2]]),
         ],
-        look="how many bytes has a token?",
+        look="how many bytes does a token get?",
     ),
 )
 scenario(
@@ -251,7 +251,7 @@ scenario(
             ("spell", "a"),
             ("spell", ("a", 1)),
         ],
-        look="`hash` of a string is another number in each process",
+        look="`hash` of a string is a different number in each process",
     ),
 )
 
@@ -315,16 +315,16 @@ scenario(
         look="which blocks are asked for, and which calls are of no use?",
     ),
     Group(
-        "a gap in what it says",
+        "a gap in what it claims",
         [
             ("abc", "ac", "abc", FAST, None),
             ("abc", "bc", "abc", FAST, None),
             ("abcdef", "abdef", "abcdef", FAST, None),
         ],
-        look="what is a block behind a gap worth?",
+        look="of what use is a block after a gap?",
     ),
     Group(
-        "less comes than it said",
+        "less comes than it claimed",
         [
             ("abc", "abc", "ab.", FAST, None),
             ("abc", "abc", "a.c", FAST, None),
@@ -334,17 +334,17 @@ scenario(
         look="the first block that did not come ends the prefix",
     ),
     Group(
-        "something else comes",
+        "other entries come",
         [
             ("abc", "abc", "abx", FAST, None),
             ("abc", "abc", "axc", FAST, None),
             ("abc", "abc", "xbc", FAST, None),
             ("abcde", "abcde", "abx.e", FAST, None),
         ],
-        look="what does `unpack` say, and what is the rest of the prefix worth then?",
+        look="what does `unpack` say, and of what use is the rest of the prefix then?",
     ),
     Group(
-        "fetched only if it is sooner",
+        "fetched only if that is sooner",
         [
             ("a", "a", "a", (10, 1, 3), None),
             ("abcde", "abcde", "abcde", (10, 1, 3), None),
@@ -498,7 +498,7 @@ scenario(
             ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
             ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
         ],
-        look="of equal ones the least `sent`, and then the lowest number",
+        look="of workers with equal differences, the least `sent`, and then the lowest number",
     ),
     Group(
         "a prompt that is held whole",
@@ -545,7 +545,7 @@ scenario(
         look="the least loaded worker is a candidate, too",
     ),
     Group(
-        "a prefix draws",
+        "a prefix attracts requests",
         [
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("+", "ABC", 13)]),
             (2, 4, 100, [("+", "AB", 8), ("-", 0), ("+", "AB", 8)]),
@@ -583,9 +583,9 @@ scenario(
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["AB"]), ("+", "ABC", 13)]),
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["A"]), ("+", "ABC", 13)]),
         ],
-        look="`hits`, once more",
+        look="`hits`, after an eviction",
     ),
-    Group("60 random days", [random_route(seed) for seed in range(60)], look="the lines above"),
+    Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
 )  # fmt: skip
 
 
@@ -705,7 +705,7 @@ scenario(
             (4, "+A2p wA wA sA ?A xA -A"),
             (4, "+A2p wA xA xA wA sA sA xA"),
         ],
-        look="who will say that it is over?",
+        look="which call will say that it is over?",
     ),
     Group(
         "the sender gives up",
@@ -728,9 +728,11 @@ scenario(
             (4, "+A1p +B1p +C1p wA xA wB sB !p ?B ?C"),
             (4, "+A2p wA !p xA sA !p"),
         ],
-        look="which transfers will never hear `stopped`?",
+        look="for which transfers will `stopped` never be called?",
     ),
-    Group("60 random days", [random_hand_over(seed) for seed in range(60)], look="the lines above"),
+    Group(
+        "60 random traces", [random_hand_over(seed) for seed in range(60)], look="the lines above"
+    ),
 )
 
 
@@ -742,8 +744,8 @@ numbers(
     "what_many_caches_find",
     {
         "one worker, 13": ("found by one worker with 160 blocks, in per cent", LOOP),
-        "round robin, 12": ("found in turn, 12 conversations, in per cent", LOOP),
-        "round robin, 13": ("found in turn, 13 conversations, in per cent", LOOP),
+        "round robin, 12": ("found by round robin, 12 conversations, in per cent", LOOP),
+        "round robin, 13": ("found by round robin, 13 conversations, in per cent", LOOP),
         "by prefix, 13": ("found by prefix, in per cent", LOOP),
         "shared store, 13": (
             "found with a store behind the workers, in per cent",
@@ -868,7 +870,7 @@ scenario(
             (0.5, 4.0, "? - 0.75 ? ?"),
             (0.5, 4.0, "? - 3 ? ? 0.25 ?"),
         ],
-        look="who else goes through while the trial runs?",
+        look="which other calls go through while the trial runs?",
     ),
     Group(
         "the trial works",
@@ -878,7 +880,7 @@ scenario(
             (0.5, 4.0, "? - 0.5 ? + ? - 0.25 ? 0.25 ?"),
             (0.5, 4.0, "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
         ],
-        look="after that it is as new",
+        look="after that it starts from the beginning",
     ),
     Group(
         "the trial fails",
@@ -910,7 +912,7 @@ scenario(
         ],
         look="calls that began while it was closed, and report afterwards",
     ),
-    Group("60 random days", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+    Group("60 random traces", [random_breaker(seed) for seed in range(60)], look="the lines above"),
 )
 scenario(
     "13.6",
@@ -1060,7 +1062,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         receiver.pool.release(block)
     if receiver.pool.num_free != 64:
         raise AssertionError(f"{64 - receiver.pool.num_free} blocks are missing")
-    return f"{len(taken)} blocks handed over beside a cancelled transfer: the oracle's 8 tokens."
+    return f"{len(taken)} blocks handed over during a cancelled transfer: the oracle's 8 tokens."
 
 
 @runs_model("13.6")
@@ -1089,7 +1091,9 @@ def _(mine, lm: minikv.LanguageModel) -> str:
             same_as_oracle(lm, prompt, go_on(lm, prompt, contents))
     if not found[0] or found[5] or not found[19]:
         raise AssertionError(f"blocks found per second: {found}")
-    return f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: oracle's tokens."
+    return (
+        f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: the oracle's tokens."
+    )
 
 
 def loop_of(conversations: int) -> list[list[int]]:
