@@ -475,6 +475,16 @@ MISTAKES = {
                 "does a question change anything?",
             ),
             (
+                "narrows the router's own set",
+                (
+                    "        alive = set(holders) if alive is None else alive & holders\n",
+                    "        alive = holders if alive is None else alive\n"
+                    "        alive &= holders\n",
+                ),
+                "`&=` works in place, on a set that belongs to `holders`: workers are lost from it",
+                "does a question change anything?",
+            ),
+            (
                 "takes the set itself",
                 (
                     "set(holders) if alive is None else alive & holders",

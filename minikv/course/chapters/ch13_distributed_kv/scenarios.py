@@ -32,7 +32,7 @@ FACTS = {"model": "9f0c", "dtype": "float32", "block size": "4", "layout": "1"}
 
 def two_identities(mine, program, log: Log) -> None:
     words, one, two = program
-    log(f"facts, and {words}")
+    log(f"the facts {one}, and {words}: {two}")
     first = log.call("identity_of", mine.identity_of, one, see=False)
     second = log.call("identity_of", mine.identity_of, two, see=False)
     log("", {"32 bytes?": isinstance(first, bytes) and len(first) == 32})
