@@ -67,6 +67,15 @@ MISTAKES = {
         *made(
             "identity_of",
             (
+                "joins with a rare character",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '"\\0".join(one for pair in sorted(facts.items()) for one in pair).encode()',
+                ),
+                "names and values are joined with a character that a value may hold, too",
+                ENDS,
+            ),
+            (
                 "joins without marks",
                 (
                     "json.dumps(facts, sort_keys=True).encode()",
