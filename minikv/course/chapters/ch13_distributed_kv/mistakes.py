@@ -96,6 +96,15 @@ MISTAKES = {
                 ENDS,
             ),
             (
+                "joins with an equals sign",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '";".join(f"{k}={v}" for k, v in sorted(facts.items())).encode()',
+                ),
+                "`=` and the sign between two facts may also occur in a value",
+                ENDS,
+            ),
+            (
                 "joins with line ends",
                 (
                     "json.dumps(facts, sort_keys=True).encode()",
