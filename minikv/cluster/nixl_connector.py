@@ -7,11 +7,11 @@ encrypted, and tell an agent's name and place only to who has the cluster's key;
 
 A write cannot be refused, so the decode side has an agent of its own for each peer, which has the
 store registered. To give a peer up is to end its agent. That is not enough on one machine, where
-UCX writes by `process_vm_writev`: of 310 writes between two processes, begun after the agent had ended,
-30 changed memory although the writer was told of an error. (With UCX_TLS=tcp none of 300 did. Over
-RDMA, UCX promises it, https://github.com/openucx/ucx/issues/9452; not tried here.) So the blocks
-that a silent peer may write to stay out of use until it says that it has finished, or for `grace`
-seconds more.
+UCX writes by `process_vm_writev`: of 310 writes between two processes that began after the agent
+had ended, 30 changed memory, although the writer was told of an error. (With UCX_TLS=tcp none of
+300 did. Over RDMA, UCX promises it, https://github.com/openucx/ucx/issues/9452; not tried here.) So
+the blocks that a silent peer may write to stay out of use until it says that it has finished, or
+for `grace` seconds more.
 
 What is left: a peer that stands still for longer than that, in the middle of a write on the same
 machine, and then goes on, writes into blocks that others have. If a worker may be stopped and go
