@@ -342,6 +342,7 @@ def test_where_a_late_write_is_not_refused_its_blocks_wait(llama):
     def given_up():
         [held] = [one.block_ids for one in decode.landings.landings.values()]
         world.clock.now += LEASE + 1
+        world.front.heard = dict.fromkeys(world.front.heard, world.clock.now)
         submit()
         drain(decode)
         assert decode.landings.num_blocks == len(held) > 0 and not decode.loads
