@@ -1,4 +1,4 @@
-"""A circuit breaker: what fails is left alone for a while, so that it cannot delay its callers."""
+"""A circuit breaker: leaves what has failed alone for a while, so that it cannot delay callers."""
 
 import threading
 import time

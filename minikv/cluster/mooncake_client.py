@@ -1,8 +1,8 @@
-"""The process in which a client of Mooncake lives: see `minikv.cluster.mooncake_store`.
+"""The process in which a client of Mooncake runs: see `minikv.cluster.mooncake_store`.
 
-Its standard input has pairs (name of a call, arguments), its standard output what they return: all
-pickled, for both ends are ours. It imports nothing of ours, so that it starts soon. It ends with
-its standard input, whatever the client is doing.
+Its standard input has pairs (name of a call, arguments), its standard output what the calls return.
+Both are pickled, because both ends are ours. It imports nothing of ours, so that it starts fast. It
+ends with its standard input, whatever the client is doing.
 """
 
 import os

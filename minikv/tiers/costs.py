@@ -1,9 +1,10 @@
-"""Fetch or compute: what is faster, from a measured link and a measured prefill.
+"""Whether fetching or computing is faster, from a measured link and a measured prefill.
 
-    fetching n tokens      latency + n bytes_per_token / bandwidth     once per tier that is used
+    fetching n tokens      latency + n bytes_per_token / bandwidth     the latency once per tier
     computing n tokens     n / rate                                    and one step's start
 
-The start is paid either way: one token at least is computed, or there are no logits.
+The start is paid either way, because at least one token is computed: without it there are no
+logits.
 """
 
 from collections.abc import Mapping
@@ -76,13 +77,13 @@ def blocks_to_fetch(
 
 
 class Line:
-    """A straight line through measured (size, seconds), newer ones counting more: seconds = start +
-    size / rate.
+    """A straight line through measured (size, seconds): seconds = start + size / rate. Newer
+    measurements count more.
 
-    The clock may stand still or go backwards: a time that is not above 0 is not counted.
+    The clock may stand still or go backwards: a time that is not above 0 is ignored.
     """
 
-    FORGET = 0.9  # the weight of what was known, at each new measurement
+    FORGET = 0.9  # the weight of earlier measurements, at each new one
 
     def __init__(self):
         self.count = self.x = self.y = self.xx = self.xy = 0.0

@@ -1,8 +1,8 @@
-"""A block's way down and back: which count goes up before which one goes down.
+"""A block's way down and back: the order of copies, holds and releases.
 
 A block of a prefix is at a `Place`: on the device, on the host, or on both. Two rules keep it safe.
-Nothing is released before its copy is made, so a failure loses no block. And what is about to be
-read is held first: to make room for it may evict it.
+Nothing is released before its copy is made, so a failure loses no block. And a block that is about
+to be read is held first, because making room for it might evict it.
 """
 
 from collections.abc import Callable

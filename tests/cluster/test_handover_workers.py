@@ -141,7 +141,7 @@ def test_a_full_decode_pool_refuses_and_takes_it_later(llama):
     assert len(decode.loads) == 1 and decode.landings.num_blocks == 7
     refused = [one.message for one in network.on_the_way if one.message.kind == "refused"]
     assert [one.body["for_good"] for one in refused] == [False]
-    assert "8 blocks are needed" in refused[0].body["reason"]
+    assert "it needs 8 blocks" in refused[0].body["reason"]
     for _ in range(200):
         network.deliver_all()
         world.step()

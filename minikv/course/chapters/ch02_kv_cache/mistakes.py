@@ -128,6 +128,12 @@ MISTAKES = {
            "fed = new_ids[-1:]\n        if fed[0] in lm.config.eos_ids:\n            break"),),
          "the loop stops at the end token, but it must return exactly `max_tokens` tokens",
          "what does the docstring say about the end token?"),
+        ("stops at a repetition",
+         (("fed = new_ids[-1:]",
+           "fed = new_ids[-1:]\n        if len(new_ids) > 2 and len(set(new_ids[-3:])) == 1:\n"
+           "            break"),),
+         "the loop stops when a token repeats, but it must return exactly `max_tokens` tokens",
+         "what does the docstring say about how many tokens are returned?"),
         ("counts from the prompt's own start",
          (("new_ids, fed = [], list(prompt_ids)", "new_ids, fed, n = [], list(prompt_ids), 0"),
           (POSITIONS, "n + torch.arange(len(fed), device=lm.device)"),
@@ -314,6 +320,12 @@ def attend(self, layer, q, k, v):
          "the request starts one position too late", FIRST),
         ("one position too early", (("self.num_prefix + torch", "self.num_prefix - 1 + torch"),),
          "the request starts one position too early", FIRST),
+        ("reads 16 tokens of a request",
+         (("    positions = self.num_prefix", "    token_ids = token_ids[:16]\n"
+           "    positions = self.num_prefix"), ("torch.arange(len(request_ids)",
+                                                "torch.arange(len(token_ids)")),
+         "only the first tokens of a long request are read",
+         "how many rows must the logits of a request have?"),
         ("computes the prefix again",
          {"SharedPrefix.__init__": '''
 def __init__(self, lm, prefix_ids, capacity):

@@ -28,6 +28,13 @@ MISTAKES = {
             look="how many slots does a block have here? See `kv.shape`",
         ),
         Mistake(
+            "starts the maximum at a number",
+            edits={"attend_heads": (("np.float32(-np.inf)", "np.float32(-100)"),)},
+            cause="`top` starts at a number that all scores of a context may be below: then every "
+            "weight is 0, and so is `total`",
+            look="what is below every score?",
+        ),
+        Mistake(
             "has room for 64 channels",
             edits={"attend_heads": (("acc = np.empty(dim", "acc = np.empty(64"),)},
             cause="`acc` does not have exactly one element per channel",
@@ -135,6 +142,23 @@ MISTAKES = {
         ),
     ),
     "09.2": (
+        Mistake(
+            "starts the maximum at 0",
+            edits={"attend_groups": (("top[:] = -np.inf", "top[:] = 0"),)},
+            cause="`top` starts at 0, and all scores of a context may be below it: then every "
+            "weight is 0, and so is `total`",
+            look="what is below every score?",
+        ),
+        Mistake(
+            "has room for 4 heads",
+            edits={"attend_groups": (
+                ("np.empty(group, np.float32), np.empty(group, np.float32)",
+                 "np.empty(4, np.float32), np.empty(4, np.float32)"),
+                ("np.empty((group, dim)", "np.empty((4, dim)"),
+            )},
+            cause="`top`, `total` and `acc` do not have a place for each query head of a group",
+            look="how many query heads has a group here? The shapes of `out` and `kv` say it",
+        ),
         Mistake(
             "reads a block for each head",
             edits={"attend_groups": (
@@ -304,6 +328,23 @@ def share(context_lens, kv_heads, num_pieces):
             look="what is left when the last piece is not full? How many pieces for one item?",
         ),
         Mistake(
+            "puts empty pieces at 0",
+            sources={"share": """
+def share(context_lens, kv_heads, num_pieces):
+    work = [n for n in context_lens for _ in range(kv_heads)]
+    pieces, first, held = [], 0, 0
+    for item, tokens in enumerate(work):
+        held += tokens
+        if held * num_pieces >= sum(work) * (len(pieces) + 1) and len(pieces) < num_pieces - 1:
+            pieces.append((first, item + 1))
+            first = item + 1
+    pieces.append((first, len(work)))
+    return pieces + [(0, 0)] * (num_pieces - len(pieces))
+"""},
+            cause="empty pieces are put at (0, 0), not where the piece before them ends",
+            look="the pieces lie side by side: where does an empty one lie after the last item?",
+        ),
+        Mistake(
             "puts the rest into the first",
             sources={"share": """
 def share(context_lens, kv_heads, num_pieces):
@@ -370,6 +411,50 @@ def share(context_lens, kv_heads, num_pieces):
             )},
             cause="there is scratch memory for two pieces: a third one gets the first one's",
             look="how many calls are there, and which scratch memory does call 2 get?",
+        ),
+        Mistake(
+            "leaves NaN out",
+            edits={"attend_piece": (
+                ("            acc[:] = 0\n            for p in range(context):\n",
+                 "            acc[:] = 0\n"
+                 "            whole = (context + block_size - 1) // block_size * block_size\n"
+                 "            scores[g, context:whole] = 0\n            for p in range(whole):\n"),
+                ("                for d in range(dim):\n                    acc[d] +=",
+                 "                for d in range(dim):\n"
+                 "                    if math.isnan(kv[block, offset, 1, kv_head, d]):\n"
+                 "                        continue\n                    acc[d] +="),
+            )},
+            cause="slots without a token are still read, and NaN alone is left out: 0 times "
+            "infinity is NaN, too",
+            look="which slots does the loop over the values read?",
+        ),
+        Mistake(
+            "erases the slots of others",
+            edits={"attend_piece": (
+                ("            acc[:] = 0\n            for p in range(context):\n",
+                 "            acc[:] = 0\n"
+                 "            whole = (context + block_size - 1) // block_size * block_size\n"
+                 "            scores[g, context:whole] = 0\n"
+                 "            for p in range(context, whole):\n"
+                 "                kv[block_tables[s, p // block_size], p % block_size, 1, kv_head] "
+                 "= 0\n            for p in range(whole):\n"),
+            )},
+            cause="attention writes into the cache: it may read K and V, and write `out` alone",
+            look="which array may a call write to?",
+        ),
+        Mistake(
+            "makes the calls one after another",
+            edits={"decode_in_pieces": (
+                ("    scores = np.empty((num_pieces, group, room), np.float32)\n",
+                 "    scores = np.empty((group, room), np.float32)\n"),
+                ("    run(\n        attend_piece,\n        [(*arrays, own, first, last) for own, "
+                 "(first, last) in zip(scores, pieces, strict=True)],\n    )\n",
+                 "    for first, last in pieces:\n"
+                 "        run(attend_piece, [(*arrays, scores, first, last)])\n"),
+            )},
+            cause="the pieces wait for each other, because each has a `run` of its own: nothing "
+            "runs side by side any more",
+            look="one `run` gets all calls; what may they share then?",
         ),
         Mistake(
             "makes one piece of all",
@@ -464,6 +549,25 @@ def share(context_lens, kv_heads, num_pieces):
             look="output o belongs in column o",
         ),
         Mistake(
+            "has room for 16 rows",
+            sources={"matmul": """
+@compiled
+def matmul(x, weight, out, add, first, last):
+    rows, inputs = x.shape
+    sums = np.empty(16, np.float32)
+    for o in range(first, last):
+        for row in range(rows):
+            sums[row] = out[row, o] if add else np.float32(0)
+        for i in range(inputs):
+            for row in range(rows):
+                sums[row] += weight[o, i] * x[row, i]
+        for row in range(rows):
+            out[row, o] = sums[row]
+"""},
+            cause="the array of sums does not have a place for each row of x",
+            look="how many rows has x? `x.shape` says it",
+        ),
+        Mistake(
             "multiplies row 0 four times",
             edits={"matmul": (
                 ("b += w * x[row + 1, i]", "b += w * x[row, i]"),
@@ -475,6 +579,28 @@ def share(context_lens, kv_heads, num_pieces):
         ),
     ),
     "09.6": (
+        Mistake(
+            "knows eps by heart",
+            edits={"decode_step": (
+                ("rms_norm(x, weights.norm_1[layer], weights.eps, normed)",
+                 "rms_norm(x, weights.norm_1[layer], np.float32(1e-5), normed)"),
+                ("rms_norm(x, weights.norm_2[layer], weights.eps, normed)",
+                 "rms_norm(x, weights.norm_2[layer], np.float32(1e-5), normed)"),
+                ("rms_norm(x, weights.norm, weights.eps, normed)",
+                 "rms_norm(x, weights.norm, np.float32(1e-5), normed)"),
+            )},
+            cause="eps is a number of the program, not that of the model",
+            look="the fields of `Weights`",
+        ),
+        Mistake(
+            "has room for 64 sequences",
+            edits={"decode_step": (
+                ("    x = np.empty((num_seqs, hidden), np.float32)\n",
+                 "    x = np.empty((64, hidden), np.float32)[:num_seqs]\n"),
+            )},
+            cause="an array has a fixed number of rows, and there may be more sequences",
+            look="the rows of each array that you make: `num_seqs`",
+        ),
         Mistake(
             "forgets the last norm",
             edits={"decode_step": (

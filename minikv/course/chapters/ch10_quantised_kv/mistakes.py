@@ -38,6 +38,14 @@ def crossed(key: str, number: float, name: str, cause: str, look: str, **others)
     return Mistake(name, cause, look, sources={"before_the_crossover": text})
 
 
+AT_ONCE = (
+    "floats of many blocks are held at once, codes or scores, so a step writes and reads more "
+    "bytes than int8 saves"
+)
+BLOCK_BY_BLOCK = (
+    "a loop over `block_ids` that converts one block at a time, and keeps a maximum and two sums"
+)
+
 MISTAKES = {
     "10.1": (
         *made(
@@ -156,6 +164,10 @@ MISTAKES = {
             ("measures the result", ("(int4_along(x, dim) - x).square()",
              "int4_along(x, dim).square()"),
              "what is read back is measured, not its difference from x", ERRORS),
+            ("looks at the first 16 tokens",
+             ("    errors =", "    x = x[..., :16, :]\n    errors ="),
+             "only the first tokens decide, but a later one may be the largest",
+             "the mean of the squared errors, over all of x"),
             ("always by channel", "def better_axis(x):\n    return -2\n",
              "by channel is always chosen, whatever x holds", ERRORS),
             ("counts from the front", ("return -2 if", "return 0 if", "else -1", "else 1"),
@@ -276,8 +288,23 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("hd,lhd->hl", q.float(), k) * q.shape[1] ** -0.5
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
-""", "codes of many blocks are turned into floats at once, so a step writes and reads more "
-         "bytes than int8 saves", "a loop over `block_ids` that converts one block at a time"),
+""", AT_ONCE, BLOCK_BY_BLOCK),
+        ("keeps all scores", """
+def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
+    heads, dim = q.shape
+    _, kv_heads, size, _ = k_codes.shape
+    q = q.float().view(kv_heads, -1, dim) * dim**-0.5
+    scores, out = [], torch.zeros_like(q)
+    filled = [min(size, context_len - i) for i in range(0, context_len, size)]
+    for block, end in zip(block_ids, filled):
+        found = q @ k_codes[block, :, :end].float().mT
+        scores.append(found * k_scale[block, :, None, :end].float())
+    weights = torch.cat(scores, -1).softmax(-1).split(filled, -1)
+    for block, end, some in zip(block_ids, filled, weights):
+        some = some * v_scale[block, :, None, :end].float()
+        out += some @ v_codes[block, :, :end].float()
+    return out.view(heads, dim)
+""", AT_ONCE, BLOCK_BY_BLOCK),
     ),
     "10.5": made(
         "Int8Blocks.copy",

@@ -191,6 +191,15 @@ def find_slot(self, num_tokens):
     ),
     "11.2": (
         Mistake(
+            "angles in float32",
+            edits={"turn": (
+                ("deltas.double()[:, None] * frequencies.double().to(deltas.device)",
+                 "deltas.float()[:, None] * frequencies.to(deltas.device)"),
+            )},
+            cause="the angles are float32, and a large one has no digits left behind the point",
+            look="delta times frequency: in which dtype?",
+        ),
+        Mistake(
             "turns the other way",
             edits={"turn": (("torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),)},
             cause="the keys are turned the wrong way: later means earlier",
@@ -677,6 +686,16 @@ def drop(self, seq, p0, p1):
             look="the first dimension of a buffer: K and V",
         ),
         Mistake(
+            "holds the chunk",
+            edits={"RollingCache.write": (
+                ("    self.num_tokens += len(positions)\n    self._chunk = []\n",
+                 "    self.num_tokens += len(positions)\n"),
+            )},
+            cause="`_chunk` still holds K and V of the step, so their memory is not free until the "
+            "next one",
+            look="what is a chunk needed for once it lies in the buffers?",
+        ),
+        Mistake(
             "counts nothing",
             edits={"RollingCache.write": (("    self.num_tokens += len(positions)\n", ""),)},
             cause="num_tokens stays as it is: the next chunk gets the same positions",
@@ -967,6 +986,20 @@ def seq_div(self, seq, p0, p1, d):
             )},
             cause="a key is turned back by the number of its cell, not by its position",
             look="B's first token stands at position 0, in another cell",
+        ),
+        Mistake(
+            "turns them once and for all",
+            edits={"UnturnedRing.keys": (
+                ("    return shift.turn(self.k[layer, :num_read].float(), positions, "
+                 "self.frequencies)\n",
+                 "    known = vars(self).setdefault('known', {})\n"
+                 "    if (layer, num_read) not in known:\n"
+                 "        known[layer, num_read] = shift.turn(\n"
+                 "            self.k[layer, :num_read].float(), positions, self.frequencies)\n"
+                 "    return known[layer, num_read]\n"),
+            )},
+            cause="keys that were turned once are given again, though their cells have moved since",
+            look="what may change between two reads?",
         ),
         Mistake(
             "reads what is kept",

@@ -256,6 +256,11 @@ scenario(
         ],
         look="compute in float32, and go back to the dtype of k in the last line",
     ),
+    Group(
+        "far away",
+        [((1, 1, 2), [100_000], F32), ((2, 1, 8), [-77_777, 1_000_000], F32)],
+        look="how many digits does an angle of 100,000 have in float32?",
+    ),
 )
 scenario(
     "11.2",
@@ -463,6 +468,7 @@ def rolls(mine, program, log: Log) -> None:
             found = log.call("", cache.held, size, see=False)
             log(text, {f"positions in a buffer of {size}:": plain(found)})
         log("", {"num_tokens": cache.num_tokens})
+        log("", {"layers of the chunk that `_chunk` still holds:": len(cache._chunk)})
 
 
 def attended(mine, program, log: Log) -> None:
@@ -770,7 +776,9 @@ scenario(
     Group(
         "nothing is turned before a step, and reading changes nothing",
         [(F32, "A+4 step read"), (F32, "A+4 A~0,,3 step kept read"),
-         (F32, "A+4 A~0,,3 read read kept"), (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
+         (F32, "A+4 A~0,,3 read read kept"),
+         (F32, "A+4 read A~0,,3 read A~1,,2 read"),
+         (F32, "A+4 A~0,,3 step A~0,,-3 step kept read")],
         look="what is left for `apply_shifts` to do?",
     ),
     Group(

@@ -708,6 +708,12 @@ MISTAKES = {
         *made(
             "blocks_to_fetch",
             (
+                "looks at 16 blocks",
+                ("enumerate(tiers, 1)", "enumerate(tiers[:16], 1)"),
+                "only the first blocks are looked at: the rest of a long hit is never fetched",
+                "how many blocks may a hit have?",
+            ),
+            (
                 "stops at the first loss",
                 (
                     "        if saved > best_saved:\n            best, best_saved = count, saved\n",
@@ -820,6 +826,15 @@ MISTAKES = {
     ),
     "12.5": made(
         "save",
+        (
+            "nothing to write",
+            (
+                "    temporary = name + TEMPORARY\n",
+                "    if not data:\n        return\n    temporary = name + TEMPORARY\n",
+            ),
+            "data of 0 bytes is not written, so the old file stays",
+            "what must the file hold after `save` of 0 bytes?",
+        ),
         (
             "in place",
             (SAVES, "        folder.write(name, data)\n        folder.sync(name)\n"),
@@ -998,6 +1013,25 @@ MISTAKES = {
                 "`bytes_of` makes a tensor contiguous",
             ),
             (
+                "nothing between the parts",
+                (
+                    "json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()",
+                    'f"{name}{tensor.dtype}{list(tensor.shape)}".encode()',
+                ),
+                "name, dtype and shape are joined without separators, so a name may go on where "
+                "another one's numbers begin, and two sets of tensors have one digest",
+                "where does a name end that holds brackets and commas? JSON puts it into quotes",
+            ),
+            (
+                "sizes without separators",
+                (
+                    "list(tensor.shape)]",
+                    '"".join(map(str, tensor.shape))]',
+                ),
+                "the sizes of a shape are joined without separators: 1, 10 and 110 look alike",
+                "which shapes have the text 1100?",
+            ),
+            (
                 "the first tensor",
                 (
                     "        digest.update(bytes_of(tensor))\n",
@@ -1058,14 +1092,17 @@ MISTAKES = {
             ),
             (
                 "no count",
-                ('if header.get("num_tokens") != str(num_tokens):', "if False:"),
+                (
+                    'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
+                    "if False:",
+                ),
                 "the number of tokens is not compared",
                 WHOLE,
             ),
             (
                 "the count is a number",
                 (
-                    'if header.get("num_tokens") != str(num_tokens):',
+                    'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
                     'if header.get("num_tokens") != num_tokens:',
                 ),
                 "a string is compared with a number: no session is ever accepted",
@@ -1086,6 +1123,15 @@ MISTAKES = {
                 ),
                 "a file without a checksum is accepted: a damaged one may have lost it",
                 "what if the field is missing?",
+            ),
+            (
+                "no tokens are 0 tokens",
+                (
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
+                ),
+                "a file without tokens is taken for one of 0 tokens",
+                "a tensor that is missing is not the same as an empty one",
             ),
             (
                 "counts what is not there",

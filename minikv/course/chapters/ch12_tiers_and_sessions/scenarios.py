@@ -509,6 +509,8 @@ scenario(
             ("ddd", (1, 1), (10, 2), 4),
             ("d" * 8, (1, 1), (10, 2), 4),
             ("hhh", (1, 5), (10, 2), 4),
+            ("h" * 300, (1, 1), (10, 2), 4),
+            ("d" * 40, (1, 1), (59, 2), 4),
         ],
         look="latency once, and what every block gains: the first block alone may not pay",
     ),
@@ -521,6 +523,7 @@ scenario(
             ("hdhhh", (1, 1), (3, 6), 4),
             ("dh", (1, 1), (3, 2), 4),
             ("dhd", (1, 1), (3.5, 2), 4),
+            ("d" + "h" * 20, (1, 1), (51, 2), 4),
         ],
         look="a block can be used only with all blocks before it, and each tier's latency is paid "
         "once",
@@ -553,17 +556,20 @@ def words(contents) -> list[str]:
 
 
 def on_a_disk(mine, program, log: Log) -> None:
-    """(is there an old file?, what else lies there, what fails)."""
-    has_old, others, fails = program
+    """(is there an old file?, what else lies there, what fails, and the data, if not NEW)."""
+    has_old, others, fails, *more = program
+    data = more[0] if more else NEW
+    new = CALLED[data]
     files = ({"chat": OLD} if has_old else {}) | dict.fromkeys(others, OLD)
     folder = CrashingFolder(files, fails)
     old = "the old file" if has_old else "no file"
     besides = ", and another session" if others else ""
     log(f"{old}{besides}{f'; {fails[0]} fails' if fails else ''}")
-    called(log, "save", mine.save, folder, "chat", NEW)
+    text = "save" if data else "save data of 0 bytes"
+    called(log, text, mine.save, folder, "chat", data)
     steps = folder.steps
     left = set().union(*(names.get("chat", {None}) for _, names in steps[:-1]), set())
-    wrong = sorted(set(words(left)) - {old, "the new file"})
+    wrong = sorted(set(words(left)) - {old, new})
     log("a crash on the way", {"may leave, besides the old and the new file:": wrong})
     if fails is None or fails[0] != "sync_folder":
         log("a crash afterwards", {"leaves:": words(folder.left_by_a_crash("chat"))})
@@ -595,6 +601,11 @@ scenario(
         [(True, (), ("sync", OSError)), (True, (), ("rename", OSError)),
          (False, (), ("rename", OSError)), (True, (), ("sync_folder", OSError))],
         look="what is left behind, and does the caller learn of it?",
+    ),
+    Group(
+        "an empty file is a file, too",
+        [(False, (), None, b""), (True, (), None, b""), (True, (), ("sync", OSError), b"")],
+        look="which lines of yours look at the data?",
     ),
     Group(
         "interrupted",
@@ -648,11 +659,42 @@ OTHERS = {
 }  # fmt: skip
 
 
+LETTERS = torch.tensor(list(b"wxyz"), dtype=torch.uint8)
+JOINED = {  # two dictionaries whose parts, one after another, are the same text
+    "a name that goes on as a dtype": ({"a": LETTERS}, {"atorch.uint8": LETTERS}),
+    "a name that holds all of another tensor": (
+        {"a": LETTERS, "b": LETTERS},
+        {"atorch.uint8[4]wxyzb": LETTERS},
+    ),
+    "the same, with spaces": (
+        {"a": LETTERS, "b": LETTERS},
+        {"a torch.uint8 [4] wxyz b": LETTERS},
+    ),
+    "the same, with commas": (
+        {"a": LETTERS, "b": LETTERS},
+        {"a,torch.uint8,[4],wxyz,b": LETTERS},
+    ),
+    "the same, with line ends": (
+        {"a": LETTERS, "b": LETTERS},
+        {"a\ntorch.uint8\n[4]\nwxyz\nb": LETTERS},
+    ),
+    "sizes that run together": (
+        {"a": torch.zeros(110, 0)},
+        {"a": torch.zeros(1, 10, 0)},
+    ),
+    "the names all before the numbers": (
+        {"a": LETTERS, "b": LETTERS[:2]},
+        {"a": LETTERS[:2], "b": torch.tensor(list(b"yzwx"), dtype=torch.uint8)},
+    ),
+}
+
+
 def prints(mine, program, log: Log) -> None:
     log(f"two digests: of some tensors, and of {program}")
-    first, second = log.call("", digest_of, mine, BASE, see=False), None
-    second = log.call("", digest_of, mine, OTHERS[program], see=False)
-    log("", {"are the digests equal?": first == second})
+    first, second = JOINED[program] if program in JOINED else (BASE, OTHERS[program])
+    found = [log.call("", digest_of, mine, one, see=False) for one in (first, second)]
+    if log.events[-1].error is None:
+        log("", {"are the digests equal?": found[0] == found[1]})
 
 
 def session() -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -714,6 +756,9 @@ def changed(kind: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     elif what == "without":
         del tensors[value]
         header = sealed(header, tensors, keep=["shapes"])
+    elif what == "no tokens":
+        del tensors["tokens"]
+        header = sealed(header | {"num_tokens": value}, tensors)
     return header, tensors
 
 
@@ -743,6 +788,11 @@ scenario(
         list(OTHERS)[4:],
         look="names, dtypes, shapes and bytes: which of them is not in the digest?",
     ),
+    Group(
+        "parts that run together",
+        list(JOINED),
+        look="in the bytes that the hash gets, where does a name end, and where does a shape?",
+    ),
 )
 scenario(
     "12.6",
@@ -762,7 +812,7 @@ scenario(
     Group(
         "tensors that are not those in the header",
         ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
-         "tokens=fewer", "num_tokens=4"],
+         "tokens=fewer", "num_tokens=4", "no tokens=3", "no tokens=0", "no tokens=None"],
         look="shapes, then the number of tokens",
     ),
     Group(

@@ -131,6 +131,16 @@ MISTAKES = {
         *made(
             "block_name",
             (
+                "three bytes per token",
+                (
+                    f"return {PACKED}",
+                    'return hashlib.sha256(parent + b"".join(one.to_bytes(3, "little") '
+                    "for one in token_ids)).digest()",
+                ),
+                "a token has three bytes, and no room for ids from 2**24 on",
+                "what is the largest token id?",
+            ),
+            (
                 "digits that run together",
                 (f"return {PACKED}",
                  'return hashlib.sha256(parent + "".join(map(str, token_ids)).encode()).digest()'),
@@ -287,6 +297,12 @@ MISTAKES = {
     ),
     "13.2": made(
         "fetch_prefix",
+        (
+            "asks for 16 blocks at most",
+            ("store.get_many(names[:count])", "store.get_many(names[: min(count, 16)])"),
+            "only the first blocks are asked for, though all that the store has would be sooner",
+            "how many blocks may a prefix have?",
+        ),
         (
             "believes in blocks behind a gap",
             (COUNT, "sum(here)"),
@@ -827,6 +843,12 @@ MISTAKES = {
     "13.6": (
         *made(
             "Breaker.allows",
+            (
+                "takes no lock",
+                ("    with self._lock:\n", "    if True:\n"),
+                "two threads can both find that the wait is over, before either has lengthened it",
+                "which lines may not be interrupted by another thread? `self._lock`",
+            ),
             (
                 "never tries again",
                 (REFUSES, "        return False\n"),

@@ -1,6 +1,7 @@
 """Chapter 13 as programs: pairs of prompts, stores that lie, routed requests, hand-overs."""
 
 import random
+import threading
 from enum import IntEnum
 from itertools import pairwise
 from tempfile import TemporaryDirectory
@@ -191,6 +192,11 @@ scenario(
         look="every token in its place, and the parent",
     ),
     Group(
+        "blocks of any length",
+        [([[1], []], [[1]]), ([[]], [[], []]), ([[1] * 600], [[1] * 599 + [2]])],
+        look="how many tokens may a block have?",
+    ),
+    Group(
         "tokens that run together, and large ones",
         [
             ([[1, 23]], [[12, 3]]),
@@ -204,6 +210,8 @@ scenario(
             ([[65_538, 5]], [[2, 5]]),
             ([[1, 65_536]], [[1, 0, 1]]),
             ([[2_000_000]], [[2_000_000 % 65_536]]),
+            ([[2**24 + 5]], [[5]]),
+            ([[2**31 - 1]], [[2**31 - 2]]),
         ],
         look="how many bytes does a token get?",
     ),
@@ -284,6 +292,7 @@ def random_fetch(seed: int):
     return prefix, says, sends, times, draw.choice([None] * 8 + ["contains", "get_many"])
 
 
+MANY = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 FAST = (1, 1, 10)  # ms: latency, per block, to compute one
 scenario(
     "13.2",
@@ -295,6 +304,7 @@ scenario(
             ("abcd", "ab", "abcd", FAST, None),
             ("abc", "", "", FAST, None),
             ("", "", "", FAST, None),
+            (MANY, MANY, MANY, FAST, None),
         ],
         look="which blocks are asked for, and which calls are of no use?",
     ),
@@ -781,6 +791,31 @@ def broken(mine, program, log: Log) -> None:
         log("", {"is open:": breaker.is_open})
 
 
+def both_at_once(mine, program, log: Log) -> None:
+    """A second caller comes while the first one's `allows` looks at the clock."""
+    second: list[bool] = []
+    clock = Clock()
+    others: list[threading.Thread] = []
+
+    def looks() -> float:
+        if due and not others:
+            others.append(threading.Thread(target=lambda: second.append(breaker.allows())))
+            others[0].start()
+            others[0].join(0.05)  # it ends, or it waits for the first one
+        return clock.now
+
+    due = False
+    breaker = mine.Breaker(0.5, 4.0, looks)
+    log(f"a failure, and {program} s later two threads ask at the same time")
+    breaker.failed()
+    clock.now += program
+    due = True
+    found = [bool(breaker.allows())]
+    for other in others:
+        other.join()
+    log("", {"callers that go through:": sum(found + second)})
+
+
 def outage(mine, program, log: Log) -> None:
     """A store that is down, comes back, and is down once more."""
     first, most, down, limit, pause = program
@@ -872,6 +907,15 @@ scenario(
         look="calls that began while it was closed, and report afterwards",
     ),
     Group("60 random traces", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+)
+scenario(
+    "13.6",
+    both_at_once,
+    Group(
+        "two threads at once",
+        [0.25, 0.5],
+        look="what may another thread change between your comparison and your assignment? `_lock`",
+    ),
 )
 scenario(
     "13.6",
