@@ -256,6 +256,13 @@ def call(run: Callable, file: str) -> None:
     """Run what is compiled on its way, and word what Numba refuses."""
     try:
         run()
+    except ImportError as error:
+        raise Wrong(
+            f"Numba cannot compile this: {error}",
+            "Numba turns `@`, `np.dot` and `np.linalg` into calls of SciPy's libraries, which this "
+            "course does not install",
+            "which product of your code can be a loop, or a sum over a slice?",
+        ) from None
     except Exception as error:
         if not type(error).__module__.startswith("numba"):
             raise

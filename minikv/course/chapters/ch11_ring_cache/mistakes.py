@@ -191,6 +191,15 @@ def find_slot(self, num_tokens):
     ),
     "11.2": (
         Mistake(
+            "rounds the cosines",
+            edits={"turn": (
+                ("angles.cos().float(), angles.sin().float()",
+                 "angles.cos().to(k.dtype), angles.sin().to(k.dtype)"),
+            )},
+            cause="cosine and sine are rounded to the dtype of k, and the result once more",
+            look="what is rounded before the last line?",
+        ),
+        Mistake(
             "angles in float32",
             edits={"turn": (
                 ("deltas.double()[:, None] * frequencies.double().to(deltas.device)",

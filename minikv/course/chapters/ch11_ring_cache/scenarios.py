@@ -189,9 +189,11 @@ def turns(mine, program, log: Log) -> None:
         exact = torch.cat(
             [a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], -1
         )
-        most = {torch.float16: 2**-10, torch.bfloat16: 2**-7}[dtype] * 4
-        off = float((result.double() - exact).abs().max())
-        seen["as close as one rounding allows:"] = bool(off <= most)
+        rounding = {torch.float16: 2**-11, torch.bfloat16: 2**-8}[dtype]
+        off = (result.double() - exact).abs()
+        seen["as close as one rounding allows:"] = bool(
+            (off <= rounding * exact.abs() + 1e-5).all()
+        )
     log("turn", seen)
 
 

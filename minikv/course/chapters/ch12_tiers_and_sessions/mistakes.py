@@ -708,6 +708,18 @@ MISTAKES = {
         *made(
             "blocks_to_fetch",
             (
+                "knows two tiers",
+                ("links[tier]", 'links["host" if tier == "host" else "disk"]'),
+                "every tier that is not the host is taken for the disk",
+                "whose names are in `links`?",
+            ),
+            (
+                "blocks of 16",
+                ("block_size / prefill.rate", "16 / prefill.rate"),
+                "a block is taken for 16 tokens: `block_size` is not used",
+                "how many tokens does a block save?",
+            ),
+            (
                 "looks at 16 blocks",
                 ("enumerate(tiers, 1)", "enumerate(tiers[:16], 1)"),
                 "only the first blocks are looked at: the rest of a long hit is never fetched",

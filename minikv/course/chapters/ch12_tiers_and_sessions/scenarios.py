@@ -447,15 +447,18 @@ def even(mine, program, log: Log) -> None:
 def plan(mine, program, log: Log) -> None:
     """Times in ms: of a host's and a disk's latency and block, and of computing a block."""
     tiers, host, disk, compute = program
-    names = {"h": "host", "d": "disk"}
-    block_size, block_bytes = 16, 1000
+    names = {"h": "host", "d": "disk", "r": "remote"}
+    block_size, block_bytes = (16, 8, 32)[len(tiers) % 3], 1000
+    remote = 2 * disk[0], disk[1]
     links = {
         name: Link(latency / 1000, block_bytes / (block / 1000))
-        for name, (latency, block) in (("host", host), ("disk", disk))
+        for name, (latency, block) in (("host", host), ("disk", disk), ("remote", remote))
     }
     log(
         f"{' '.join(names[one] for one in tiers) or 'no block'}; host {host[0]} + {host[1]} ms per "
-        f"block, disk {disk[0]} + {disk[1]}, computing {compute} ms per block"
+        f"block, disk {disk[0]} + {disk[1]}, "
+        f"{f'remote {remote[0]} + {remote[1]}, ' if 'r' in tiers else ''}"
+        f"computing {compute} ms per block of {block_size} tokens"
     )
     prefill = Prefill(0.005, block_size / (compute / 1000))
     where = [names[one] for one in tiers]
@@ -527,6 +530,11 @@ scenario(
         ],
         look="a block can be used only with all blocks before it, and each tier's latency is paid "
         "once",
+    ),
+    Group(
+        "a third tier",
+        [("r" * 6, (1, 1), (5, 2), 4), ("r" * 4, (1, 1), (5, 2), 4), ("hrrrrr", (1, 1), (5, 2), 4)],
+        look="whose names are in `links`?",
     ),
     Group(
         "equally long: the smaller number",
@@ -660,38 +668,38 @@ OTHERS = {
 
 
 LETTERS = torch.tensor(list(b"wxyz"), dtype=torch.uint8)
-JOINED = {  # two dictionaries whose parts, one after another, are the same text
+PAIRS = {
+    "integers that float32 does not tell apart": (
+        {"a": torch.tensor([2**24])},
+        {"a": torch.tensor([2**24 + 1])},
+    ),
+    "long tensors whose last numbers differ": (
+        {"a": torch.zeros(5000)},
+        {"a": torch.cat([torch.zeros(4999), torch.ones(1)])},
+    ),
+}
+# Two dictionaries each, whose parts are the same text if nothing says where each part ends.
+JOINED = {
     "a name that goes on as a dtype": ({"a": LETTERS}, {"atorch.uint8": LETTERS}),
-    "a name that holds all of another tensor": (
-        {"a": LETTERS, "b": LETTERS},
-        {"atorch.uint8[4]wxyzb": LETTERS},
-    ),
-    "the same, with spaces": (
-        {"a": LETTERS, "b": LETTERS},
-        {"a torch.uint8 [4] wxyz b": LETTERS},
-    ),
-    "the same, with commas": (
-        {"a": LETTERS, "b": LETTERS},
-        {"a,torch.uint8,[4],wxyz,b": LETTERS},
-    ),
-    "the same, with line ends": (
-        {"a": LETTERS, "b": LETTERS},
-        {"a\ntorch.uint8\n[4]\nwxyz\nb": LETTERS},
-    ),
-    "sizes that run together": (
-        {"a": torch.zeros(110, 0)},
-        {"a": torch.zeros(1, 10, 0)},
-    ),
-    "the names all before the numbers": (
+    "sizes that run together": ({"a": torch.zeros(110, 0)}, {"a": torch.zeros(1, 10, 0)}),
+    "numbers that move on": (
         {"a": LETTERS, "b": LETTERS[:2]},
         {"a": LETTERS[:2], "b": torch.tensor(list(b"yzwx"), dtype=torch.uint8)},
     ),
 }
+for between, after, shape in itertools.product(
+    ("", *" ,:;|/=-_.\t\n\0"), (False, True), ("[4]", "(4,)", "torch.Size([4])")
+):
+    name = between.join(("a", "torch.uint8", shape, "wxyz")) + between * after + "b"
+    JOINED[f"the tensors of a and b, against one named {name!r}"] = (
+        {"a": LETTERS, "b": LETTERS},
+        {name: LETTERS},
+    )
 
 
 def prints(mine, program, log: Log) -> None:
     log(f"two digests: of some tensors, and of {program}")
-    first, second = JOINED[program] if program in JOINED else (BASE, OTHERS[program])
+    first, second = (PAIRS | JOINED).get(program) or (BASE, OTHERS[program])
     found = [log.call("", digest_of, mine, one, see=False) for one in (first, second)]
     if log.events[-1].error is None:
         log("", {"are the digests equal?": found[0] == found[1]})
@@ -785,7 +793,7 @@ scenario(
     ),
     Group(
         "any other tensors",
-        list(OTHERS)[4:],
+        [*list(OTHERS)[4:], *PAIRS],
         look="names, dtypes, shapes and bytes: which of them is not in the digest?",
     ),
     Group(

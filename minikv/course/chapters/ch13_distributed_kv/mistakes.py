@@ -67,6 +67,15 @@ MISTAKES = {
         *made(
             "identity_of",
             (
+                "joins with a rare character",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '"\\0".join(one for pair in sorted(facts.items()) for one in pair).encode()',
+                ),
+                "names and values are joined with a character that a value may hold, too",
+                ENDS,
+            ),
+            (
                 "joins without marks",
                 (
                     "json.dumps(facts, sort_keys=True).encode()",
@@ -464,6 +473,16 @@ MISTAKES = {
                 "changes who holds what",
                 ("self.holders.get(name, set())", "self.holders.setdefault(name, set())"),
                 "a question about a block enters it into `holders`",
+                "does a question change anything?",
+            ),
+            (
+                "narrows the router's own set",
+                (
+                    "        alive = set(holders) if alive is None else alive & holders\n",
+                    "        alive = holders if alive is None else alive\n"
+                    "        alive &= holders\n",
+                ),
+                "`&=` works in place, on a set that belongs to `holders`: workers are lost from it",
                 "does a question change anything?",
             ),
             (
