@@ -389,7 +389,7 @@ def shares(mine, case, log: Log) -> None:
     log("", {
         "items, from the first piece to the last:": items,
         "pieces:": len(pieces),
-        "pieces that end before they begin, or do not begin where the one before ends:": sum(
+        "pieces that end before they begin, or do not begin where the previous one ends:": sum(
             first > last for first, last in pieces) + sum(end != first for end, first in joins),
         "the piece with the most work, in tokens:": at_most(int(even), longest),
     })  # fmt: skip

@@ -320,8 +320,8 @@ class LargestFloat(TorchDispatchMode):
 
 @check(
     "10.4", "no tensor of floats is larger than a block",
-    cause="floats of many blocks are held at once, codes or scores, so a step writes and reads "
-    "more bytes than int8 saves",
+    cause="floats of many blocks are held at once, whether codes or scores, so a step writes and "
+    "reads more bytes than int8 saves",
     look="a loop over `block_ids` that converts one block at a time, and keeps a maximum and two "
     "sums",
 )  # fmt: skip
