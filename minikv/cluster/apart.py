@@ -120,7 +120,11 @@ class Worker:
             self._last_ping = now
             for peer, its in tickets.items():
                 self.send(peer, "ping", tickets=its)
-        return [peer for peer in tickets if now - self.heard[peer] > self.lease]
+        return [peer for peer in tickets if self.is_silent(peer)]
+
+    def is_silent(self, peer: str, grace: float = 0.0) -> bool:
+        """Whether we wait for this peer, and have not heard of it for a lease and `grace`."""
+        return self.clock() - self.heard.get(peer, self.clock()) > self.lease + grace
 
 
 def names_of(
@@ -410,8 +414,10 @@ class DecodeWorker(Worker):
         landings = self.landings.landings.items()
         for peer in self.silent_peers([(ticket, one.peer) for ticket, one in landings]):
             self.receiver.forget(peer)
-            for ticket in self.landings.lost(peer):
+            for ticket in self.landings.given_up(peer):
                 self._compute_here(ticket)
+            if self.is_silent(peer, self.receiver.grace):
+                self.landings.lost(peer)
         if self.engine.has_unfinished and not self._must_wait():
             for output in self.engine.step():
                 self._tell(self.running[output.request_id], output)
@@ -488,6 +494,7 @@ class DecodeWorker(Worker):
         first = len(hit.block_ids)
         if (
             peer is None
+            or self.is_silent(peer)  # perhaps dead, and what it gets is kept for a while
             or first == len(names)
             or len(names) * size < engine.config.min_prefix_tokens
         ):
@@ -509,12 +516,12 @@ class DecodeWorker(Worker):
         self.loads[ticket] = Load(
             peer, prompt_ids, params, names, hit.node, hit.block_ids, block_ids
         )
-        self.heard[peer] = self.clock()
         self.send(
             peer, "prefill", ticket, prompt_ids=prompt_ids, params=params_to_json(params),
             first=first, identity=self.identity.hex(),
             target=self.receiver.start_load_kv(peer, block_ids),
         )  # fmt: skip
+        self.heard.setdefault(peer, self.clock())  # now: the first load from a peer takes its time
         return ""
 
     def _compute_here(self, ticket: Ticket) -> None:

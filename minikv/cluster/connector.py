@@ -73,8 +73,9 @@ class Mail(Protocol):
         ...
 
     def forget(self, peer: str) -> None:
-        """The peer is given up: from now on nothing of it changes our memory, and what was to be
-        sent to it is dropped. A later `start_load_kv` begins anew with it."""
+        """The peer is given up: what was to be sent to it is dropped, and from now on nothing of it
+        changes our memory, unless `grace` says otherwise. A later `start_load_kv` begins anew with
+        it."""
         ...
 
     def close(self) -> None: ...
@@ -99,6 +100,8 @@ class Sender(Mail, Protocol):
 
 class Receiver(Mail, Protocol):
     """The decode side."""
+
+    grace: float  # seconds for which a peer that we forgot may still write; 0: it cannot
 
     def register_kv_caches(self, store: KVStore) -> None:
         """Name the memory that is written to."""
@@ -210,6 +213,7 @@ class LocalConnector:
     """One end of a LocalNetwork."""
 
     store: KVStore
+    grace = 0.0
 
     def __init__(self, network: LocalNetwork, address: str):
         self.network, self.address = network, address

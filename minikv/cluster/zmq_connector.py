@@ -48,6 +48,7 @@ class ZmqConnector:
     """A worker's end: `Sender`, `Receiver` and `Mail` in one. Raises as `cluster_key`."""
 
     store: KVStore
+    grace = 0.0
 
     def __init__(self, host: str = "127.0.0.1", most_messages: int = 1000):
         """most_messages: that wait for a peer; a further one is not sent."""
