@@ -478,7 +478,7 @@ ROOM = "for each array that a call gets: which other call gets it, and which cal
 scenario(
     "09.4", until_wrong("09.4", in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
-    line("one piece, NaN or infinity in slots without a token", LAST_SLOTS,
+    line("one piece, NaN in slots without a token", LAST_SLOTS,
          Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
          Case((5, 7), 4, 4, 2, fill=np.nan), Case((3,), fill=np.inf)),
     line("two pieces, one after another", ROOM,
