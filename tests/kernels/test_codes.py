@@ -362,7 +362,7 @@ def test_bad_arguments_of_attention(tinypy):
     codes, k, one, own = arguments(tinypy, "int4")
     q, start = torch.zeros(1, 4, 16, device=DEVICE), torch.arange(2, device=DEVICE)
     for changes, message in (
-        (dict(own=None), r"own is None: codes of int4 need the keys of open blocks, too"),
+        (dict(own=None), r"own is None: want the keys of open blocks, which int4 needs, too"),
         (
             dict(own=own._replace(k=k[:, :1])),
             r"own has k \(1, 1, 16\).*want a key for each row of q",

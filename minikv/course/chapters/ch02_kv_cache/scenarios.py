@@ -19,6 +19,7 @@ from minikv.language_model import Cache, LanguageModel
 from minikv.model import Transformer
 
 PROMPT = "def fib(n):\n    if n"
+LINE_ENDS = "\n" * 6  # tinypy goes on with more of them
 MAIN = "if __name__ == '__main__':"  # the fifth token after it is the end token
 PREFIX = '"""Numbers in the order of their size."""\n\n\ndef '
 REQUESTS = ("fib(n):\n    if n", "is_even(n):\n    return n", "area(width, height):\n    return")
@@ -370,8 +371,9 @@ scenario(
           [(TWO_LAYERS, "in place", 0, ((PROMPT, 0, 3, 1),), "tokens"),
            (TINYPY, "in place", 0, (("import os\n\nclass ", 0, 6, 8),), "tokens")],
           "how many tokens of prompt and answer must go through the model?"),
-    Group("it continues after the end token",
-          [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens")],
+    Group("it continues after the end token, and when a token repeats",
+          [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens"),
+           (TINYPY, "concat", 0, ((LINE_ENDS, 0, 6, 8),), "tokens")],
           "how many tokens must be returned?"),
     Group("a prompt that follows cached tokens",
           [(TWO_LAYERS, "concat", 6, ((PROMPT, 6, 4, 4),), "positions tokens"),
@@ -564,7 +566,9 @@ scenario(
           [(TWO_LAYERS, (17,), 10, ((FIB, EVEN, AREA) * 4)[:10], "words")], COUNTED),
     Group("only the request goes through the model, not the prefix",
           [(TINYPY, (17,), 27, (FIB, EVEN, AREA), "passes"),
-           (TWO_LAYERS, (3,), 9, (EVEN,), "passes")], "the tokens that the pass is given"),
+           (TWO_LAYERS, (3,), 9, (EVEN,), "passes"),
+           (TWO_LAYERS, (17,), 70, ((0, REQUESTS[0], 70),), "passes")],
+          "the tokens that the pass is given"),
     Group("a request that does not fit is refused; the next one is right",
           [(TINYPY, (17,), 9, (AREA, EVEN), "words"),
            (TWO_LAYERS, (17,), 9, (EVEN, AREA, EVEN, AREA, FIB), "words")], COUNTED),
