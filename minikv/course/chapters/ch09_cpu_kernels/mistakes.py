@@ -30,8 +30,8 @@ MISTAKES = {
         Mistake(
             "starts the maximum at a number",
             edits={"attend_heads": (("np.float32(-np.inf)", "np.float32(-100)"),)},
-            cause="`top` starts at a number that all scores of a context may be below: then every "
-            "weight is 0, and so is `total`",
+            cause="`top` starts at a number, and all scores of a context may be far below it: then "
+            "every weight is 0, and so is `total`",
             look="what is below every score?",
         ),
         Mistake(
@@ -145,7 +145,7 @@ MISTAKES = {
         Mistake(
             "starts the maximum at 0",
             edits={"attend_groups": (("top[:] = -np.inf", "top[:] = 0"),)},
-            cause="`top` starts at 0, and all scores of a context may be below it: then every "
+            cause="`top` starts at 0, and all scores of a context may be far below it: then every "
             "weight is 0, and so is `total`",
             look="what is below every score?",
         ),
@@ -156,8 +156,9 @@ MISTAKES = {
                  "np.empty(4, np.float32), np.empty(4, np.float32)"),
                 ("np.empty((group, dim)", "np.empty((4, dim)"),
             )},
-            cause="`top`, `total` and `acc` do not have a place for each query head of a group",
-            look="how many query heads has a group here? The shapes of `out` and `kv` say it",
+            cause="`top`, `total` and `acc` do not have one element or row per query head of a "
+            "group",
+            look="how many query heads does a group have here? See the shapes of `out` and `kv`",
         ),
         Mistake(
             "reads a block for each head",
@@ -424,7 +425,7 @@ def share(context_lens, kv_heads, num_pieces):
                  "                    if math.isnan(kv[block, offset, 1, kv_head, d]):\n"
                  "                        continue\n                    acc[d] +="),
             )},
-            cause="slots without a token are still read, and NaN alone is left out: 0 times "
+            cause="slots without a token are still read, and only NaN is left out: 0 times "
             "infinity is NaN, too",
             look="which slots does the loop over the values read?",
         ),
@@ -439,7 +440,8 @@ def share(context_lens, kv_heads, num_pieces):
                  "                kv[block_tables[s, p // block_size], p % block_size, 1, kv_head] "
                  "= 0\n            for p in range(whole):\n"),
             )},
-            cause="attention writes into the cache: it may read K and V, and write `out` alone",
+            cause="attention writes to the cache: it may read K and V, but `out` is all that it "
+            "may write",
             look="which array may a call write to?",
         ),
         Mistake(
@@ -452,8 +454,8 @@ def share(context_lens, kv_heads, num_pieces):
                  "    for first, last in pieces:\n"
                  "        run(attend_piece, [(*arrays, scores, first, last)])\n"),
             )},
-            cause="the pieces wait for each other, because each has a `run` of its own: nothing "
-            "runs side by side any more",
+            cause="the pieces wait for each other, because each is given to a `run` of its own: "
+            "none of them run side by side",
             look="one `run` gets all calls; what may they share then?",
         ),
         Mistake(
@@ -564,8 +566,8 @@ def matmul(x, weight, out, add, first, last):
         for row in range(rows):
             out[row, o] = sums[row]
 """},
-            cause="the array of sums does not have a place for each row of x",
-            look="how many rows has x? `x.shape` says it",
+            cause="the array of sums does not have one element per row of x",
+            look="how many rows does x have? See `x.shape`",
         ),
         Mistake(
             "multiplies row 0 four times",
@@ -589,7 +591,7 @@ def matmul(x, weight, out, add, first, last):
                 ("rms_norm(x, weights.norm, weights.eps, normed)",
                  "rms_norm(x, weights.norm, np.float32(1e-5), normed)"),
             )},
-            cause="eps is a number of the program, not that of the model",
+            cause="eps is written into the program, but each model has its own",
             look="the fields of `Weights`",
         ),
         Mistake(
@@ -598,7 +600,7 @@ def matmul(x, weight, out, add, first, last):
                 ("    x = np.empty((num_seqs, hidden), np.float32)\n",
                  "    x = np.empty((64, hidden), np.float32)[:num_seqs]\n"),
             )},
-            cause="an array has a fixed number of rows, and there may be more sequences",
+            cause="an array has a fixed number of rows, but there may be more sequences",
             look="the rows of each array that you make: `num_seqs`",
         ),
         Mistake(

@@ -39,8 +39,8 @@ def crossed(key: str, number: float, name: str, cause: str, look: str, **others)
 
 
 AT_ONCE = (
-    "floats of many blocks are held at once, codes or scores, so a step writes and reads more "
-    "bytes than int8 saves"
+    "floats of many blocks are held at once, whether codes or scores, so a step writes and reads "
+    "more bytes than int8 saves"
 )
 BLOCK_BY_BLOCK = (
     "a loop over `block_ids` that converts one block at a time, and keeps a maximum and two sums"

@@ -298,7 +298,7 @@ scenario(
           [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
            (4, 2, 64, 16, [1, 2, 0], 40, 0.6)], "query head h belongs to KV head h // (H / K)"),
     Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0),
-           (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW)],
+           (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW), (2, 1, 16, 16, [1, 0], 27, 2.5)],
           "M = max(m, m'), and what shrinks when it grows"),
 )  # fmt: skip
 
@@ -320,8 +320,8 @@ class LargestFloat(TorchDispatchMode):
 
 @check(
     "10.4", "no tensor of floats is larger than a block",
-    cause="floats of many blocks are held at once, codes or scores, so a step writes and reads "
-    "more bytes than int8 saves",
+    cause="floats of many blocks are held at once, whether codes or scores, so a step writes and "
+    "reads more bytes than int8 saves",
     look="a loop over `block_ids` that converts one block at a time, and keeps a maximum and two "
     "sums",
 )  # fmt: skip

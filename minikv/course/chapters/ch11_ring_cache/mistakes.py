@@ -205,7 +205,8 @@ def find_slot(self, num_tokens):
                 ("deltas.double()[:, None] * frequencies.double().to(deltas.device)",
                  "deltas.float()[:, None] * frequencies.to(deltas.device)"),
             )},
-            cause="the angles are float32, and a large one has no digits left behind the point",
+            cause="the angles are float32, and a large one has no digits left after the decimal "
+            "point",
             look="delta times frequency: in which dtype?",
         ),
         Mistake(
@@ -700,8 +701,8 @@ def drop(self, seq, p0, p1):
                 ("    self.num_tokens += len(positions)\n    self._chunk = []\n",
                  "    self.num_tokens += len(positions)\n"),
             )},
-            cause="`_chunk` still holds K and V of the step, so their memory is not free until the "
-            "next one",
+            cause="`_chunk` still holds K and V of the step, so their memory is not freed until "
+            "the next step",
             look="what is a chunk needed for once it lies in the buffers?",
         ),
         Mistake(
@@ -1007,7 +1008,8 @@ def seq_div(self, seq, p0, p1, d):
                  "            self.k[layer, :num_read].float(), positions, self.frequencies)\n"
                  "    return known[layer, num_read]\n"),
             )},
-            cause="keys that were turned once are given again, though their cells have moved since",
+            cause="keys that were turned once are returned again, though their cells have moved "
+            "since",
             look="what may change between two reads?",
         ),
         Mistake(

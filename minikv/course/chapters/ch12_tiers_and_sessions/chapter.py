@@ -126,8 +126,8 @@ was in it before.
 
 `promote` has a trap that no test of one block shows. Before a block can come to the device, room is
 made there. The block that leaves goes to the host, and a full host evicts its oldest block. That
-may be the very block that was asked for. Without the extra holder, its place on the host holds
-another block's keys when the copy begins.
+may be the very block that was asked for. Without the extra holder, its host block holds another
+block's keys when the copy begins.
 
 SGLang had this for about a year. `load_back` locked the device's side and not the host's; under
 memory pressure the nested eviction took the pages away. Sometimes it crashed (`object of type

@@ -1030,9 +1030,9 @@ MISTAKES = {
                     "json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()",
                     'f"{name}{tensor.dtype}{list(tensor.shape)}".encode()',
                 ),
-                "name, dtype and shape are joined without separators, so a name may go on where "
-                "another one's numbers begin, and two sets of tensors have one digest",
-                "where does a name end that holds brackets and commas? JSON puts it into quotes",
+                "name, dtype and shape are joined without separators, so a name can contain the "
+                "text of a whole tensor, and two sets of tensors have one digest",
+                "where does a name with brackets and commas end? JSON puts it in quotes",
             ),
             (
                 "sizes without separators",
@@ -1040,7 +1040,7 @@ MISTAKES = {
                     "list(tensor.shape)]",
                     '"".join(map(str, tensor.shape))]',
                 ),
-                "the sizes of a shape are joined without separators: 1, 10 and 110 look alike",
+                "the sizes of a shape are joined without separators: (1, 10) and (110,) look alike",
                 "which shapes have the text 1100?",
             ),
             (
@@ -1103,6 +1103,15 @@ MISTAKES = {
                 WHOLE,
             ),
             (
+                "no tokens are 0 tokens",
+                (
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
+                ),
+                "a file without tokens is taken for one of 0 tokens",
+                "a tensor that is missing is not the same as an empty one",
+            ),
+            (
                 "no count",
                 (
                     'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
@@ -1135,15 +1144,6 @@ MISTAKES = {
                 ),
                 "a file without a checksum is accepted: a damaged one may have lost it",
                 "what if the field is missing?",
-            ),
-            (
-                "no tokens are 0 tokens",
-                (
-                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
-                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
-                ),
-                "a file without tokens is taken for one of 0 tokens",
-                "a tensor that is missing is not the same as an empty one",
             ),
             (
                 "counts what is not there",

@@ -108,7 +108,7 @@ def copying(machine: SmallMachine, log: Log, move, fails: type[BaseException] | 
         held = [
             pool.ref_count(block) > 0 for pool, block in zip(pools, (source, target), strict=True)
         ]
-        log("K and V are copied", {"held meanwhile: from and to": held})
+        log("K and V are copied", {"source and target are held:": held})
         move(source, target)
         if fails is not None:
             raise fails("the copy failed")

@@ -155,7 +155,7 @@ MISTAKES = {
                     'return hashlib.sha256(parent + b"".join(one.to_bytes(3, "little") '
                     "for one in token_ids)).digest()",
                 ),
-                "a token has three bytes, and no room for ids from 2**24 on",
+                "a token gets three bytes, which have no room for ids from 2**24 on",
                 "what is the largest token id?",
             ),
             (
@@ -318,7 +318,8 @@ MISTAKES = {
         (
             "asks for 16 blocks at most",
             ("store.get_many(names[:count])", "store.get_many(names[: min(count, 16)])"),
-            "only the first blocks are asked for, though all that the store has would be sooner",
+            "only the first blocks are asked for, though fetching all that the store has would be "
+            "sooner",
             "how many blocks may a prefix have?",
         ),
         (
@@ -874,7 +875,8 @@ MISTAKES = {
             (
                 "takes no lock",
                 ("    with self._lock:\n", "    if True:\n"),
-                "two threads can both find that the wait is over, before either has lengthened it",
+                "two threads can both find that the wait is over before either of them has "
+                "lengthened it",
                 "which lines may not be interrupted by another thread? `self._lock`",
             ),
             (

@@ -44,7 +44,7 @@ def two_salts(mine, program, log: Log) -> None:
     log(f"the salts {one!r} and {two!r}")
     first = log.call("spell", mine.spell, one, see=False)
     second = log.call("spell", mine.spell, two, see=False)
-    log("", {"texts?": [isinstance(first, str), isinstance(second, str)]})
+    log("", {"are they texts?": [isinstance(first, str), isinstance(second, str)]})
     log("", {"are the spellings equal?": first == second})
 
 
