@@ -7,6 +7,7 @@ writes what. Only a kernel that was right in Python is compiled: compiled code c
 import linecache
 import random
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from itertools import pairwise
@@ -619,9 +620,9 @@ def steps(mine, case: Step, log: Log) -> None:
     *inputs, weights, kv = case.arguments
     copies, kv = [value.copy() for value in inputs], kv.copy()
     old = [np.array(value) for value in weights]
-    ours: list[Any] = [one.copy() if isinstance(one, np.ndarray) else one for one in weights]
+    ours: Any = deepcopy(weights)
     logits = np.full((len(case.lens), 9), np.nan, np.float32)
-    log.call(case.what, partial(mine.decode_step, *copies, Weights(*ours), kv, logits), see=False)
+    log.call(case.what, partial(mine.decode_step, *copies, ours, kv, logits), see=False)
     if log.events[-1].error is not None:
         return
     slots = inputs[4]
