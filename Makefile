@@ -32,6 +32,10 @@ ifeq ($(shell $(BIN)/python -c 'import pip' 2>&1; grep -csF ' $(CURDIR)/.venv' .
 HAVE_VENV := yes
 endif
 
+# Many container images set this. Then every process compiles torch, transformers and the rest anew
+# (pip left that to the first import, above): four seconds of processor time each.
+unexport PYTHONDONTWRITEBYTECODE
+
 # torch's threads spin while they wait for each other. On a machine that is busy with something
 # else that can make a step tens of times slower. Asleep, they wait at little cost.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -55,7 +59,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-class test-install wheel lint notebooks site slides clean
+.PHONY: help setup lab test mooncake test-class test-install wheel lint environment notebooks site \
+	slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -128,13 +133,12 @@ test: setup
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-# What runs on one core, side by side: pip for two environments, then the rest. Then the long part on
-# all cores: a browser, a kernel or a clock that one worker waits for leaves room for another's tests.
+# What runs on one core, side by side: pip for two environments, then the rest, longest first. Then
+# the long part on all cores: while one worker waits for a browser, a kernel or a clock, another has
+# room for its tests.
 test:
 	@$(MAKE) --no-print-directory -j2 $(DISTRIBUTED) $(SITE)/installed
-	@$(MAKE) --no-print-directory -j3 lint site slides test-class
-	@echo "== Environment"
-	@$(BIN)/python -m minikv doctor
+	@$(MAKE) --no-print-directory -j3 test-class site lint environment slides
 	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
 	@echo "   is what the code prints"
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
@@ -148,6 +152,11 @@ $(DISTRIBUTED): $(STAMP) requirements-distributed.txt
 	@echo "== Installing what engines on many machines need"
 	@$(PIP) --quiet -r requirements-distributed.txt \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
+
+# The second kind of shared store, for its tests. CI asks for it; nothing else does.
+mooncake: $(STAMP)
+	@echo "== Installing Mooncake's store"
+	@$(PIP) --quiet -r requirements-mooncake.txt
 
 # nbgrader has its own environment, which sees the packages of .venv.
 CLASS := .venv/class
@@ -163,6 +172,11 @@ test-class: $(CLASS)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR):$(QUICK) \
 		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter $(CLASS)/bin/python -m pytest --durations=5 \
 		tests/classroom || [ $$? = 5 ]  # 5: all is skipped
+
+# It also compiles the kernels of the CPU, for the tests to find.
+environment: setup
+	@echo "== Environment"
+	@$(BIN)/python -m minikv doctor
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup

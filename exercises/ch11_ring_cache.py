@@ -79,7 +79,7 @@ def turn(k: torch.Tensor, deltas: torch.Tensor, frequencies: torch.Tensor) -> to
 
     k (..., N, K, D); deltas (N,) int64; frequencies (D / 2,), of `config.inverse_frequencies()`.
     Returns the shape and dtype of k. Computed in float32, so that half precision is rounded only
-    once; the angles are float64, for large deltas have no digits to lose.
+    once; the angles are float64, because large deltas have no digits to spare.
     """
     raise NotImplementedError("Exercise 11.2: turn")
 
@@ -153,7 +153,8 @@ class RollingCache(window.RollingCache):
 
     # ── 11.4 A buffer that rolls ──────────────────────────────────────────────────
     def write(self, positions: torch.Tensor) -> None:
-        """Keep the chunk, whose tokens stand at these positions."""
+        """Keep the chunk, whose tokens stand at these positions, in the buffers; `_chunk` is empty
+        afterwards, so that nothing holds its memory."""
         raise NotImplementedError("Exercise 11.4: RollingCache.write")
 
 

@@ -23,10 +23,10 @@ from minikv.tiers.moves import Copy, Place
 def what_two_tiers_find() -> dict[str, float]:
     """Hit rates of a device with 60 blocks and a host behind it, before anything is simulated.
 
-    12 conversations take turns, in the same order all the time: A, B, … L, A, B, … Each turn asks
-    for the 10 full blocks of its conversation, which never change. Nothing is shared. Each tier
-    evicts what was used longest ago. Every conversation has had its first turn; all later turns
-    count, and all answers but the last are in per cent of the blocks asked for.
+    12 conversations take turns, always in the same order: A, B, … L, A, B, … Each turn asks for the
+    10 full blocks of its conversation, which never change. Nothing is shared. Each tier evicts what
+    was used longest ago. Every conversation has had its first turn; all later turns count, and all
+    answers but the last are in per cent of the blocks asked for.
 
     write-back      a block is in one tier. What is evicted from the device is written to the host;
                     what is fetched from the host leaves it.
@@ -68,7 +68,7 @@ def promote(
 
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied. `device.allocate` may demote another block to make room, and that may
-    evict the host's oldest block that has one holder: this one, if it were not held first. All or
+    evict the host's oldest block that has one holder, perhaps this one: hold it first. All or
     nothing: raises ValueError if the block is not on the host, and OutOfBlocks if the device has no
     room; what `copy` raises is raised again.
     """
@@ -77,7 +77,7 @@ def promote(
 
 class HostTier:
     """K and V of blocks below the device. A block is named by all tokens up to its end, so that a
-    name is found only behind the same beginning.
+    name is found only after the same beginning.
 
     names: of a prefix, block by block. contents: its blocks, as many as names.
     `blocks` holds the block of each name that is here, the least recently used name first, and
@@ -114,8 +114,8 @@ class HostTier:
         return sum(name in self.blocks for name in names)
 
     def load(self, names: Sequence[str]) -> list:
-        """The contents of the blocks that `find` counts. They are the most recently used then, the
-        first of them last: a prefix loses its end before its beginning."""
+        """The contents of the blocks that `find` counts. They then count as the most recently used,
+        the first block as the newest: a prefix loses its end before its beginning."""
         count = self.find(names)
         for name in reversed(names[:count]):
             self.blocks.move_to_end(name)
@@ -143,10 +143,10 @@ def blocks_to_fetch(
 ) -> int:
     """How many of the blocks after the device's hit to fetch; the rest is computed.
 
-    `tiers` names the tier of each block, in order. A block can only be used with all before it,
-    so a slow tier in between may cost what a fast one behind it would gain. A link's latency is
-    paid once, by the first of its blocks. The answer has the least total time; of several the
-    smallest.
+    `tiers` names the tier of each block, in order. A block can only be used with all before it, so
+    a slow tier in between may cost what a fast one behind it would gain. A link's latency is paid
+    once, by the first of its blocks. The answer has the least total time; of several such numbers
+    it is the smallest.
 
     Worked example: host, host, disk. The host takes 1 ms and 1 ms per block, the disk 10 ms and 2
     per block, computing 4 ms per block. For 0, 1, 2 and 3 blocks: 12, 10, 7 and 15 ms. So fetch 2.
@@ -183,7 +183,7 @@ def check_session(
 
     Every field of `expected` must be in the header with the same value. The tensors must be those
     that the header names: `shapes` has dtype and shape of each, as `shapes_of` gives them, in JSON
-    with sorted keys; `num_tokens` is the length of `tokens`. At last the checksum must be that of
+    with sorted keys; `num_tokens` is the length of `tokens`. Finally, the checksum must be that of
     `checksum_of`. A field or tensor that is missing makes the session unusable, too.
     """
     raise NotImplementedError("Exercise 12.6: check_session")

@@ -47,8 +47,8 @@ def spell(salt: Hashable) -> str | None:
 def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
-    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
-    an equal parent have an equal name in every process, and nobody can find others that have it.
+    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens after an
+    equal parent have an equal name in every process, and nobody can find others that have it.
     """
     raise NotImplementedError("Exercise 13.1: block_name")
 
@@ -83,21 +83,21 @@ def fetch_prefix(
     """The contents of the first blocks of a prefix, from a store that other engines use, too.
 
     names: of the blocks that the device lacks, in order.
-    store.contains(names) -> [True, False, …]   what it says to have, in one round trip
+    store.contains(names) -> [True, False, …]   what it claims to have, in one round trip
     store.get_many(names) -> [entry, None, …]   what it has, in one round trip; None: not there
     unpack(entry, name): the content, or EntryError for an entry that is not this block's
     link.seconds(num_bytes): how long it takes to fetch that many bytes
 
     What the store says may be out of date when the entries are asked for, and an entry may be
-    anything. Both calls raise OSError if the store does not answer: then it has nothing.
+    anything. Both calls raise OSError if the store does not answer: then it counts as empty.
 
-    Only a beginning is of use. All of it that the store says to have is fetched if `link` brings it
-    sooner than it can be computed, at `block_seconds` per block; otherwise nothing is. Each of the
-    two calls is made at most once, and none that cannot be of use.
+    Only a beginning is of use. All of the beginning that the store claims is fetched if `link`
+    brings it sooner than it can be computed, at `block_seconds` per block; otherwise nothing is.
+    Each of the two calls is made at most once, and only if it can be of use.
 
-    Worked example: a link of 10 ms and 1 ms per block, 3 ms to compute a block. The store says to
-    have blocks 0 to 7 of 9: 18 ms to fetch, 24 ms to compute, so it is asked for 8. It sends seven,
-    for block 5 has been evicted. The result has 5 contents.
+    Worked example: a link of 10 ms and 1 ms per block, 3 ms to compute a block. The store claims
+    blocks 0 to 7 of 9: 18 ms to fetch, 24 ms to compute, so it is asked for 8. It sends seven,
+    because block 5 has been evicted. The result has 5 contents.
     """
     raise NotImplementedError("Exercise 13.2: fetch_prefix")
 
@@ -108,9 +108,9 @@ class ByPrefix(routing.ByPrefix):
 
     So a worker with the whole prefix gets the request until its queue is longer than what the
     prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
-    everybody asks for spreads by itself. A prompt counts as held from the moment it is sent. Equal
-    prompts that arrive together still go to different workers, if these have nothing to do: to wait
-    for the first would take as long as to compute it again.
+    many requests ask for spreads by itself. A prompt counts as held from the moment it is sent.
+    Equal prompts that arrive together still go to different workers, if these have nothing to do:
+    waiting for the first would take as long as computing it again.
 
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
@@ -128,7 +128,7 @@ class ByPrefix(routing.ByPrefix):
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
         candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
-        prompt; of equal ones the one with the least `sent`, and then the one with the lowest
+        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
         number. At least one token is computed: the number returned is at most
         (num_tokens - 1) // block_size.
         """
@@ -147,8 +147,8 @@ class Receiver:
     sender says that it has stopped, or is dead and its connection closed.
 
     pool: blocks of this worker. memory: what lies in each. transfers: by number, those that have
-    begun and that neither a request nor the pool has got back. A `Transfer` has `sender`, `blocks`,
-    `wanted` (True at first) and `complete` (False at first).
+    begun and whose blocks neither a request nor the pool has taken over. A `Transfer` has `sender`,
+    `blocks`, `wanted` (True at first) and `complete` (False at first).
     """
 
     def __init__(self, num_blocks: int):
@@ -178,8 +178,8 @@ class Receiver:
 
     # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
     def cancel(self, number: int) -> None:
-        """The request is not wanted any more. The sender is told so, and will answer `stopped`;
-        until then it may go on writing."""
+        """The request is no longer wanted. The sender is told so, and will answer `stopped`; until
+        then it may still write."""
         transfer = self.transfers.get(number)
         if transfer is None:
             return
@@ -211,10 +211,10 @@ class Receiver:
 def what_many_caches_find() -> dict[str, float]:
     """Hit rates of four workers, before anything is simulated.
 
-    Conversations take turns, in the same order all the time: A, B, C, …, A, B, C, … Each turn asks
-    for the 10 full blocks of its conversation, which never change; nothing is shared. A worker
-    keeps 40 blocks and evicts what was used longest ago. Every conversation has had its first
-    rounds, and the answers are what goes on from there, in per cent of the blocks asked for.
+    Conversations take turns, always in the same order: A, B, C, …, A, B, C, … Each turn asks for
+    the 10 full blocks of its conversation, which never change; nothing is shared. A worker keeps 40
+    blocks and evicts what was used longest ago. The first rounds are over, and the answers are what
+    is found from then on, in per cent of the blocks asked for.
 
     "one worker, 13"       a single worker with 160 blocks, 13 conversations
     "round robin, 12"      four workers in turn, 12 conversations
@@ -264,7 +264,7 @@ class Breaker(breaker.Breaker):
 
     # ── 13.6 A breaker before the store ───────────────────────────────────────────
     def allows(self) -> bool:
-        """Whether to call now. After True, say `worked` or `failed`.
+        """Whether to call now. After True, report with `worked` or `failed`.
 
         While it is open: False until the time of the next trial, then True once. With that True the
         wait is doubled, and the next trial is a whole wait from now. So no other caller goes
@@ -280,6 +280,6 @@ class Breaker(breaker.Breaker):
     # ── 13.6 A breaker before the store ───────────────────────────────────────────
     def failed(self) -> bool:
         """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
-        as long as before, for the trial has doubled it already. Returns whether it was closed.
+        as long as before, because the trial has doubled it already. Returns whether it was closed.
         """
         raise NotImplementedError("Exercise 13.6: Breaker.failed")

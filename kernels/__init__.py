@@ -1,13 +1,13 @@
 """The Triton kernels of minikv. They are imported only when one is needed.
 
-Without a CUDA device they run in Triton's interpreter: slow, but the same code, so
-that everyone can read, run and test it. Triton chooses between compiler and
-interpreter while it is imported, so `TRITON_INTERPRET` is set here, unless Triton is
-imported already. A value that you have set yourself stays: with 0 on a machine
-without a GPU the kernels can be compiled, but not run.
+Without a CUDA device they run in Triton's interpreter, which is slow but runs the same
+code, so everyone can run and test it. Triton chooses between compiler and interpreter
+while it is imported, so `TRITON_INTERPRET` is set here, unless Triton is imported
+already. A value that you have set yourself is kept: with 0 on a machine without a GPU
+the kernels can be compiled, but not run.
 
-This file must always import: `transformers` looks for a package of this name, and
-finds ours. `kernels.mode` reports what is wrong, once a kernel is needed.
+This import must never fail, because `transformers` looks for a package of this name and
+finds ours. `kernels.mode` reports what is wrong when a kernel is needed.
 """
 
 import os

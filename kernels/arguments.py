@@ -1,4 +1,4 @@
-"""The checks of arguments that the wrappers of the kernels share."""
+"""Checks of arguments, shared by the functions that launch the kernels."""
 
 import torch
 
@@ -26,8 +26,8 @@ def check_paged(
 ) -> None:
     """Raise ValueError, naming the argument, for anything that a paged kernel could not read.
 
-    The contents of GPU memory are not checked, since that would wait for the device:
-    block ids and context lengths are checked on the CPU alone.
+    Block ids and context lengths are checked on the CPU only: to check the contents of GPU
+    memory, one would have to wait for the device.
     """
     if q.dim() != 3 or 0 in q.shape[1:]:
         raise ValueError(f"q has shape {tuple(q.shape)}: want (T, num_heads, head_dim)")
@@ -60,7 +60,7 @@ def check_contexts(
     if q.shape[1] % num_kv_heads:
         raise ValueError(
             f"q has {q.shape[1]} heads: want a multiple of kv's {num_kv_heads} KV heads, so that "
-            "each KV head serves as many query heads"
+            "each KV head serves equally many query heads"
         )
     if q.shape[2] > 256:
         raise ValueError(f"q has head_dim {q.shape[2]}: want at most 256")
@@ -88,7 +88,7 @@ def check_contexts(
 
 
 def check_queries(q: torch.Tensor, context_lens: torch.Tensor, query_start: torch.Tensor) -> None:
-    """Raise ValueError unless `query_start` cuts q into chunks that their contexts include."""
+    """Raise ValueError unless `query_start` cuts q into chunks, each within its context."""
     check_rows("query_start", query_start, len(context_lens) + 1, "one border more than sequences")
     check_indices("query_start", query_start, q)
     if not query_start.is_contiguous():
@@ -116,7 +116,7 @@ def check_rows(name: str, tensor: torch.Tensor, size: int, what: str) -> None:
 
 
 def check_indices(name: str, tensor: torch.Tensor, q: torch.Tensor) -> None:
-    """Raise ValueError unless `tensor` is int32 or int64 and where q is."""
+    """Raise ValueError unless `tensor` is int32 or int64 and on the device of q."""
     if tensor.dtype not in INDICES:
         raise ValueError(f"{name} is {tensor.dtype}: want int32 or int64")
     if tensor.device != q.device:

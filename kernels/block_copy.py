@@ -1,7 +1,7 @@
 """Copy whole blocks of K and V, all layers in one launch: copy-on-write, and moves of blocks.
 
-A block of one layer is one contiguous piece of memory (`minikv.paged.KVStore`), so a
-copy needs no arithmetic: its cost is the bytes that it moves.
+A block of one layer is one contiguous piece of memory (`minikv.paged.KVStore`), so the cost
+of a copy is the bytes that it moves.
 """
 
 import torch
@@ -36,11 +36,11 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
         and may be one and the same tensor.
     pairs: (P, 2), int32 or int64, contiguous; on the CPU or on the pools' device.
 
-    The programs run in any order. So no two pairs may write one block and, within one pool, none
-    may read a block that another one writes. `KVStore.copy_to`, which reads everything before
-    it writes, would allow that; here it takes two calls. Pairs on the CPU are checked for this
-    and for their range, then sent to the device. For pairs on a GPU the caller must ensure both,
-    since a check would wait for the device.
+    The programs run in any order. So no two pairs may write the same block, and within one pool no
+    pair may read a block that another one writes: that takes two calls. (`KVStore.copy_to` reads
+    everything before it writes, so it has no such limit.) Pairs on the CPU are checked for this and
+    for their range, then sent to the device. For pairs on a GPU the caller must ensure both,
+    because a check would wait for the device.
 
     Moves 2 * P * num_layers * block_size * 2 * num_kv_heads * head_dim * itemsize bytes (read
     and written) and the pairs. Raises ValueError that names the argument.
@@ -113,6 +113,6 @@ def _check_pairs(source: torch.Tensor, target: torch.Tensor, pairs: list[list[in
     both = read & written
     if both and source.data_ptr() == target.data_ptr():
         raise ValueError(
-            f"pairs reads and writes block {min(both)}, and programs run in any order: copy what "
-            "reads it in a call before what writes it"
+            f"pairs reads and writes block {min(both)}, and programs run in any order: make two "
+            "calls, first with the pairs that read it, then with those that write it"
         )

@@ -1,8 +1,7 @@
 """Write the K and V of a step's tokens into their slots of the paged pool.
 
-After vLLM's `reshape_and_cache`: every new token knows its slot, so one program per
-token copies one row of K and one row of V. There is no arithmetic: the cost is
-exactly the bytes moved.
+After vLLM's `reshape_and_cache`: the slot of each new token is given, so one program per
+token copies one row of K and one row of V. The cost is the bytes moved.
 """
 
 import torch
@@ -16,12 +15,12 @@ from kernels.arguments import DTYPES, INDICES, check_runnable
 def cache_write_kernel(
     k, v, kv, slot_mapping, k_stride, v_stride, ROW: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One program a token: rows of ROW = num_kv_heads * head_dim elements, ROW <= BLOCK."""
+    """One program per token: rows of ROW = num_kv_heads * head_dim elements, ROW <= BLOCK."""
     # 64 bits before any product: 2**31 elements are a pool of only 4 GiB in float16.
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping + token).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    # Read whatever the slot, so that nothing waits for it but the writing.
+    # Read whatever the slot is, so that only the writing waits for it.
     new_k = tl.load(k + token * k_stride + column, mask=column < ROW)
     new_v = tl.load(v + token * v_stride + column, mask=column < ROW)
     mask = (column < ROW) & (slot >= 0)
@@ -46,8 +45,8 @@ def write_cache(
     4 * T * num_kv_heads * head_dim * itemsize bytes (K and V, read and written; a skipped token
     is only read) and T * slot_mapping.itemsize.
 
-    Raises ValueError that names the argument. A slot past the pool is found only on the CPU:
-    on a GPU the check would wait for the device, so the caller must prevent it there.
+    Raises ValueError that names the argument. Slots past the pool are checked on the CPU only,
+    because on a GPU the check would wait for the device; there the caller must prevent them.
     """
     _check(k, v, kv, slot_mapping)
     check_runnable("k", k)

@@ -6,8 +6,8 @@ both store the same bits. A program holds a vector, or part of one, in registers
     int8, fp8, float16, bfloat16    K and V by token: a code per number; 8 bits have a scale
     int4                            V by token, in groups of channels; K by channel of a block
 
-bfloat16 scales are computed as float32 numbers whose lower 16 bits are 0. So nothing is rounded
-when they are stored, and nothing depends on bfloat16 arithmetic, which the interpreter lacks.
+bfloat16 scales are computed as float32 numbers whose lower 16 bits are 0. So storing them rounds
+nothing, and no bfloat16 arithmetic is needed, which the interpreter lacks.
 """
 
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class Codes(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """(num_blocks, num_kv_heads, block_size). Raises ValueError for k_codes without them."""
+        """(num_blocks, num_kv_heads, block_size). Raises ValueError unless k_codes is 4-D."""
         if self.k_codes.dim() != 4:
             raise ValueError(
                 f"codes has k_codes of shape {tuple(self.k_codes.shape)}: want (num_blocks, "
@@ -53,7 +53,7 @@ class Codes(NamedTuple):
 
     @property
     def k_by_block(self) -> bool:
-        """Whether the keys of a block are quantised together, once the block is full."""
+        """Whether the keys of a block are quantised together, when the block is full."""
         return self.name == "int4"
 
     @property
@@ -62,8 +62,8 @@ class Codes(NamedTuple):
         return self.v_scale.shape[3] if self.name == "int4" and self.v_scale is not None else 1
 
     def pointers(self) -> tuple[torch.Tensor, ...]:
-        """The six tensors, for a launch; codes stand for what the format does not have, and are not
-        read in its place."""
+        """The six tensors, for a launch. k_codes is passed for those that the format does not have,
+        which are not read."""
         return tuple(self.k_codes if part is None else part for part in self[1:])
 
 
@@ -117,7 +117,7 @@ def _parts(codes: Codes, num_kv_heads: int, head_dim: int, block_size: int):
 
 @triton.jit
 def _shorten(x, AWAY: tl.constexpr):
-    """The next float32 with 16 zero bits at its end: towards 0, or AWAY from it. NaN stays."""
+    """The nearest float32 with 16 zero bits at its end, towards 0 or AWAY from it. NaN stays."""
     bits = x.to(tl.uint32, bitcast=True)
     if AWAY:
         bits += 0xFFFF
@@ -138,7 +138,7 @@ def round_down(x):
 
 @triton.jit
 def round_to_bfloat16(x):
-    """The nearest bfloat16, halves to the even one, as float32: the interpreter would cut off."""
+    """The nearest bfloat16, halves to the even one, as float32; the interpreter would truncate."""
     bits = x.to(tl.uint32, bitcast=True)
     bits = bits + 0x7FFF + (bits >> 16 & 1)
     return tl.where(x == x, (bits >> 16 << 16).to(tl.float32, bitcast=True), x)
@@ -153,21 +153,21 @@ def nearest(x):
 
 @triton.jit
 def divide(x, y):
-    """x / y, correctly rounded: `/` may be off by two bits on a GPU, and a code by one then."""
+    """x / y, correctly rounded. On a GPU `/` may be off by two bits, and a code then by one."""
     x, y = tl.broadcast(x, y)
     return tl.div_rn(x, y)
 
 
 @triton.jit
 def divisor(scale):
-    """The scale, and where it is 0 a tiny number. NaN stays, which `tl.maximum` would lose."""
+    """The scale, or a tiny number where it is 0. NaN stays, which `tl.maximum` would lose."""
     tiny = tl.full(scale.shape, 1e-38, tl.float32)  # written alone it would be a float64
     return tl.where(scale < tiny, tiny, scale)
 
 
 @triton.jit
 def has_nan(x):
-    """(1,), whether any number of x (N,) is NaN: a maximum on a GPU passes over them."""
+    """(1,): whether any number of x (N,) is NaN. A maximum on a GPU would ignore it."""
     return tl.sum((x != x).to(tl.int32), 0, keep_dims=True) > 0
 
 
@@ -189,9 +189,9 @@ def int4_ends(least, greatest):
 def to_fp8(x):
     """The bits of the nearest e4m3 number, |x| <= 448 and float32, as uint8.
 
-    A number of exponent e has marks 2^(e - 3) apart, eight of them until the next power of two;
-    below 2^-6 the distance stays. So the place of x among the marks is its code:
-    8 (e + 6) + x / 2^(e - 3), and one that is rounded up to the next power is right, too.
+    Around a number of exponent e, the e4m3 numbers are 2^(e - 3) apart, eight of them until the
+    next power of two; below 2^-6 the distance stays the same. So the code of x is its place among
+    them, 8 (e + 6) + x / 2^(e - 3), even if it is rounded up to the next power of two.
     """
     size = tl.abs(x)
     exponent = tl.maximum((size.to(tl.int32, bitcast=True) >> 23) - 127, -6)
@@ -202,7 +202,8 @@ def to_fp8(x):
 
 @triton.jit
 def from_fp8(code):
-    """The float32 of e4m3 bits: those of a float16 that is 2^8 times smaller, moved by 7."""
+    """The float32 of e4m3 bits. Shifted by 7, they are those of a float16 that is 2^8 times
+    smaller."""
     code = code.to(tl.uint16)
     bits = (code & 0x80) << 8 | (code & 0x7F) << 7
     return bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0

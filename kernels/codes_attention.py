@@ -1,8 +1,8 @@
 """Paged decode and prefill over codes: K and V in fewer bits.
 
-The work is divided as in `paged_decode` and `paged_prefill`. What differs is how a tile of K and V
-comes to a program: codes are loaded, and turned into floats in registers. Only codes and scales
-are read from memory: for a long context in int8 about half the bytes of bfloat16, in int4 a third.
+The work is divided as in `paged_decode` and `paged_prefill`. What differs is how a program gets a
+tile of K and V: it loads codes, and turns them into floats in registers. Only codes and scales are
+read from memory: for a long context in int8 about half the bytes of bfloat16, in int4 a third.
 
 K in int4 is quantised by channel, a block at a time. A query reads the keys of its own block as
 floats, and those of earlier blocks as codes, even in the step that fills the block. So what it
@@ -43,7 +43,7 @@ from kernels.walk import locate
 @triton.jit
 def load_codes(codes, row, column, mask, HEAD_DIM: tl.constexpr, FORMAT: tl.constexpr):
     """Codes of the vectors `row` (TILE,) as float32 (TILE, PAD), not yet scaled. Zeros where
-    nothing is read: whatever lies there, NaN too, must not reach a sum."""
+    nothing is read: whatever lies there, perhaps NaN, must not reach a sum."""
     if FORMAT == "int4":
         half: tl.constexpr = HEAD_DIM // 2
         byte = tl.load(codes + row[:, None] * half + (column % half)[None, :], mask=mask, other=0)
@@ -65,8 +65,8 @@ def walk_codes(
     """`kernels.walk.walk` over codes: let the rows of q attend to the keys [start, end).
 
     q (ROWS, PAD), top, total, acc, table, position, scale: as there. Every tile is masked.
-    EXACT (int4): rows may see keys of their own block, and read them as floats: keys from position
-    `first` on, this step's, at pointer k, `k_stride` apart; earlier ones of the block at own_keys.
+    EXACT (int4): rows may see keys of their own block, which they read as floats: those of this
+    step, from position `first` on, at pointer k, `k_stride` apart; earlier ones at own_keys.
     """
     column = tl.arange(0, q.shape[1])
     for at in range(start, end, TILE):
@@ -137,8 +137,8 @@ def codes_decode_kernel(
     WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, FORMAT: tl.constexpr, GROUPS: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One program for a KV head (axis 0) and an item: a split of a context, as in `paged_decode`.
-    A block has the numbers of a head together, so one head is enough to read in long pieces."""
+    """One program per KV head (axis 0) and item, a split of a context, as in `paged_decode`. In a
+    block a head's numbers lie together, so even one head is read in long pieces."""
     counts = count_splits(context_lens, num_seqs, scratch_rows, SEQS, WINDOW, MIN_SPLIT)
     sequence, split = locate(counts, tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
@@ -244,8 +244,8 @@ class OpenKeys(NamedTuple):
 
     k: torch.Tensor  # (T, num_kv_heads, head_dim), dtype of q: the keys of the tokens that ask
     keys: torch.Tensor  # (rows, num_kv_heads, block_size, head_dim): keys of open blocks
-    # (S,) of each sequence: the row with keys of its first query's block from earlier steps; any
-    # row where there are none.
+    # (S,): for each sequence the row with keys of its first query's block from earlier steps; any
+    # row if there are none.
     rows: torch.Tensor
 
 
@@ -342,7 +342,7 @@ def _sizes(q: torch.Tensor, codes: Codes, setting: Setting) -> dict:
 
 
 def _exact(q: torch.Tensor, own: OpenKeys | None) -> tuple[torch.Tensor, ...]:
-    return (q, q, q) if own is None else own  # stands there and is not read
+    return (q, q, q) if own is None else own  # q is passed, but not read
 
 
 def _stride(own: OpenKeys | None) -> int:
@@ -356,7 +356,7 @@ def _check(q, codes, block_tables, context_lens, own, window, out) -> None:
     check_codes(codes, q[:, :1].expand(-1, num_kv_heads, -1))
     check_contexts(q, num_blocks, block_size, num_kv_heads, block_tables, context_lens, window)
     if codes.k_by_block and own is None:
-        raise ValueError("own is None: codes of int4 need the keys of open blocks, too")
+        raise ValueError("own is None: want the keys of open blocks, which int4 needs, too")
     if own is not None:
         if own.k.shape != (len(q), num_kv_heads, q.shape[2]) or own.k.dtype != q.dtype:
             raise ValueError(

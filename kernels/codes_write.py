@@ -1,9 +1,9 @@
-"""Quantise the K and V of a step's tokens into their slots: what `cache_write` is for floats.
+"""Quantise the K and V of a step's tokens into their slots, as `cache_write` writes floats.
 
 A number is read once, as a float, and written once, as a code. One program has one token of one
-KV head, and finds its scale in registers. K in int4 is different: a channel's scale is known only
-when its block is full. Until then keys are kept as they are, in a row of *open keys* of their
-block, and a second kernel quantises the blocks that this step fills.
+KV head, and computes its scale in registers. K in int4 is different: a channel's scale is known
+only when its block is full. Until then the keys are kept as they are, in their block's row of *open
+keys*. A second kernel quantises the blocks that this step fills.
 """
 
 import torch
@@ -56,7 +56,8 @@ def put_vector(x, codes, scales, row, is_held, HEAD_DIM: tl.constexpr, PAD: tl.c
 @triton.jit
 def put_groups(x, codes, scales, lows, row, is_held, HEAD_DIM: tl.constexpr, PAD: tl.constexpr,
                GROUPS: tl.constexpr):  # fmt: skip
-    """Like `put_vector` for int4: each group of channels has its ends, two channels a byte."""
+    """`put_vector` for int4: each group of channels has its own scale, and a byte has two
+    channels."""
     half: tl.constexpr = HEAD_DIM // 2
     size: tl.constexpr = HEAD_DIM // GROUPS
     column = tl.arange(0, PAD)
@@ -113,8 +114,8 @@ def write_codes_kernel(
 
 @triton.jit
 def load_keys(k, own, token, column, mask, is_new, k_stride, HEAD_DIM: tl.constexpr):
-    """Keys (tokens, columns) in float32: those at k, `k_stride` apart, where `is_new`, else the
-    open ones at `own`."""
+    """Keys (tokens, columns) in float32: if `is_new` those at k, `k_stride` apart, else the open
+    ones at `own`."""
     new = tl.load(k + token[:, None] * k_stride + column[None, :], mask=mask & is_new, other=0.0)
     mask = mask & (is_new == 0)
     old = tl.load(own + token[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
@@ -137,7 +138,7 @@ def channel_ends(
         least = tl.minimum(least, tl.min(tl.where(mask, x, float("inf")), 0))
         greatest = tl.maximum(greatest, tl.max(tl.where(mask, x, -float("inf")), 0))
         spoilt += tl.sum((x != x).to(tl.int32), 0)
-    # All of it NaN, as a vector of `minikv.quant.formats`: the block's channel reads as NaN.
+    # One NaN makes the whole channel of the block NaN, as in `minikv.quant.formats`.
     least = tl.where(spoilt > 0, float("nan"), least)
     return int4_ends(least, tl.where(spoilt > 0, float("nan"), greatest))
 
@@ -209,7 +210,7 @@ def write_codes(
         with -1 and the first of its tokens in k. Rows stay as they are.
 
     All on one CUDA device, or on the CPU in the interpreter. Raises ValueError that names the
-    argument. What slots, places and rows name is checked on the CPU only.
+    argument. The range of slots, places and rows is checked on the CPU only.
     """
     _check(k, v, codes, slot_mapping, open_keys, places, closing)
     check_runnable("k", k)
@@ -223,7 +224,7 @@ def write_codes(
         PAD=padded(head_dim), FORMAT=codes.name, GROUPS=codes.groups, num_warps=1, **sizes,
     )  # fmt: skip
     if open_keys is not None and closing is not None and len(closing) > 0:
-        # After the first: it has put the last keys of these blocks into their rows.
+        # After the first kernel, which has put the last keys of these blocks into their rows.
         close_blocks_kernel[(len(closing), num_kv_heads)](
             k, open_keys, codes.k_codes, codes.k_scale, codes.k_low, closing, k.stride(0),
             PAD=padded(head_dim // 2), TOKENS=TOKENS, num_warps=4, **sizes,

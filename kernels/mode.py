@@ -1,6 +1,6 @@
 """Whether this process compiles kernels or interprets them: `INTERPRETED`.
 
-Raises ImportError where there is no Triton, or where it is too late to choose.
+The import raises ImportError if there is no Triton, or if it is too late to choose.
 """
 
 import os
@@ -12,14 +12,14 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        "kernels needs Triton, which exists for Linux only. On Linux: make setup. "
-        "Elsewhere everything but these kernels works: leave attention at 'torch'."
+        "kernels needs Triton, which exists for Linux only. On Linux: make setup. Elsewhere "
+        "everything but these kernels works: leave attention at 'auto', or set it to 'torch'."
     ) from error
 
 INTERPRETED = triton.knobs.runtime.interpret
 
-# Triton's own library (tl.sum, tl.cdiv, ...) was set to one of them at `import triton`. Without a
-# CUDA device only TRITON_INTERPRET=0, set on purpose, leaves it to compile.
+# Triton's own library (tl.sum, tl.cdiv, ...) was set to one of the two at `import triton`. Without
+# a CUDA device, it may compile only if TRITON_INTERPRET=0 was set on purpose.
 _must_interpret = INTERPRETED or not (
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "0"
 )

@@ -1,6 +1,6 @@
-"""Decode: one query per sequence attends to all that is cached, through the block table.
+"""Decode: one query per sequence attends to its cached tokens, through the block table.
 
-Long contexts are split, as `splits` says. The query heads of a group read the same K and V, once.
+Long contexts are split (`kernels.splits`). K and V are read once for all query heads of a group.
 """
 
 import torch
@@ -33,7 +33,7 @@ def paged_decode_kernel(
     BLOCK_SIZE: tl.constexpr, PACK: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
     TILE: tl.constexpr, WINDOW: tl.constexpr, MIN_SPLIT: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One program for PACK KV heads (axis 0: all of a token are read together) and an item."""
+    """One program per PACK KV heads (axis 0), which are read together, and item."""
     counts = count_splits(context_lens, num_seqs, scratch_rows, SEQS, WINDOW, MIN_SPLIT)
     sequence, split = locate(counts, tl.program_id(1))
     if sequence >= num_seqs:  # the grid is an upper bound
@@ -42,9 +42,9 @@ def paged_decode_kernel(
         counts, sequence, split, context_lens, SEQS, WINDOW, TILE
     )
 
-    # The query heads of a group read the same K and V: they are the rows of one dot product.
-    # It has at least 16 rows, more than most groups fill. So KV heads side by side share it,
-    # and a token's K is read in longer pieces. Two KV heads of four numbers, groups of two:
+    # The query heads of a group read the same K and V, so they are the rows of one dot product.
+    # It has at least 16 rows, more than most groups fill. So neighbouring KV heads share it, and a
+    # token's K is read in longer pieces. For two KV heads of four numbers and groups of two:
     #
     #                 K 0     K 1
     #     rows 0, 1   q q q q . . . .   zeros (.) where the K of the other head lies,
@@ -97,8 +97,8 @@ def paged_decode(
     context_lens: (S,), int32 or int64: the tokens each query sees, its own included. 0 gives a
         row of zeros, so that a batch can be padded.
     window: how many of the last tokens a query sees; None for all.
-    out: where to write, contiguous; scratch: from `make_scratch`. Without them they are made
-        here; a captured graph must be given both.
+    out: where to write, contiguous; scratch: from `make_scratch`. If None they are made here; a
+        captured graph needs both.
     setting: from `kernels.settings` if None.
 
     All on one CUDA device, or on the CPU in the interpreter. Must move 2 * num_kv_heads *
@@ -106,7 +106,7 @@ def paged_decode(
     split adds 8 * num_heads * (head_dim + 1) bytes, written and read.
 
     Raises ValueError that names the argument. Lengths and block ids are checked on the CPU
-    only, since on a GPU the check would wait for the device.
+    only, because on a GPU the check would wait for the device.
     """
     _check(q, kv, block_tables, context_lens, window)
     check_out(out, q)

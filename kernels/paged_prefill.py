@@ -1,8 +1,8 @@
-"""Prefill: chunks of queries of any length, each after what its sequence has cached.
+"""Prefill: chunks of queries of any length, each after the cached tokens of its sequence.
 
 After FlashAttention (Dao et al., 2022) and vLLM's unified kernel: a program holds a tile of
-queries in registers and walks the keys before them. The batch is flat, as in `minikv.batch`;
-a chunk of four after a prefix of four, group of two query heads, eight rows per tile:
+queries in registers and walks the keys before them. The batch is flat, as in `minikv.batch`.
+For a chunk of four after a prefix of four, groups of two query heads, and eight rows per tile:
 
     keys       0 1 2 3 4 5 6 7
     query 4    x x x x x . . .     rows 0, 1: its two heads
@@ -47,7 +47,7 @@ def rows_of_tile(
     query_start, context_lens, sequence, tile, kv_head,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, ROWS: tl.constexpr, PAD: tl.constexpr,
 ):  # fmt: skip
-    """Row r of a tile: its query r // GROUP, and of the KV head's group the head r % GROUP.
+    """Row r of a tile is its query r // GROUP, for head r % GROUP of the KV head's group.
 
     Returns the sequence's context and first row of q, the position of its first query, and for
     each row: its position (ROWS,), also the last key that it sees; its row of q (ROWS, 1), int64;
@@ -128,11 +128,10 @@ def paged_prefill(
     context_lens: (S,), int32 or int64: the tokens of each sequence, those of its chunk included.
     query_start: (S + 1,), int32 or int64, non-decreasing: the queries of sequence s are the rows
         query_start[s] to query_start[s + 1] of q, and stand at the end of its context: query i
-        of n sees the keys 0 to context_len - n + i. Rows of q outside are neither read nor
-        written.
+        of n sees the keys 0 to context_len - n + i. Other rows of q are neither read nor written.
 
-    All on one CUDA device, or on the CPU in the interpreter. With R = rows // group queries per
-    tile, moves q and out once, and K and V of a context once for every R queries.
+    All on one CUDA device, or on the CPU in the interpreter. Moves q and out once, and K and V of a
+    context once for every rows // group queries, which share a tile.
 
     Raises ValueError that names the argument; the contents of GPU memory are not checked.
     """

@@ -1,7 +1,7 @@
 """How large the tiles are and how many warps work on them, for each GPU and head dim.
 
-A table, and not `@triton.autotune`: a tuner would run inside the first steps of an
-engine, could pick differently every time, and does not exist in the interpreter.
+This is a table instead of `@triton.autotune`, because a tuner would run within the first steps of
+an engine, might choose differently every time, and does not exist in the interpreter.
 `python -m minikv.course.bench.tune` measures on your GPU and prints the lines for TUNED.
 """
 
@@ -12,8 +12,8 @@ import torch
 import triton
 
 MIN_SPLIT = 128  # tokens: a split shorter than this is not worth its reduction
-# Decode programs that the splits of a batch may add up to: the three that an SM of sm_90 has
-# shared memory for at a time, and three more, so that an SM that finishes early has work.
+# Decode programs that the splits of a batch may add up to: three, for which an SM of sm_90 has
+# shared memory at a time, and three more, so that an SM that finishes early has work.
 PROGRAMS_PER_SM = 6
 
 
@@ -24,9 +24,9 @@ class Setting(NamedTuple):
     rows: int  # rows of q in one dot product; raised to the GQA group if that is larger
     tile: int  # keys in one iteration
     num_warps: int
-    # Iterations under way at once. A tile's block ids are loaded before its K and V can be, and
-    # each of the two waits takes half of them: 3 hold one tile of K and V, 5 two, 7 three. With
-    # one, nothing is loaded while a tile is computed.
+    # Iterations under way at once. A tile's block ids must be loaded before its K and V, and each
+    # of the two waits takes half of the stages: 3 stages hold one tile of K and V, 5 two, 7 three.
+    # With one stage, nothing is loaded while a tile is computed.
     num_stages: int
     columns: int = 0  # decode: KV heads side by side, as many as fit (`packed`); 0 for one
 
@@ -37,8 +37,8 @@ TUNED: dict[tuple[str, int, int, int], Setting] = {}
 
 
 def choose(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Setting:
-    """The setting of "decode", "prefill", "codes_decode" or "codes_prefill": a measured one if
-    there is one, else a guess."""
+    """The setting of "decode", "prefill", "codes_decode" or "codes_prefill": measured if there is
+    one, else a guess."""
     pad, gpu = padded(head_dim), capability(device)
     key = (kernel, pad, dtype.itemsize, gpu)
     return TUNED.get(key) or default(*key)
@@ -48,7 +48,7 @@ def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
     """A guess, not measured on a GPU yet, from the compiler's output and from what fits into
     registers and shared memory: a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99 on
     sm_89 and, by assumption, on any other."""
-    # Codes, scales and floats of a tile share the registers: it is smaller than one of floats.
+    # Tiles of codes are smaller: codes, scales and floats of a tile share the registers.
     if kernel == "codes_decode":
         return Setting(16, max(16, min(32, 4096 // pad)), 4, 3)
     if kernel == "codes_prefill":
@@ -74,8 +74,8 @@ def padded(head_dim: int) -> int:
 
 
 def packed(setting: Setting, head_dim: int, num_kv_heads: int, group: int) -> int:
-    """KV heads that one decode program serves: a power of two that divides them all, whose
-    query heads fit into the rows and whose K into the columns."""
+    """KV heads that one decode program serves: a power of two that divides their number. Their
+    query heads fit into the rows, and their K into the columns."""
     most = max(1, min(setting.rows // group, setting.columns // head_dim))
     return math.gcd(num_kv_heads, 2 ** (most.bit_length() - 1))
 
@@ -86,8 +86,8 @@ def rows_for(setting: Setting, group: int) -> int:
 
 
 def lanes(num_seqs: int) -> int:
-    """Room to count sequences: a power of two, and at least one for each lane of a warp, so that
-    the compiler runs for a few batch sizes only."""
+    """Room to count sequences: a power of two, and at least 32, one for each lane of a warp, so
+    that the compiler runs for few batch sizes."""
     return max(32, triton.next_power_of_2(num_seqs))
 
 
@@ -100,7 +100,7 @@ def capability(device: torch.device) -> int:
 
 
 def num_programs(device: torch.device) -> int:
-    """How many decode programs fill the device. The interpreter has no size; 64 lets it split."""
+    """How many decode programs fill the device. In the interpreter 64, so that it splits, too."""
     if device.type != "cuda":
         return 64
     return PROGRAMS_PER_SM * torch.cuda.get_device_properties(device).multi_processor_count

@@ -1,7 +1,7 @@
-"""Long contexts are split among several programs, and a second kernel joins what they found.
+"""Long contexts are split among several programs, and a second kernel joins their results.
 
 After flash-decoding (Dao et al., 2023): nearly all the time of a decode goes into reading K and V,
-and a GPU reads at full speed only if all of it takes part.
+and a GPU reads at full speed only if all its multiprocessors take part.
 
     context_lens   [768, 96, 512]
     splits         [  3,  1,   2]          of 256 tokens; 96 are too few to be split
@@ -36,8 +36,8 @@ def count_splits(
 ):  # fmt: skip
     """Splits of each sequence: (SEQS,), 0 past the last one.
 
-    A sequence gets its share of the scratch rows, as many as its share of all tokens, but
-    no split below MIN_SPLIT tokens. Rounded down: those that are split fit into the scratch.
+    A sequence gets scratch rows in proportion to its tokens, but no split has fewer than MIN_SPLIT
+    tokens. The number is rounded down, so that all splits fit into the scratch.
     """
     index = tl.arange(0, SEQS)
     visible = tl.load(context_lens + index, mask=index < num_seqs, other=0).to(tl.int32)
@@ -68,8 +68,9 @@ def write_split(
     out, partial, lse, counts, count, sequence, split, top, total, acc, head, is_head, place, mask,
     SEQS: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Write what the heads `head` (ROWS,) found in a split: to the output if it is the only one of
-    its sequence, else to the scratch. place, mask: (ROWS, PAD), in a row of (HEADS, HEAD_DIM)."""
+    """Write the result of a split for the heads `head` (ROWS,): to the output if it is the only
+    split of its sequence, else to the scratch. place, mask: (ROWS, PAD), in a row of
+    (HEADS, HEAD_DIM)."""
     # No key at all (an empty split, or padding of the batch): 0, and not 0 / 0.
     total = tl.where(total > 0, total, 1.0)
     result = acc / total[:, None]
@@ -121,7 +122,7 @@ def join_splits_kernel(
 
 
 class Scratch(NamedTuple):
-    """What the splits of one call found, in float32. Made once, used again in every step."""
+    """The results of the splits of one call, in float32. Made once, used again in every step."""
 
     partial: torch.Tensor  # (rows, num_heads, head_dim): softmax(q k) v over the split alone
     lse: torch.Tensor  # (rows, num_heads): log2 of the sum of 2^score
@@ -130,7 +131,8 @@ class Scratch(NamedTuple):
 def make_scratch(
     num_heads: int, num_kv_heads: int, head_dim: int, device: torch.device, rows: int | None = None
 ) -> Scratch:
-    """Scratch for any batch of this model: `rows` splits at most, as many as fill the device."""
+    """Scratch for any batch of this model: `rows` splits at most, by default as many as fill the
+    device."""
     if rows is None:
         heads = min(num_heads, max(16, num_heads // num_kv_heads))  # of a program, at most
         rows = max(1, settings.num_programs(device) * heads // num_heads)
@@ -143,19 +145,19 @@ def make_scratch(
 
 
 class Splits(NamedTuple):
-    """One launch: how its work is divided, at most."""
+    """How the work of one launch is divided."""
 
     num_seqs: int
     items: int  # upper bound
-    longest: int  # splits that the width of the block tables allows one sequence
+    longest: int  # most splits of one sequence, by the width of the block tables
     scratch_rows: int
-    sizes: dict  # constants that both kernels have
+    sizes: dict  # constants of both kernels
 
 
 def plan_splits(
     q: torch.Tensor, max_context: int, programs: int, window: int | None, scratch: Scratch
 ) -> Splits:
-    """Divide the decode of q (S, num_heads, head_dim), S > 0; `programs`: of an item."""
+    """Divide the decode of q (S, num_heads, head_dim), S > 0. programs: programs per item."""
     num_seqs, _, head_dim = q.shape
     # No more splits than fill the device.
     rows = min(len(scratch.lse), max(1, settings.num_programs(q.device) // programs))

@@ -1,8 +1,8 @@
-"""What decode and prefill share: find the work of a program, then walk a block table.
+"""What decode and prefill share: finding the work of a program, then walking a block table.
 
-`locate` tells a program which sequence it works for; `walk` is attention itself, over
-the keys of that sequence a tile at a time, with the running softmax of chapter 04.
-Both are inlined into the kernels that call them.
+`locate` tells a program which sequence it works for. `walk` is attention itself, over the keys of
+that sequence, a tile at a time, with the running softmax of chapter 04. Both are inlined into the
+kernels that call them.
 """
 
 import triton
@@ -13,12 +13,12 @@ import triton.language as tl
 def locate(counts, item):
     """The owner of `item`, if sequence i owns the next counts[i] items after sequence i - 1.
 
-    counts (N,) -> (sequence, place of the item among its own). For an item
-    past the last one, the sequence is past all that own items.
+    counts (N,) -> (sequence, place of the item among the sequence's items). For an item past the
+    last one, the sequence is past all that own items.
 
         counts [3, 1, 2]   items 0 1 2 | 3 | 4 5   item 4 -> sequence 2, place 0
 
-    Every program counts for itself, so the host need not know how the work is divided.
+    Every program counts by itself, so the host need not know how the work is divided.
     """
     before = tl.cumsum(counts, 0) <= item  # sequences whose items all lie before this one
     sequence = tl.sum(before.to(tl.int32), 0)
@@ -42,9 +42,9 @@ def walk(
     position: (ROWS,), the last key that each row may see, and the WINDOW - 1 before it.
     scale: turns a dot product into an exponent of 2: log2(e) / sqrt(head_dim).
 
-    A tile is TILE tokens, whatever the block size: it may span blocks or be part of one. The
-    last one is whole, or no row sees a key from `end` on. MASKED is False where the caller
-    knows that every row sees every key.
+    A tile is TILE tokens, whatever the block size: it may span blocks or be part of one. If the
+    last tile is not whole, no row may see a key from `end` on. MASKED is False if the caller knows
+    that every row sees every key.
     """
     column = tl.arange(0, q.shape[1])
     for at in range(start, end, TILE):
@@ -55,7 +55,7 @@ def walk(
         # 64 bits before this product: 2**31 elements are a pool of only 4 GiB in float16.
         row = kv + (block * BLOCK_SIZE + place % BLOCK_SIZE) * (2 * KV_ROW)  # (TILE,) pointers
         mask = held[:, None] & (column < WIDTH)[None, :]
-        # Zeros where nothing is read: whatever lies there, NaN too, must not reach a sum.
+        # Zeros where nothing is read: whatever lies there, perhaps NaN, must not reach a sum.
         k = tl.load(row[:, None] + column[None, :], mask=mask, other=0.0)  # (TILE, PAD)
         v = tl.load(row[:, None] + (KV_ROW + column)[None, :], mask=mask, other=0.0)
         if WIDEN:  # the interpreter's bfloat16 products are wrong
@@ -68,7 +68,7 @@ def walk(
             if WINDOW:
                 visible = visible & (key[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, -float("inf"))
-        # Scaled here and in the exponent, where it is one instruction with the difference.
+        # Scaled here and in the exponent, where one instruction scales and subtracts.
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         # A row that has seen no key yet: -inf - -inf would be NaN.
         base = tl.where(new_top == -float("inf"), 0.0, new_top)

@@ -1,15 +1,15 @@
-"""Many engines: which of them gets a request, what that is worth, and how K and V get about.
+"""Many engines: which of them gets a request, what that gains, and how K and V travel.
 
-routing       policies: round robin, least loaded, sticky sessions, by prefix with a load
+routing       policies: round robin, least loaded, sticky sessions, by prefix and load
 simulate      N workers, their caches, a store behind them, prefill and decode apart
 shared_store  blocks in a Valkey or Redis server, or in Mooncake's store: `EngineConfig.store`
 breaker       what fails is left alone for a while
 local_server  a server of one's own, for as long as it is needed; `local_mooncake` is Mooncake's
 handover      who holds which block while K and V go from one worker to another
-apart         prefill and decode on different workers, for real; `apart_front` gives them requests
+apart         prefill and decode on different workers; `apart_front` gives them requests
 connector     how K and V get there; also zmq_connector and nixl_connector
 worker        an engine that computes for others, a turn at a time
-front         requests to workers, by a routing policy; those of a dead worker to another
+front         sends requests to workers by a routing policy, and those of a dead worker to others
 actors        workers as Ray actors; `ray_cluster` is what they run on
-serve         a front by HTTP
+serve         a front over HTTP
 """

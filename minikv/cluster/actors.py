@@ -3,12 +3,12 @@
     with ray_workers(4, "tinypy", EngineConfig()) as workers, Front(workers, ByPrefix) as front:
         …
 
-Ray's part is to place the processes, to notice that one has died, and to start it again, if need be
-on another machine. What a dead worker was doing is the front's part.
+Ray places the processes, notices when one has died, and starts it again, if necessary on another
+machine. The front takes care of what a dead worker was doing.
 
 Why actors, and not a deployment of Ray Serve: Serve brings a router, an HTTP server and replicas of
-its own, and chooses the replica itself. Here the routing is what is to be seen, and two calls are
-all that a worker must answer.
+its own, and chooses the replica itself. Here routing is what the course shows, and a worker has
+only two calls to answer.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,12 +23,12 @@ from minikv.cluster.worker import EngineWorker, Hello, Job, Turn
 from minikv.config import EngineConfig
 from minikv.errors import require_int
 
-STARTING = 300  # seconds until a worker must be there, with its model loaded and compiled
+STARTING = 300  # seconds until a worker must be ready, with its model loaded and compiled
 
 
 class RayWorker:
-    """A `minikv.cluster.front.Worker` in an actor of its own, made when it is started first.
-    `patience`: seconds that a turn may take."""
+    """A `minikv.cluster.front.Worker` in an actor of its own, made when it is first started.
+    patience: seconds that a turn may take."""
 
     def __init__(self, make: Callable[[], Any], patience: float):
         self.ray, self.make, self.patience = import_ray(), make, patience
@@ -58,7 +58,7 @@ class RayWorker:
         except self.ray.exceptions.RayActorError as error:
             raise WorkerLost(str(error)) from error
         except (self.ray.exceptions.RayError, TimeoutError) as error:
-            self.ray.kill(self.actor, no_restart=False)  # it failed or hangs: begin anew
+            self.ray.kill(self.actor, no_restart=False)  # it failed or hangs: Ray starts it again
             raise WorkerLost(str(error)) from error
 
 
@@ -72,12 +72,12 @@ def ray_workers(
     patience: float = 60.0,
     turn_seconds: float = 0.02,
 ) -> Iterator[list[RayWorker]]:
-    """That many engines, each in a process with one core; they end with the block. A process begins
-    when its worker is started.
+    """`number` engines, each in a process with one core; they end with the `with` block. A process
+    begins when its worker is started.
 
-    address: of a running Ray cluster, "auto" for the one of this machine. minikv and the model must
-    be on each of its machines. Default: a Ray of its own, on 127.0.0.1, which ends with the block.
-    Raises RuntimeError if there is no room for the workers, or no model.
+    address: of a running Ray cluster, "auto" for this machine's; minikv and the model must be on
+    each of its machines. Default: a new Ray on 127.0.0.1, which ends with the `with` block. Raises
+    RuntimeError if there are too few cores for the workers.
     """
     require_int("number", number, 1)
     ray = import_ray(alone=address is None)

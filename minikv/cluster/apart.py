@@ -1,4 +1,4 @@
-"""Prefill and decode on different workers: each an engine, and what it says to the others.
+"""Prefill and decode on different workers: each is an engine and the messages that it sends.
 
     front ── submit ──> decode worker ── prefill ──> prefill worker
                            allocates blocks              computes the prompt; after each layer's
@@ -7,16 +7,16 @@
                                          <── finished, with the first token
       <── progress ──   decodes
 
-What travels are the prompt's whole blocks; the decode worker computes the few tokens behind them,
-as after every prefix-cache hit. They enter its prefix cache, so that the scheduler treats them like
+The prompt's whole blocks are handed over; the decode worker computes the few tokens after them, as
+after every prefix-cache hit. The blocks enter its prefix cache, so the scheduler treats them like
 all others, and a request that loses them computes them again.
 
-Whatever fails between the two, the decode worker computes the prompt itself: the prefill worker is
-dead, slow or full, a block is damaged, or its K and V are those of other weights. What a block may
-be used for, and when, is in `handover`.
+If anything fails between the two, the decode worker computes the prompt itself: the prefill worker
+may be dead, slow or full, a block damaged, or its K and V those of other weights. Who may use a
+block, and when, is in `handover`.
 
-Workers are driven by `step`, which never waits: by a loop in a process of its own (`apart_front`),
-or by hand, several in one process, which is how they are tested.
+Workers are driven by `step`, which never waits: by a loop in a process of their own
+(`apart_front`), or, as in the tests, by hand, several in one process.
 """
 
 import time
@@ -60,21 +60,21 @@ from minikv.tiers.names import Name, block_names, root_name
 from minikv.validation import make_request
 
 Clock = Callable[[], float]
-PLAIN_SALTS = str | int | float | bool | None  # that JSON has
+PLAIN_SALTS = str | int | float | bool | None  # those that JSON has
 
 
 class Worker:
-    """What both kinds of worker do: read their mail, and notice who is silent.
+    """What both kinds of worker do: read their mail, and notice which peers are silent.
 
     lease: seconds after which a silent peer is given up. It must be longer than the longest step,
-    for a worker that computes does not answer.
+    because a worker does not answer while it computes.
     """
 
     def __init__(self, engine: Engine, mail: Mail, lease: float, clock: Clock):
         if engine.lm.device.type != "cpu":
-            raise ValueError(f"lm: hand-over needs a model on the CPU, it is on {engine.lm.device}")
+            raise ValueError(f"lm: hand-over needs a model on the CPU, was on {engine.lm.device}")
         self.engine, self.mail, self.lease, self.clock = engine, mail, lease, clock
-        self.heard: dict[str, float] = {}  # by peer of a request that is under way
+        self.heard: dict[str, float] = {}  # when, by peer of a request that is under way
         self._last_ping = clock()
         self._identity: tuple[Any, bytes] = None, b""
 
@@ -90,7 +90,7 @@ class Worker:
         return self.mail.send(peer, Message(kind, self.mail.address, ticket, body))
 
     def read_mail(self) -> None:
-        """Handle all messages. What cannot be understood is logged and dropped."""
+        """Handle all messages. A message that cannot be understood is logged and dropped."""
         for message in self.mail.receive():
             if message.sender in self.heard:
                 self.heard[message.sender] = self.clock()
@@ -106,11 +106,11 @@ class Worker:
         self.send(message.sender, "pong", message.ticket)
 
     def on_pong(self, message: Message) -> None:
-        pass  # that it came is all
+        pass  # `read_mail` has noted that it came
 
     def silent_peers(self, waits_for: Iterable[tuple[Ticket, str]]) -> list[str]:
-        """Those not heard of for a lease, among the peers of these tickets. The others are asked
-        for a sign of life now and then."""
+        """The peers of these tickets that were silent for a lease. The others are asked for a sign
+        of life now and then."""
         now = self.clock()
         tickets: dict[str, list[Ticket]] = {}
         for ticket, peer in waits_for:
@@ -120,7 +120,11 @@ class Worker:
             self._last_ping = now
             for peer, its in tickets.items():
                 self.send(peer, "ping", tickets=its)
-        return [peer for peer in tickets if now - self.heard[peer] > self.lease]
+        return [peer for peer in tickets if self.is_silent(peer)]
+
+    def is_silent(self, peer: str, grace: float = 0.0) -> bool:
+        """Whether we wait for this peer, and have not heard of it for a lease and `grace`."""
+        return self.clock() - self.heard.get(peer, self.clock()) > self.lease + grace
 
 
 def names_of(
@@ -144,7 +148,7 @@ def params_to_json(params: SamplingParams) -> dict[str, Any]:
 
 
 class NotingScheduler(Scheduler):
-    """Remembers its last plan, for a batch does not say whose tokens it has."""
+    """Remembers its last plan, because a batch does not say whose tokens it has."""
 
     plan = Plan()
 
@@ -154,8 +158,8 @@ class NotingScheduler(Scheduler):
 
 
 class SavingAttention(AttentionBackend):
-    """A backend that says when a layer has written its K and V. Always layer by layer: a batch that
-    is computed in one call has no moment at which one layer is ready."""
+    """A backend that says when a layer has written its K and V. It always computes layer by layer:
+    if a batch is computed in one call, there is no moment at which one layer is ready."""
 
     def __init__(self, inner: AttentionBackend, save_layer: Callable[[int], None]):
         self.inner, self.store, self.save_layer = inner, inner.store, save_layer
@@ -183,8 +187,8 @@ class Job:
     request_id: int
     names: list[Name]  # of its whole blocks
     target: Any  # where they go: see `Receiver.start_load_kv`
-    first: int  # the peer has the blocks before this one
-    sent: list[int]  # by layer: blocks that are on their way
+    first: int  # the peer has the blocks before this one already
+    sent: list[int]  # by layer: the first block that has not been sent
     failed: str = ""  # why, if a save did not go well
     answer: dict[str, Any] = field(default_factory=dict)  # of "finished", once it is known
 
@@ -192,7 +196,7 @@ class Job:
 class PrefillWorker(Worker):
     """Computes prompts, and writes their K and V into the blocks of decode workers."""
 
-    REMEMBERED = 10_000  # tickets that are over
+    REMEMBERED = 10_000  # finished tickets
 
     def __init__(
         self,
@@ -204,7 +208,7 @@ class PrefillWorker(Worker):
         lease: float = 10.0,
         clock: Clock = time.monotonic,
     ):
-        """most_waiting: prompts that may be unfinished at a time; a further one is refused."""
+        """most_waiting: prompts that may be unfinished at a time; more are refused."""
         self.sender, self.most_waiting = sender, require_int("most_waiting", most_waiting, 1)
         self.jobs: dict[Ticket, Job] = {}
         self._by_request: dict[int, Job] = {}
@@ -243,7 +247,7 @@ class PrefillWorker(Worker):
         """A decode worker has allocated blocks for a prompt."""
         body, ticket = message.body, message.ticket
         if ticket in self.jobs or ticket in self.over:
-            return  # said twice, or overtaken by its abort: the blocks may be another's by now
+            return  # sent twice, or overtaken by its abort: the blocks may be another's by now
         reason = ""
         if len(self.jobs) >= self.most_waiting:
             reason = f"{len(self.jobs)} prompts wait here already"
@@ -265,7 +269,7 @@ class PrefillWorker(Worker):
         self.jobs[ticket] = self._by_request[request_id] = job
 
     def on_abort(self, message: Message) -> None:
-        """The request is gone. "Finished" is said once no transfer is under way."""
+        """The request is gone. Say "finished" when no transfer is under way."""
         job = self.jobs.get(message.ticket)
         if job is None:
             self._finished(message.sender, message.ticket, token_ids=None, reason="unknown")
@@ -279,7 +283,7 @@ class PrefillWorker(Worker):
                 self._finished(message.sender, ticket, token_ids=None, reason="unknown")
 
     def _save_layer(self, layer: int) -> None:
-        """Attention of one layer has run: what is full there leaves, while the next ones run."""
+        """Attention of one layer has run: send its full blocks while the next layers run."""
         plan = self.engine.scheduler.plan  # type: ignore[attr-defined]
         size, store = self.engine.config.block_size, self.engine.store
         for sequence, num_tokens in zip(plan.sequences, plan.num_tokens, strict=True):
@@ -304,7 +308,7 @@ class PrefillWorker(Worker):
             )
 
     def _collect(self) -> None:
-        """Release what is not read any more, and say "finished" where that was the last."""
+        """Release blocks that are not read any more, and say "finished" after a job's last ones."""
         for number, went_well in self.sender.get_finished():
             job = self._posted.pop(number)
             if not went_well:
@@ -367,7 +371,7 @@ class Load:
 class DecodeWorker(Worker):
     """Lets prefill workers write into its blocks, verifies what they wrote, and continues."""
 
-    REMEMBERED = 1000  # requests whose last message is kept, for a front that has not got it
+    REMEMBERED = 1000  # requests whose last message is kept, in case the front has not got it
 
     def __init__(
         self,
@@ -379,10 +383,10 @@ class DecodeWorker(Worker):
         lease: float = 10.0,
         clock: Clock = time.monotonic,
     ):
-        """most_waiting: requests that may be unfinished at a time; a further one is refused."""
+        """most_waiting: requests that may be unfinished at a time; more are refused."""
         engine = Engine(lm, config)
         if engine.cache is None:
-            raise ValueError("prefix_cache: must be True, for what arrives is put into it")
+            raise ValueError("prefix_cache: must be True, because what arrives is put into it")
         super().__init__(engine, receiver, lease, clock)
         self.receiver, self.most_waiting = receiver, require_int("most_waiting", most_waiting, 1)
         self.landings = Landings(engine.pool, engine.lm.config.num_layers)
@@ -391,7 +395,7 @@ class DecodeWorker(Worker):
         self.running: dict[int, Ticket] = {}  # by the engine's request id
         self.told: OrderedDict[Ticket, dict[str, Any]] = (
             OrderedDict()
-        )  # last "progress" of what is over
+        )  # the last "progress" of finished requests
         self.num_taken = 0  # hand-overs that went well
         self.num_computed_here = 0  # prompts that another worker should have computed
         self.num_bad = 0  # layers of blocks that were refused
@@ -410,15 +414,17 @@ class DecodeWorker(Worker):
         landings = self.landings.landings.items()
         for peer in self.silent_peers([(ticket, one.peer) for ticket, one in landings]):
             self.receiver.forget(peer)
-            for ticket in self.landings.lost(peer):
+            for ticket in self.landings.given_up(peer):
                 self._compute_here(ticket)
+            if self.is_silent(peer, self.receiver.grace):
+                self.landings.lost(peer)
         if self.engine.has_unfinished and not self._must_wait():
             for output in self.engine.step():
                 self._tell(self.running[output.request_id], output)
         return bool(self.fronts or self.landings.landings)
 
     def _must_wait(self) -> bool:
-        """Whether nothing can run before a landing ends: those in the queue need its blocks."""
+        """Whether nothing can run before a landing ends, because the queue needs its blocks."""
         engine = self.engine
         scheduler = engine.scheduler
         if scheduler.running or not scheduler.waiting or not self.landings.landings:
@@ -429,10 +435,10 @@ class DecodeWorker(Worker):
     # ── Requests ──────────────────────────────────────────────────────────────
 
     def on_submit(self, message: Message) -> None:
-        """A front's request. Refused for good if it could never run here, or until later if there
-        is no room for it now."""
+        """A front's request. It is refused for good if it could never run here, or for now if there
+        is no room."""
         ticket, body = message.ticket, message.body
-        if ticket in self.told:  # said again: the answer may have been lost
+        if ticket in self.told:  # sent again: the answer may have been lost
             self.send(message.sender, "progress", ticket, **self.told[ticket])
         if ticket in self.told or ticket in self.fronts:
             return
@@ -471,7 +477,7 @@ class DecodeWorker(Worker):
         del self.fronts[ticket]
 
     def on_stats(self, message: Message) -> None:
-        """How hand-overs went, for whoever asks."""
+        """Answer with how hand-overs went."""
         self.send(
             message.sender, "stats", message.ticket, taken=self.num_taken,
             computed_here=self.num_computed_here, bad=self.num_bad,
@@ -488,19 +494,20 @@ class DecodeWorker(Worker):
         first = len(hit.block_ids)
         if (
             peer is None
+            or self.is_silent(peer)  # perhaps dead, and what it gets is kept for a while
             or first == len(names)
             or len(names) * size < engine.config.min_prefix_tokens
         ):
             self.running[engine.add_request(prompt_ids, params)] = ticket
             return ""
-        # Those that run or wait go first, and each that runs may need one block more.
+        # Running and waiting requests go first, and each running one may need one block more.
         waiting = sum(blocks_for(len(one.token_ids), size) for one in scheduler.waiting)
         needed = blocks_for(len(prompt_ids) + 1, size) - first
         cache.lock(hit.node)
         room = engine.pool.num_free + cache.num_evictable_blocks - waiting - len(scheduler.running)
         if needed > room or not make_room(scheduler, needed):
             cache.unlock(hit.node)
-            return f"{needed} blocks are needed, there is room for {max(0, room)}"
+            return f"it needs {needed} blocks, there is room for {max(0, room)}"
         for block_id in hit.block_ids:
             engine.pool.acquire(block_id)
         block_ids = self.landings.begin(ticket, peer, len(names) - first)
@@ -509,12 +516,12 @@ class DecodeWorker(Worker):
         self.loads[ticket] = Load(
             peer, prompt_ids, params, names, hit.node, hit.block_ids, block_ids
         )
-        self.heard[peer] = self.clock()
         self.send(
             peer, "prefill", ticket, prompt_ids=prompt_ids, params=params_to_json(params),
             first=first, identity=self.identity.hex(),
             target=self.receiver.start_load_kv(peer, block_ids),
         )  # fmt: skip
+        self.heard.setdefault(peer, self.clock())  # now: the first load from a peer takes its time
         return ""
 
     def _compute_here(self, ticket: Ticket) -> None:
@@ -550,7 +557,7 @@ class DecodeWorker(Worker):
     # ── Hand-over ─────────────────────────────────────────────────────────────
 
     def on_layer(self, message: Message) -> None:
-        """Blocks of one layer: in the message, or in the store already. Verified either way."""
+        """Blocks of one layer, in the message or in the store already. Both are verified."""
         body, load, store = message.body, self.loads.get(message.ticket), self.engine.store
         if load is None or load.peer != message.sender:
             return
@@ -577,7 +584,7 @@ class DecodeWorker(Worker):
             self._conclude_if_complete(message.ticket, load)
 
     def on_finished(self, message: Message) -> None:
-        """The prefill worker writes no more, and has said so with its first tokens, or without."""
+        """The prefill worker will write no more. Its message has first tokens, unless it failed."""
         ticket, token_ids = message.ticket, message.body["token_ids"]
         landing, load = self.landings.landings.get(ticket), self.loads.get(ticket)
         if landing is None or landing.peer != message.sender:
@@ -585,7 +592,7 @@ class DecodeWorker(Worker):
         if load is None:
             self.landings.finished(ticket)  # aborted
         elif token_ids is None or load.first_tokens is not None:
-            # It has failed, or it does not know the ticket any more: no notice will follow.
+            # It has failed, or it has forgotten the ticket: no notice will follow.
             log.info("%s: the prompt is computed here: %s", ticket, message.body.get("reason"))
             self._conclude(ticket, load, token_ids)
         else:
@@ -593,7 +600,7 @@ class DecodeWorker(Worker):
             self._conclude_if_complete(ticket, load)
 
     def _conclude_if_complete(self, ticket: Ticket, load: Load) -> None:
-        """The peer has finished: continue, once the notices of all that it wrote are here."""
+        """The peer has finished: continue if the notices of all that it wrote are here."""
         if load.is_bad or not self.landings.landings[ticket].missing:
             self._conclude(ticket, load, load.first_tokens)
 
@@ -617,7 +624,7 @@ class DecodeWorker(Worker):
         self.running[resume(self.engine, load.prompt_ids, load.params, first_tokens)] = ticket
 
     def _share(self, load: Load, block_ids: list[int]) -> None:
-        """Give the prefix cache the blocks that have arrived, and let go of them."""
+        """Give the prefix cache the blocks that have arrived, and release them."""
         engine = self.engine
         tokens = load.prompt_ids[: len(load.names) * engine.config.block_size]
         self.cache.insert(tokens, [*load.hit_ids, *block_ids], load.params.cache_salt)
@@ -625,8 +632,8 @@ class DecodeWorker(Worker):
             engine.pool.release(block_id)
 
     def _start_over_if_broken(self) -> None:
-        """After an interrupt or new weights the engine begins with an empty pool. Peers write on,
-        so their blocks are held there, too; what they write is not used."""
+        """After an interrupt or new weights the engine begins with an empty pool. Peers still
+        write, so their blocks are held in the new pool, too; what they write is not used."""
         self.engine._recover()
         if self.landings.pool is self.engine.pool:
             return

@@ -1,12 +1,13 @@
-"""The front of prefill and decode workers: requests in, tokens out, whoever dies.
+"""The front of prefill and decode workers: requests in, tokens out, even if workers die.
 
     python -m minikv.cluster.apart_front prefill MODEL
     python -m minikv.cluster.apart_front decode MODEL
 
-start one worker in this process, over ZMQ; it prints its address, and ends when its input ends.
+start one worker in this process, over ZMQ unless `--transport nixl`. It prints its address, and
+ends when its input ends.
 
-`Front` chooses the workers of each request, gives a request that was refused to another one, or
-back to the same later, and one whose decode worker has died to another one from its beginning: the
+`Front` chooses the workers of each request. A refused request goes to another worker, or later to
+the same one. If a decode worker dies, another one computes its requests from the beginning: the
 seed is fixed, so the same tokens come again. `local_workers` starts processes on this machine.
 """
 
@@ -70,7 +71,7 @@ class Front:
         lease: float = 10.0,
         clock: Clock = time.monotonic,
     ):
-        """prefill: may be empty; the decode workers then compute the prompts as well."""
+        """prefill: may be empty; then the decode workers compute the prompts, too."""
         if not decode:
             raise ValueError("decode: at least one decode worker is needed")
         self.mail, self.lease, self.clock = mail, lease, clock
@@ -95,7 +96,7 @@ class Front:
         return number
 
     def abort(self, number: int) -> None:
-        """Stop a request; what it had is in its answer. One that is finished stays as it is."""
+        """Stop a request; its tokens so far are in its answer. A finished one stays as it is."""
         asked = self.asked.pop(number, None)
         if asked is None:
             return
@@ -104,7 +105,7 @@ class Front:
         answer.finish_reasons = [one or "abort" for one in answer.finish_reasons] or ["abort"]
 
     def poll(self) -> set[int]:
-        """Read mail, give out what waits, notice who is silent. Returns the requests that have
+        """Read mail, place waiting requests, notice silent workers. Returns the requests that have
         news in `answers`."""
         news: set[int] = set()
         for message in self.mail.receive():
@@ -147,7 +148,7 @@ class Front:
     # ── Workers ───────────────────────────────────────────────────────────────
 
     def add_worker(self, role: str, address: str) -> None:
-        """A worker that was started later, for "prefill" or "decode"."""
+        """Use a worker that was started later, for "prefill" or "decode"."""
         {"prefill": self.prefill, "decode": self.decode}[role].append(address)
         self.heard[address] = self.clock()
 
@@ -199,7 +200,7 @@ class Front:
             if asked.decode is None and now >= asked.not_before:
                 self._give(number, asked)
             elif asked.decode is not None and now - asked.last_sign > self.lease / 3:
-                asked.last_sign = now  # a message may have been lost: say it again
+                asked.last_sign = now  # a message may have been lost: send it again
                 self._submit(asked)
 
     def _on_progress(self, number: int, message: Message, news: set[int]) -> None:
@@ -207,7 +208,7 @@ class Front:
         asked.last_sign = self.clock()
         before = answer.token_ids or [[] for _ in message.body["token_ids"]]
         both = zip(message.body["token_ids"], before, strict=True)
-        # An earlier message may come later, and another attempt begins with the first token.
+        # Messages may come out of order, and another attempt begins with the first token.
         answer.token_ids = [new if len(new) >= len(old) else old for new, old in both]
         news.add(number)
         if None not in message.body["finish_reasons"]:
@@ -243,7 +244,7 @@ class Process:
     process: subprocess.Popen
 
     def kill(self) -> None:
-        """End it as kill -9 does: it can say nothing more."""
+        """End it as kill -9 does, without a last message."""
         self.process.kill()
         self.process.wait()
 
@@ -260,7 +261,7 @@ def local_workers(
 ) -> Iterator[list[Process]]:
     """Worker processes on this machine, all with this model and these values of EngineConfig. They
     are killed at the end, whatever happens; they end by themselves if this process dies."""
-    cluster_key()  # the same for all, and for us
+    cluster_key()  # before they start: they inherit it
     roles = ["prefill"] * prefill + ["decode"] * decode
     processes: list[subprocess.Popen] = []
     try:
@@ -331,7 +332,7 @@ def main() -> None:
 
 
 def _wait_for_end(then: Callable[[], None]) -> None:
-    """Our parent holds the other end of our input."""
+    """Call `then` when the parent ends: it holds the other end of our input."""
     while sys.stdin.read(1):
         pass
     then()

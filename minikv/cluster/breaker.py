@@ -1,4 +1,4 @@
-"""A circuit breaker: what fails is left alone for a while, so that it cannot delay its callers."""
+"""A circuit breaker: leaves what has failed alone for a while, so that it cannot delay callers."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ class Breaker:
         return self.wait > 0
 
     def allows(self) -> bool:
-        """Whether to call now. After True, say `worked` or `failed`.
+        """Whether to call now. After True, report with `worked` or `failed`.
 
         While it is open: False until the time of the next trial, then True once. With that True the
         wait is doubled, and the next trial is a whole wait from now. So no other caller goes
@@ -55,7 +55,7 @@ class Breaker:
 
     def failed(self) -> bool:
         """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
-        as long as before, for the trial has doubled it already. Returns whether it was closed.
+        as long as before, because the trial has doubled it already. Returns whether it was closed.
         """
         with self._lock:
             was_open = self.is_open

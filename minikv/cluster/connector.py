@@ -1,6 +1,6 @@
-"""How K and V, and the words about them, get from one worker to another.
+"""How K and V, and the messages about them, get from one worker to another.
 
-The calls have the names of vLLM's KV connectors, and stand for the same moments:
+The calls have the names of vLLM's KV connectors, and are made at the same moments:
 
     prefill side (Sender)                   decode side (Receiver)
     save_kv_layer   a layer's attention     start_load_kv   blocks are allocated: let this peer
@@ -8,10 +8,10 @@ The calls have the names of vLLM's KV connectors, and stand for the same moments
                     may leave
     get_finished    which saves have ended  receive         "layer": these blocks are there
 
-Both sides name their memory once (`register_kv_caches`) and send messages. No call waits: what
-cannot be sent at once has failed, and what has failed is computed again.
+Both sides register their memory once (`register_kv_caches`) and send messages. No call waits: what
+cannot be sent at once has failed, and the receiver computes what has failed.
 
-`LocalConnector` connects workers within one process. `zmq_connector` and `nixl_connector` are for
+`LocalConnector` connects workers within one process. `zmq_connector` and `nixl_connector` connect
 processes, on one machine or on many.
 """
 
@@ -36,13 +36,13 @@ MISSING = '{} is not installed: pip install "minikv[distributed]"'
 
 @dataclass(frozen=True)
 class Message:
-    """One message about one request. `body` is made of what JSON has."""
+    """One message about one request. `body` must be possible in JSON."""
 
     kind: str
-    sender: str  # an address, at which it can be answered
+    sender: str  # the address for an answer
     ticket: str = ""
     body: dict[str, Any] = field(default_factory=dict)
-    data: bytes | None = None  # K and V that travel with it, if the transport does not write them
+    data: bytes | None = None  # K and V, if the transport sends them as messages
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,23 @@ class Save:
 
 
 class Mail(Protocol):
-    """Messages alone: all that a front needs."""
+    """Only messages: all that a front needs."""
 
-    address: str  # another one after every restart
+    address: str  # changes with every restart
 
     def send(self, peer: str, message: Message) -> bool:
-        """Send without waiting. False: it is not sent. True: it may still be lost."""
+        """Send without waiting. Returns False if it is not sent; after True it may still be
+        lost."""
         ...
 
     def receive(self) -> list[Message]:
-        """What has come since the last call."""
+        """The messages that have come since the last call."""
         ...
 
     def forget(self, peer: str) -> None:
-        """The peer is given up: from now on nothing of it changes our memory, and what was to be
-        sent to it is dropped. A later `start_load_kv` begins anew with it."""
+        """The peer is given up: what was to be sent to it is dropped, and from now on nothing of it
+        changes our memory, unless `grace` says otherwise. A later `start_load_kv` begins anew with
+        it."""
         ...
 
     def close(self) -> None: ...
@@ -87,24 +89,26 @@ class Sender(Mail, Protocol):
         ...
 
     def save_kv_layer(self, save: Save) -> None:
-        """Begin to write blocks into the peer's. Never raises: a failure is told later."""
+        """Begin to write blocks into the peer's. Never raises: `get_finished` reports failures."""
         ...
 
     def get_finished(self) -> list[tuple[int, bool]]:
-        """(number, went well) of the saves that have ended since the last call: our blocks are not
-        read for them any more."""
+        """(number, went well) of the saves that have ended since the last call. They do not read
+        our blocks any more."""
         ...
 
 
 class Receiver(Mail, Protocol):
     """The decode side."""
 
+    grace: float  # seconds for which a peer that we forgot may still write; 0: it cannot
+
     def register_kv_caches(self, store: KVStore) -> None:
         """Name the memory that is written to."""
         ...
 
     def start_load_kv(self, peer: str, block_ids: list[int]) -> Any:
-        """Let a peer write into these blocks; returns, as JSON, what it has to be told."""
+        """Let a peer write into these blocks; returns, for JSON, what the peer has to know."""
         ...
 
 
@@ -112,7 +116,7 @@ class Receiver(Mail, Protocol):
 
 
 def identity_for(engine: Engine) -> bytes:
-    """32 bytes for what K and V depend on besides the tokens: two workers hand over only if these
+    """32 bytes for what K and V depend on besides the tokens. Two workers hand over only if theirs
     are equal."""
     parts = parts_of(engine.store).items()
     facts = {
@@ -126,7 +130,7 @@ def identity_for(engine: Engine) -> bytes:
 
 
 def views(store: KVStore, layer: int, block_id: int) -> list[memoryview]:
-    """The bytes of one layer of a block, part by part, as they lie there."""
+    """The bytes of one layer of a block, part by part, without a copy."""
     return [bytes_of(part[layer, block_id]) for part in parts_of(store).values()]
 
 
@@ -153,7 +157,7 @@ def fill(store: KVStore, layer: int, block_id: int, data: memoryview | bytes) ->
 
 @dataclass(frozen=True)
 class Parcel:
-    """What is on its way: a message, or blocks with the message that follows them."""
+    """A message on its way, or blocks with the message that follows them."""
 
     receiver: str
     message: Message
@@ -162,7 +166,7 @@ class Parcel:
 
 class LocalNetwork:
     """Connects workers of one process. Blocks are copied when they are delivered, from the sender's
-    memory as it is then, into the receiver's: like one-sided RDMA, which asks neither processor.
+    memory as it is then into the receiver's, as one-sided RDMA does without either processor.
 
     Delivers at once. A test overrides `carry` to deliver later, in another order, or never.
     """
@@ -178,12 +182,12 @@ class LocalNetwork:
         return self.ends[address]
 
     def carry(self, parcel: Parcel) -> None:
-        """Take a parcel on its way."""
+        """Begin to carry a parcel."""
         self.deliver(parcel)
 
     def deliver(self, parcel: Parcel) -> None:
-        """Let a parcel arrive. To a dead worker it does not, nor do blocks of one that was given
-        up: their sender learns that the save has failed."""
+        """Let a parcel arrive. Nothing arrives at a dead worker, nor do blocks from a sender that
+        was given up; that sender learns that the save has failed."""
         end, save = self.ends.get(parcel.receiver), parcel.save
         arrives = end is not None
         if save is not None:
@@ -209,12 +213,13 @@ class LocalConnector:
     """One end of a LocalNetwork."""
 
     store: KVStore
+    grace = 0.0
 
     def __init__(self, network: LocalNetwork, address: str):
         self.network, self.address = network, address
         self.inbox: list[Message] = []
         self.ended: list[tuple[int, bool]] = []
-        self.keys: dict[str, int] = {}  # by peer: what its writes have to show
+        self.keys: dict[str, int] = {}  # by peer: what it must show to write
         self._num_keys = 0
 
     def register_kv_caches(self, store: KVStore) -> None:

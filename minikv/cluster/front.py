@@ -1,28 +1,27 @@
-"""The front of a cluster: it takes requests, sends each to a worker, and answers though workers
+"""The front of a cluster: it takes requests, sends each to a worker, and answers even if workers
 die.
 
     with Front(workers, ByPrefix) as front:
         for delta in front.submit("def fib(n):", SamplingParams(max_tokens=64)):
             print(delta.text, end="")
 
-A thread for each worker gives it one turn after the other (`minikv.cluster.worker`), as long as it
-has jobs. What a turn brings goes to the streams of its requests; what the worker stored or removed
-goes to the router.
+One thread per worker gives it one turn after the other (`minikv.cluster.worker`), as long as it has
+jobs. The new tokens of a turn go to the streams of its requests; the names of the blocks that the
+worker stored or removed go to the router.
 
-A worker that dies takes nothing with it that is not known here. Its requests are sent to other
-workers, which compute them again from the prompt: a draw depends on seed and position alone, and
-the seed is fixed here, so the tokens are the same, and those that a client has are not sent twice.
-A request that `ATTEMPTS` workers have died of, without a new token in between, is given up: perhaps
-it kills them.
+If a worker dies, its requests are sent to other workers, which compute them again from the prompt.
+A draw depends only on seed and position, and the seed is fixed here, so the tokens are the same;
+those that a client has already are not sent twice. If `ATTEMPTS` workers die while they compute a
+request, without a new token in between, the request is given up: perhaps it kills them.
 
-There are two bounds: at most `max_requests` are taken at a time, and `Busy` is raised for one more;
-and a stream holds what its reader has not read, at most `max_tokens`. So a slow reader delays
-nobody. To leave a stream early cancels its request.
+There are two bounds. At most `max_requests` requests are taken at a time; for one more, `Busy` is
+raised. And a stream holds at most `max_tokens` tokens that its reader has not read, so a slow
+reader delays no other request. A request is cancelled when its stream is left early.
 
 With `at_first`, only that many workers are started. The others follow one by one, when more than
-`CROWD` requests per worker are under way or when a worker will never serve again. The newest of
-them is ended when it has had nothing to do for `IDLE` seconds, then the one before it. What its
-prefix cache held is lost, unless a store behind it has it too.
+`CROWD` requests per worker are under way or when a worker will never serve again. The newest added
+worker is ended when it has had nothing to do for `IDLE` seconds, then the one before it. What its
+prefix cache held is lost, unless a store has it, too.
 """
 
 import threading
@@ -47,7 +46,7 @@ from minikv.tiers.names import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
 
 ATTEMPTS = 3
-CROWD = 16  # requests per worker; with more of them, another worker is started
+CROWD = 16  # requests per worker; above that, another worker is started
 IDLE = 60.0  # seconds without a request, after which a worker that was added is ended
 
 
@@ -120,8 +119,8 @@ class Stream:
 
     @property
     def times(self) -> tuple[float, float, float]:
-        """When it was taken, had its first token, and was over, by `time.monotonic`; what has not
-        happened is at infinity."""
+        """When it was taken, had its first token, and ended, by `time.monotonic`; infinity for what
+        has not happened."""
         request = self._request
         return request.taken, request.first, request.ended
 
@@ -185,7 +184,7 @@ class Front:
         self.waiting: list[_Request] = []  # for a worker, while all are down
         self.num_requests = self.num_lost = self._next_id = 0
         self.is_closed = False
-        self._changed = threading.Condition()  # whatever is read or written above is under it
+        self._changed = threading.Condition()  # guards everything above
         self._threads = [
             threading.Thread(target=self._run, args=(index,), daemon=True)
             for index in range(len(self.workers))
@@ -200,7 +199,7 @@ class Front:
         self.close()
 
     def close(self) -> None:
-        """End the threads; whatever is unfinished ends with "abort". The workers stay."""
+        """End the threads; unfinished requests end with "abort". The workers stay."""
         with self._changed:
             self.is_closed = True
             for request in self._unfinished():
@@ -217,7 +216,7 @@ class Front:
         params = check_params(params)
         if params.n != 1:
             raise ValueError(f"n: a stream has one sample, was {params.n}")
-        if params.seed is None:  # all who compute this request must draw alike
+        if params.seed is None:  # every worker that computes this request must draw alike
             params = replace(params, seed=getrandbits(63))
         token_ids = self._ids(prompt)
         with self._changed:
@@ -246,7 +245,7 @@ class Front:
             if self.tokenizer is None:
                 raise ValueError("prompt: the model has no tokenizer; give token ids, not text")
             return self.tokenizer.encode(prompt).ids
-        return require_ids("prompt", prompt, 2**31)  # the worker knows how many there are
+        return require_ids("prompt", prompt, 2**31)  # the worker knows the vocabulary's size
 
     # ── Under the lock ────────────────────────────────────────────────────────
 
@@ -288,7 +287,7 @@ class Front:
             request.ticket = None
 
     def _apply(self, index: int, turn: Turn) -> None:
-        """Hand on what a turn has brought."""
+        """Pass on what a turn has brought."""
         lane = self.lanes[index]
         lane.stats = turn.stats
         self.router.stored(index, turn.stored)
@@ -346,7 +345,7 @@ class Front:
         self._changed.notify_all()
 
     def _shrink(self, index: int) -> None:
-        """Do without the worker that was started last."""
+        """Stop using the worker that was started last."""
         self.num_started = index
         self.lanes[index] = _Lane()
         self.router.lost(index)

@@ -7,10 +7,10 @@ side, and is free when both have ended:
     decode side    the request that wants the block, and the peer that may still write to it
     prefill side   the sequence that the block belongs to, and the transfers that still read it
 
-A request may end at any time: it is aborted, or its peer is dead. A write ends when the peer says
-that it has finished, or when the peer is lost and fenced: then the transport refuses whatever it
-would still write. Messages may come late, twice, or about what is long forgotten, so every
-hand-over has a ticket that is never used again.
+A request may end at any time: it is aborted, or its peer is silent. A write ends when the peer says
+that it has finished, or when the peer is lost: then the transport refuses whatever it would still
+write, or the peer has been silent for so long that it is taken for dead. Messages may come late,
+twice, or about what is long forgotten, so every hand-over has a ticket that is never used again.
 
 Nothing here moves a byte or knows a clock: the workers in `apart` tell it what has happened.
 """
@@ -31,7 +31,7 @@ class Landing:
     peer: str  # the worker that writes
     block_ids: list[int]  # in the order of the prompt
     missing: set[tuple[int, int]]  # (layer, index of the block) that has not arrived yet
-    is_wanted: bool = True  # by its request; False once that is aborted
+    is_wanted: bool = True  # by its request; False once that is aborted, or computed again
 
 
 class Landings:
@@ -39,8 +39,7 @@ class Landings:
 
     begin ─> arrived, arrived, … ─> finished: the caller gets the blocks
                                     finished with pieces missing: released
-                  aborted ─ waits for finished or lost, then: released
-                                        lost: released, and its request is computed again
+          aborted or given up ─ waits for finished or lost, then: released
     """
 
     def __init__(self, pool: BlockPool, num_layers: int):
@@ -94,14 +93,20 @@ class Landings:
         if landing is not None:
             landing.is_wanted = False
 
-    def lost(self, peer: str) -> list[Ticket]:
-        """The peer is dead, and fenced: nothing of it can be written any more. Releases all that it
-        was writing; returns the tickets of the requests that have to be computed again."""
-        gone = {ticket: one for ticket, one in self.landings.items() if one.peer == peer}
-        for ticket, landing in gone.items():
-            del self.landings[ticket]
-            self._release(landing)
-        return [ticket for ticket, landing in gone.items() if landing.is_wanted]
+    def given_up(self, peer: str) -> list[Ticket]:
+        """The peer is silent: it may be dead, or slow and still writing. Its blocks are kept until
+        `finished` or `lost`. Returns the tickets of the requests that have to be computed again."""
+        its = [ticket for ticket, one in self.landings.items() if one.peer == peer]
+        wanted = [ticket for ticket in its if self.landings[ticket].is_wanted]
+        for ticket in wanted:
+            self.aborted(ticket)
+        return wanted
+
+    def lost(self, peer: str) -> None:
+        """Nothing of the peer can be written any more: releases all that it was writing. Whoever
+        wanted it has given it up before."""
+        for ticket in [ticket for ticket, one in self.landings.items() if one.peer == peer]:
+            self._release(self.landings.pop(ticket))
 
     def hold_again(self, pool: BlockPool) -> None:
         """Continue with a pool that was made anew and has given out nothing yet: peers write to the

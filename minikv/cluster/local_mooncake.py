@@ -1,4 +1,4 @@
-"""Mooncake's store for as long as it is needed, on this machine alone: a master, and a process that
+"""Mooncake's store on this machine alone, for as long as it is needed: a master, and a process that
 lends it memory."""
 
 import socket
@@ -14,7 +14,7 @@ from minikv.cluster.local_server import HOST, PATIENCE, free_port
 from minikv.cluster.mooncake_store import MISSING
 from minikv.quant.settings import parse_bytes
 
-# The shell waits for a line, or for the end of its standard input, which comes when we are killed.
+# The shell waits for a line, or for the end of its standard input, which comes if we are killed.
 KEEPER = """\
 "$@" > /dev/null 2>&1 &
 echo $!
@@ -40,9 +40,9 @@ def find_programs() -> Path | None:
 
 @contextmanager
 def local_mooncake(memory: int | str = "256 MiB", port: int = 0) -> Iterator[LocalMooncake]:
-    """Start a master and a process that lends it `memory` bytes, and end them. They end with this
-    process too, however that ends. The second one listens on all of the machine's addresses, as
-    every client of Mooncake does: it cannot be told otherwise.
+    """Start a master and a process that lends it `memory` bytes, and end them with the `with`
+    block. They also end with this process, however that ends. The second one listens on all
+    addresses of the machine, as every client of Mooncake does; no option changes that.
 
     Raises ImportError without the package, and RuntimeError if they do not start.
     """
@@ -79,7 +79,7 @@ def _program(file: Path, options: list[str], port: int) -> Iterator[int]:
         _wait_until_it_listens(file.name, port)
         yield pid
     finally:
-        # A line, for a forked process may hold the other end open too. Waits for the shell.
+        # A line, because a forked process may hold our end open, too. Waits for the shell.
         keeper.communicate("end\n")
 
 

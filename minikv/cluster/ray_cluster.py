@@ -1,4 +1,4 @@
-"""A Ray cluster to work on: one that runs already, or one of this machine alone."""
+"""A connection to a Ray cluster: one that runs already, or a new one of this machine alone."""
 
 import os
 import secrets
@@ -14,14 +14,14 @@ OBJECT_STORE = 2**27  # bytes: little goes through it here, and Ray would take a
 
 
 def import_ray(alone: bool = False) -> Any:
-    """The module. Raises ImportError, with the way out, if it is not installed. `alone`: for this
-    machine only, so it listens at 127.0.0.1, under a token of its own. A cluster that runs already
-    has its own token, for Ray's RAY_AUTH_TOKEN."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
-    if alone:  # read when Ray is imported; on other systems than Linux it is Ray's default
+    """The module `ray`. Raises ImportError, with the way out, if it is not installed. alone: for a
+    cluster of this machine only, which listens at 127.0.0.1, under a token of its own. A cluster
+    that runs already has its own token: set Ray's RAY_AUTH_TOKEN to it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
+    if alone:  # read when Ray is imported; on systems other than Linux 0 is Ray's default
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        # Each call between Ray's processes has to show it, so no other user of this machine can run
-        # code here. Without ours, Ray would make one up and leave it in a file of the home folder.
+        # Each call between Ray's processes has to show this token, so no other user of this machine
+        # can run code here. Without it, Ray would make one up and keep it in the home folder.
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     try:
         import ray
@@ -36,8 +36,8 @@ def import_ray(alone: bool = False) -> Any:
 def connected(
     ray: Any, address: str | None, num_cpus: int | None, **options: Any
 ) -> Iterator[None]:
-    """Be connected to the cluster at `address`; if that is None, to a new one of this machine, with
-    `num_cpus` cores, which ends with the block. `options` are those of `ray.init`."""
+    """Connect to the cluster at `address`; if that is None, to a new one of this machine, with
+    `num_cpus` cores, which ends with the `with` block. `options` are those of `ray.init`."""
     options |= {"log_to_driver": False, "logging_level": "ERROR"}
     with _short_start() if address is None else nullcontext():
         try:
@@ -55,11 +55,11 @@ def connected(
 
 @contextmanager
 def _short_start() -> Iterator[None]:
-    """Let Ray's processes find this minikv, and do less when they begin.
+    """Let Ray's processes find this minikv, and start faster.
 
     Each of the eight imports jsonschema. If JupyterLab is installed, that builds a grammar for
-    addresses: two seconds of processor time, which nothing here needs. On a busy machine with two
-    cores Ray then gives up before its processes are there.
+    addresses, which takes two seconds of processor time and is not needed here. On a busy machine
+    with two cores Ray then gives up before its processes have started.
     """
     before = os.environ.get("PYTHONPATH")
     with TemporaryDirectory() as folder:

@@ -7,13 +7,13 @@
 
 A router knows what it has sent and what it was told: `computed` when a prompt is done, `stored` and
 `removed` when a worker has new blocks or has evicted some, `lost` and `back` when a worker has died
-and when another has taken its place. From that follow the loads, in prompt tokens that are still to
-be computed, and what each worker probably holds. A wrong belief costs time and never a token: the
-worker looks for itself.
+and when another has taken its place. It derives the loads, in prompt tokens that are still to be
+computed, and what each worker probably holds. A wrong belief costs time, but never changes a token,
+because the worker looks up the blocks itself.
 
-The balance of hit against load is that of other routers, in one unit. llm-d and NVIDIA Dynamo add
-weighted scores; SGLang's router sends to the longest match until the loads are too far apart. Here
-both are tokens: what waits at a worker, and what it would have to compute of this prompt.
+Other routers balance hit and load, too. llm-d and NVIDIA Dynamo add weighted scores; SGLang's
+router sends to the longest match until the loads are too far apart. Here both are in one unit,
+tokens: those that wait at a worker, and those of this prompt that it would have to compute.
 """
 
 from collections import deque
@@ -64,7 +64,7 @@ class Router:
         raise NotImplementedError
 
     def computed(self, ticket: Ticket) -> None:
-        """The prompt is computed, or its request has ended before that."""
+        """The prompt is computed, or its request ended before that."""
         self.loads[ticket.worker] -= ticket.num_tokens
 
     def stored(self, worker: int, names: Iterable[Name]) -> None:
@@ -74,22 +74,22 @@ class Router:
         """A worker has evicted these blocks. Only a router that knows of blocks listens."""
 
     def lost(self, worker: int) -> None:
-        """A worker has died, and all that it held. It gets nothing until it is `back`."""
+        """A worker has died, and what it held is lost. It gets nothing until it is `back`."""
         self.up[worker] = False
 
     def back(self, worker: int) -> None:
-        """An empty worker has taken the place of the one that was lost."""
+        """A new, empty worker has taken the place of the lost one."""
         self.up[worker] = True
 
     def least_loaded(self) -> int:
-        """The worker with the least to compute; of equal ones, that with the least work lately.
+        """The worker with the least to compute; of equal ones, the one with the least recent work.
         Raises ValueError if all are down."""
         up = [one for one, is_up in enumerate(self.up) if is_up]
         return min(up, key=lambda one: (self.loads[one], self.sent[one]))
 
 
 class RoundRobin(Router):
-    """One after the other, whatever they have to do."""
+    """One worker after the other, whatever their loads."""
 
     def __init__(self, num_workers: int, block_size: int = 16):
         super().__init__(num_workers, block_size)
@@ -137,9 +137,9 @@ class ByPrefix(Router):
 
     So a worker with the whole prefix gets the request until its queue is longer than what the
     prefix saves. Then another one computes the prefix, and from there on two hold it: a prefix that
-    everybody asks for spreads by itself. A prompt counts as held from the moment it is sent. Equal
-    prompts that arrive together still go to different workers, if these have nothing to do: to wait
-    for the first would take as long as to compute it again.
+    many requests ask for spreads by itself. A prompt counts as held from the moment it is sent.
+    Equal prompts that arrive together still go to different workers, if these have nothing to do:
+    waiting for the first would take as long as computing it again.
 
     A worker that has lately had more than `bound` times the mean gets no credit for the prefixes
     that it holds.
@@ -161,7 +161,7 @@ class ByPrefix(Router):
         loaded one. A worker with `sent` above `bound` times the mean counts as one that holds
         nothing, also in what is returned; the mean is that of `sent` with this prompt added. The
         candidate with the smallest load minus tokens held, its blocks times `block_size`, gets the
-        prompt; of equal ones the one with the least `sent`, and then the one with the lowest
+        prompt; among equals it is the one with the least `sent`, and then the one with the lowest
         number. At least one token is computed: the number returned is at most
         (num_tokens - 1) // block_size.
         """
@@ -207,16 +207,16 @@ class ByPrefix(Router):
 
 
 class ByOwnPrefix(ByPrefix):
-    """ByPrefix with two corrections. It routes `serve-cluster`.
+    """ByPrefix with two corrections. It is the default of `serve-cluster`.
 
-    A block that `SHARED` of the workers hold, and at least three, counts as held by all. Such
-    blocks are a system prompt's. They would draw each new conversation to the few workers that have
-    them, until these reach the bound and lose the conversations that they hold. Where all hold
-    them, only the rest of the prompt decides. The belief is wrong at first: then a worker computes
-    the blocks, once.
+    A block that a share of `SHARED` of the workers hold, and at least three of them, counts as held
+    by all. Such blocks belong to a system prompt. They would draw each new conversation to the few
+    workers that have them, until these reach the bound and lose the conversations that they hold.
+    If all workers count as holders, only the rest of the prompt decides. Where that is wrong, the
+    worker computes the blocks, once.
 
-    What waits counts half. To wait delays one prompt; to compute what another worker holds takes
-    time from all prompts.
+    Waiting tokens count half. Waiting delays one prompt, but computing what another worker holds
+    takes time from all prompts.
     """
 
     SHARED = 1 / 4
@@ -238,7 +238,7 @@ class ByOwnPrefix(ByPrefix):
                 self.holders[name] |= up
 
 
-# Chapter 13 compares these; their faults lead to the last one of EVERY_POLICY.
+# Chapter 13 compares these. The last one of EVERY_POLICY corrects their faults.
 POLICIES: dict[str, type[Router]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,

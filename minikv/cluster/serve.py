@@ -1,20 +1,21 @@
-"""A front by HTTP, shaped like OpenAI's completions, so that their clients can talk to it.
+"""A front over HTTP, shaped like OpenAI's completions, so that their clients can talk to it.
 
     POST /v1/completions   {"prompt": "def f(", "max_tokens": 64, "stream": true}
     GET  /v1/models        the one model
     GET  /health           each worker's process (null: it is being replaced) and what it has done
 
-A thread of the standard library's server for each connection. That is enough for what stands behind
-it here, and it is all there to read; Ray Serve and others bring more than that, and hide it.
+The standard library's server has a thread for each connection. That is enough for the workers here,
+and all of it can be read; Ray Serve and others do more, but hide it.
 
 Each request needs the server's token, as `Authorization: Bearer TOKEN`; OpenAI's clients send API
-keys in that way. Without it the answer is 401. Only /health answers anybody, for load balancers ask
-it without a token: then it says by its status alone whether a worker is up. There is no encryption:
-what is open to a network needs a server in front that has it.
+keys in this way. Without it the answer is 401. Only /health answers without a token, because load
+balancers send none: then only its status says whether a worker is up. There is no encryption: on an
+open network, put a server with TLS in front.
 
 Beside OpenAI's fields there are `top_k`, `ignore_eos`, and `cache_salt`: only requests of the same
-salt share a prefix. `user` names the session for sticky routing. What is not known is refused,
-unless it asks for what is done anyway, as routers and clients do with every request.
+salt share a prefix. `user` names the session for sticky routing. An unknown field is refused,
+unless its value asks for what is done anyway; routers and clients send such fields with every
+request.
 """
 
 import hmac
@@ -44,8 +45,8 @@ DONE_ANYWAY = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serves a front. `server_port` is the port, also where the system has chosen it; `token` is
-    what requests have to show, made up unless one is given."""
+    """Serves a front. `server_port` is the port, even if the system has chosen it; `token` is what
+    requests have to show. If none is given, one is made up."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -93,7 +94,7 @@ class Handler(BaseHTTPRequestHandler):
             is_stream = require_bool("stream", body.pop("stream", False))
             stream = self._submit(body)
             deltas = iter(stream)
-            first = next(deltas)  # what cannot run says so before anything is sent
+            first = next(deltas)  # raises for what cannot run, before anything is sent
         except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
             self._refuse(400, str(error))
         except Busy as error:
@@ -105,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _has_token(self) -> bool:
         shown = self.headers.get("Authorization", "").encode("latin-1")
-        # In constant time: how long a refusal takes says nothing of how much was right.
+        # In constant time: the time of a refusal does not tell how much of the token was right.
         return hmac.compare_digest(shown, f"Bearer {self.server.token}".encode())
 
     def _refuse_stranger(self) -> None:
@@ -205,4 +206,4 @@ class Handler(BaseHTTPRequestHandler):
         self._reply(status, {"error": {"message": text, "code": status}}, more)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """No line for each request: prompts and salts belong in no log."""
+        """Log nothing: prompts and salts do not belong in a log."""

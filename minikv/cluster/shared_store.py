@@ -1,21 +1,21 @@
 """A store of blocks that many engines share: a server of another project, behind a small interface.
 
-Which server, the URL says: Valkey or Redis (`minikv.cluster.valkey_store`), or Mooncake's store
-(`minikv.cluster.mooncake_store`). An entry's key is the block's name behind the version of the
-entries' format, so what an older version wrote is a miss. There is no list of names: engines ask
+The URL names the server: Valkey or Redis (`minikv.cluster.valkey_store`), or Mooncake's store
+(`minikv.cluster.mooncake_store`). An entry's key is the version of the entries' format and the
+block's name, so an entry of an older version is a miss. There is no list of names: engines ask
 whether blocks are there (`contains`, one round trip for a whole prefix) and may still miss them
-afterwards, for the server evicts. Memory, eviction, TLS, users and their rights are the server's
-work; a Valkey server should have `maxmemory` and `maxmemory-policy allkeys-lru`.
+afterwards, because the server evicts. Memory, eviction, TLS, users and their rights are the
+server's work; a Valkey server should have `maxmemory` and `maxmemory-policy allkeys-lru`.
 
 Whatever happens to the server, a call ends within `timeout` seconds per piece of 8 MiB, with a miss
-in place of an error. After a failure a circuit breaker refuses calls at once, and tries again after
-half a second, then after twice as long each time. What is handed out is not verified here:
-`minikv.tiers.entry.unpack` does that. Its checksum finds damage, not malice: who may write to the
-store can write K and V that are wrong, and who may list its keys can read what is there. So let no
-tenant near it. An engine's tenants are kept apart by the salt, which is part of every name: a salt
-that cannot be guessed gives names that cannot be guessed.
+in place of an error. After a failure a circuit breaker refuses calls at once. It tries again after
+half a second, then after twice as long each time. Entries are not verified here, but by
+`minikv.tiers.entry.unpack`. Its checksum finds damage, not malice: a client that may write to the
+store can write wrong K and V, and one that may list its keys can read what is there. So give no
+tenant access to it. An engine's tenants are kept apart by the salt, which is part of every name: a
+salt that cannot be guessed gives names that cannot be guessed.
 
-K and V travel as they are stored: `EngineConfig.kv_dtype` makes them smaller here as well.
+K and V travel as they are stored, so `EngineConfig.kv_dtype` makes entries smaller, too.
 """
 
 import logging
@@ -32,27 +32,27 @@ from minikv.tiers.names import Name
 log = logging.getLogger("minikv.cluster")
 Answer = TypeVar("Answer")
 
-PIECE = 8 << 20  # bytes that are sent or asked for at a time
+PIECE = 8 << 20  # bytes that are sent or requested at a time
 FORMS = "redis://host:6379/0, rediss:// for TLS, unix:///path/of/a/socket, mooncake://host:50051"
 
 
 class Connection(Protocol):
-    """One thread's way to a server. All calls may raise anything, and answer anything."""
+    """One thread's connection to a server. All calls may raise anything, and return anything."""
 
-    timeout: float  # seconds that the next call has
+    timeout: float  # seconds that the next call may take
 
     def contains(self, names: Seq[Name]) -> list[bool]: ...
 
     def get(self, names: Seq[Name]) -> list[bytes | None]: ...
 
     def put(self, entries: Mapping[Name, bytes]) -> list[Any]:
-        """For each entry True, or what was in the way: then the server can be read still."""
+        """For each entry True, or the error if the server can be read but does not take it."""
         ...
 
     def remove(self, name: Name) -> None: ...
 
     def cut(self) -> None:
-        """Let the call that another thread is in end now. The next one connects anew."""
+        """End the call that another thread is in. The next call connects anew."""
         ...
 
     def close(self) -> None: ...
@@ -85,7 +85,7 @@ class SharedStore:
     # ── What a tier does ──────────────────────────────────────────────────────
 
     def names(self) -> Iterable[Name]:
-        """None: what is there is asked for, by `contains`."""
+        """Empty: engines ask with `contains` what is there."""
         return ()
 
     def contains(self, names: Seq[Name]) -> list[bool]:
@@ -100,7 +100,7 @@ class SharedStore:
         return self._call(ask, [False] * len(names)) if names else []
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
-        """The entries of these names, None for one that is not there or that cannot be had."""
+        """The entries of these names, None for one that is missing or cannot be fetched."""
         found: list[bytes | None] = []
         while len(found) < len(names):
             piece = names[len(found) :][: max(1, PIECE // self._entry_bytes)]
@@ -135,7 +135,7 @@ class SharedStore:
         self._call(lambda connection: connection.remove(name), None)
 
     def close(self) -> None:
-        """End all connections; from now on nothing is there."""
+        """End all connections; from now on every call is a miss."""
         self._is_closed = True
         for connection in self._connections:
             connection.close()
@@ -149,7 +149,7 @@ class SharedStore:
             return otherwise
         connection = self._own_connection()
         connection.timeout = self.timeout
-        # A socket's timeout begins anew with each byte that comes. So the connection is cut.
+        # A socket's timeout begins anew with each byte that comes, so a timer cuts the connection.
         alarm = threading.Timer(self.timeout, connection.cut)
         alarm.daemon = True
         alarm.start()
@@ -168,8 +168,8 @@ class SharedStore:
         return answer
 
     def _refused(self, names: list[Name], answers: list) -> list[Name]:
-        """The names that the server would not take: it is full, or may not be written to. Then it
-        can be read still, but writing is left alone for a while."""
+        """The names that the server would not take, because it is full or may not be written to. It
+        is then still read, but not written to for a while."""
         if len(answers) != len(names):
             raise ValueError("the answer to entries has another length")
         errors = [answer for answer in answers if isinstance(answer, Exception)]
@@ -181,14 +181,14 @@ class SharedStore:
         return [name for name, answer in zip(names, answers, strict=True) if answer is not True]
 
     def _own_connection(self) -> Connection:
-        """This thread's: to cut it cuts no other thread's."""
+        """This thread's connection: cutting it does not cut another thread's."""
         if not hasattr(self._local, "connection"):
             self._local.connection = self._server.connect(self.timeout)
             self._connections.append(self._local.connection)
         return self._local.connection
 
     def _safe(self, text: str) -> str:
-        """Some servers repeat in an error what they were sent: a password, say."""
+        """The text without secrets: some servers repeat in an error what they were sent."""
         for secret in self._server.secrets:
             text = text.replace(secret, "***")
         return text

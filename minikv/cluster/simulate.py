@@ -9,12 +9,12 @@ step takes
 
     start + prefill · (tokens of the chunk) + decode · (sequences that decode)     seconds
 
-and three events can change what a step holds: a request arrives, a prompt is computed, an answer is
-complete. Between two events all steps of a worker are alike, so it is moved on by any number of
-steps at once. That is why a trace of thousands of requests on a thousand workers takes seconds.
-Steps are counted as fractions, so a time may be wrong by a step or two.
+and three events can change what a step contains: a request arrives, a prompt is computed, an answer
+is complete. Between two events all steps of a worker are alike, so it advances by any number of
+steps at once. That is why a trace of thousands of requests on a thousand workers takes only
+seconds. Fractions of steps are counted, so a time may be wrong by a step or two.
 
-Left out: what attention reads grows with the context, preemption, and a network that is shared.
+Left out: attention that takes longer with longer contexts, preemption, and sharing of the network.
 """
 
 import heapq
@@ -108,7 +108,7 @@ class Worker:
     queue: deque[Job] = field(default_factory=deque)
     decoding: list[tuple[float, int, Job]] = field(default_factory=list)  # by last step
     steps: float = 0.0
-    now: float = 0.0  # the time up to which it was moved on
+    now: float = 0.0  # the time up to which it is simulated
     busy: float = 0.0  # seconds in which it had something to do
     version: int = 0  # of its next event
 
@@ -144,7 +144,7 @@ class Worker:
 
 
 class Report(NamedTuple):
-    """What came out."""
+    """The result of a simulation."""
 
     jobs: list[Job]
     busy: list[float]  # seconds of each worker that computes prompts
@@ -152,7 +152,7 @@ class Report(NamedTuple):
 
     @property
     def hit_rate(self) -> float:
-        """Blocks of prompts that were not computed, over all."""
+        """The share of the prompts' blocks that were not computed."""
         total = sum(len(job.arrival.names) for job in self.jobs)
         return sum(job.num_hits for job in self.jobs) / max(total, 1)
 
@@ -190,10 +190,10 @@ def simulate(
 ) -> Report:
     """Serve `arrivals` (ascending in time) by the router's workers.
 
-    cache_blocks: of each worker, None for no bound. store: a store behind all workers, of
-    `store_blocks`; blocks are fetched if that is quicker than computing them. decode_workers: that
-    many more workers decode, and those of the router compute prompts alone; K and V of a prompt go
-    over `hand_over`.
+    cache_blocks: of each worker, None for no bound. store: the link to a store behind all workers,
+    of `store_blocks`; blocks are fetched if that is quicker than computing them. decode_workers: so
+    many additional workers decode, and those of the router only compute prompts; a prompt's K and V
+    go over the link `hand_over`.
     """
     if decode_workers and hand_over is None:
         raise ValueError("hand_over: workers that only decode need a link to them")
@@ -281,7 +281,7 @@ class _Cluster:
         self._next(index)
 
     def _begin(self, worker: Worker) -> None:
-        """Look up the prompt that is computed next, once."""
+        """Look up the blocks of the prompt that is computed next, once."""
         if worker.prefills and not worker.queue[0].in_prefill:
             job = worker.queue[0]
             names, num_tokens = job.arrival.names, job.arrival.num_tokens

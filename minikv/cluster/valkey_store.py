@@ -8,7 +8,7 @@ from urllib.parse import quote
 from minikv.tiers.entry import MAGIC
 from minikv.tiers.names import Name
 
-# EXISTS of many keys gives their number alone, and a command for each takes ten times as long.
+# EXISTS of many keys gives only their number, and a command for each key takes ten times as long.
 ARE_THERE = """\
 local answers = {}
 for i, key in ipairs(KEYS) do answers[i] = redis.call('EXISTS', key) end
@@ -19,8 +19,8 @@ MISSING = 'store: needs the package valkey: pip install "minikv[distributed]"'
 
 
 class ValkeyServer:
-    """Raises ImportError without the package, and anything for a URL that cannot be used. The URL
-    may hold a user and a password, its `secrets`."""
+    """Raises ImportError without the package, and any exception for a URL that cannot be used. The
+    URL may hold a user and a password, its `secrets`."""
 
     def __init__(self, url: str):
         try:
@@ -31,7 +31,7 @@ class ValkeyServer:
             raise ValueError
         self._url = url
         pool = self._pool(1.0)
-        pool.make_connection()  # it alone looks at some of the URL's options
+        pool.make_connection()  # only this checks some of the URL's options
         options = pool.connection_kwargs
         at = options.get("host", "localhost"), options.get("port", 6379)
         self.address = options.get("path") or "{}:{}".format(*at)
@@ -49,7 +49,7 @@ class ValkeyServer:
 
 
 class ValkeyConnection:
-    """One thread's, so that to cut it cuts no other thread's. It connects again by itself."""
+    """One thread's connection, so that cutting it cuts no other thread's. Reconnects by itself."""
 
     def __init__(self, pool: Any, timeout: float):
         from valkey import Valkey
@@ -60,7 +60,7 @@ class ValkeyConnection:
     def contains(self, names: Seq[Name]) -> list[bool]:
         answer = self._client.eval(ARE_THERE, len(names), *map(_key, names))
         if not isinstance(answer, bytes) or not set(answer) <= set(b"01"):
-            raise ValueError("the answer to a question is no row of 0 and 1")
+            raise ValueError("the answer to a question is not a row of 0 and 1")
         return [one == ord("1") for one in answer]
 
     def get(self, names: Seq[Name]) -> list[bytes | None]:

@@ -6,10 +6,10 @@
     turn.progress        # the new tokens of each job that has some
     turn.stored          # the names of blocks that it holds since then
 
-One call gives, cancels, computes and asks, so a worker needs no thread and no lock, and what it
-answers is all that can be known of it. It can be called in the same process, as tests do, or be a
-Ray actor (`minikv.cluster.actors`). A turn ends with the step that is under way when its time is
-over: the shorter the turns, the sooner a new job begins, and the more calls there are.
+One call gives jobs, cancels jobs, computes and reports, so a worker needs no thread and no lock. It
+can be called in the same process, as tests do, or be a Ray actor (`minikv.cluster.actors`). A turn
+ends with the step that is under way when its time is over: the shorter the turns, the sooner a new
+job begins, and the more calls there are.
 """
 
 import os
@@ -30,13 +30,13 @@ from minikv.tiers.names import Name, block_name, root_name
 
 
 class Job(NamedTuple):
-    """A request on its way to a worker. What the client has already, from a worker that died,
-    is computed again and not told again."""
+    """A request on its way to a worker. What the client already has, from a worker that died, is
+    computed again but not reported again."""
 
     job_id: int
     prompt_ids: list[int]
     params: SamplingParams
-    num_tokens: int = 0  # of the output, that the client has
+    num_tokens: int = 0  # of the output that the client has
     num_chars: int = 0
 
 
@@ -51,7 +51,7 @@ class Progress(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What a worker has to say after a turn."""
+    """What a worker reports after a turn."""
 
     progress: list[Progress]
     stored: list[Name]
@@ -60,11 +60,11 @@ class Turn(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """What a worker is, once it can serve."""
+    """What a worker reports when it is ready."""
 
     pid: int
     block_size: int
-    identity: bytes  # that the names of its blocks hang from
+    identity: bytes  # from which the names of its blocks are made
     tokenizer: str | None  # in JSON
 
 
@@ -116,7 +116,7 @@ class EngineWorker:
         return None
 
     def _cancel(self, job_ids: Seq[int]) -> None:
-        """Those that are finished already are none of our jobs any more."""
+        """Drop these jobs; finished ones are ignored."""
         for request_id, job in list(self.jobs.items()):
             if job.job_id in job_ids:
                 del self.jobs[request_id]
@@ -139,10 +139,10 @@ class EngineWorker:
 
 
 class Held:
-    """The names of the blocks that an engine holds, and what changed since the last question.
+    """The names of the blocks that an engine holds, and what changed since the last `news`.
 
-    The pool and the cache that it makes are the plain ones and note what comes and goes. With tiers
-    below the device, a block that leaves the device is gone when the last of them has dropped it.
+    Makes a pool and a cache that work like the plain ones and note which blocks come and go. With
+    tiers below the device, a block counts as removed when host and disk have dropped it, too.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Held:
         return self.tiers.identity if self.tiers is not None else b""
 
     def name(self, token_ids: Seq[int], block_ids: Seq[int], size: int, salt: Hashable) -> None:
-        """Name the tree's blocks of a prefix, those that have no name yet."""
+        """Name those of the tree's blocks of a prefix that have no name yet."""
         first = len(block_ids)
         while first > 0 and block_ids[first - 1] not in self.names:
             first -= 1

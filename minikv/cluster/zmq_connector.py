@@ -1,12 +1,13 @@
 """Hand-over over ZMQ: K and V travel in the message that announces them.
 
-The readable transport. Every worker has one socket that it reads from, and one to each peer. Blocks
-are copied three times: into the message, out of the socket, into the store. `nixl_connector`
+This is the transport to read. Every worker has one socket that it reads from, and one to each peer.
+Blocks are copied three times: into the message, out of the socket, into the store. `nixl_connector`
 copies them once.
 
-Everything is encrypted by CURVE, which is part of ZMQ. All workers of a cluster share one key, and
-whoever does not have it is not heard. It is in the environment variable MINIKV_CLUSTER_KEY; without
-one it is made, for this process and those that it starts. On many machines, give all the same:
+Everything is encrypted by CURVE, which is part of ZMQ. All workers of a cluster share one key;
+messages from anyone without it are ignored. The key is in the environment variable
+MINIKV_CLUSTER_KEY. If that is not set, a key is made for this process and those that it starts. On
+several machines, set the same key on all of them:
 
     export MINIKV_CLUSTER_KEY=$(python -c "import zmq; print(zmq.curve_keypair()[1].decode())")
 
@@ -25,8 +26,8 @@ KEY = "MINIKV_CLUSTER_KEY"
 
 
 def cluster_key() -> tuple[bytes, bytes]:
-    """The secret key of all workers, and the public one that belongs to it. Raises ImportError
-    without ZMQ, ValueError for a key that is none."""
+    """The secret key of all workers, and its public key. Raises ImportError without ZMQ, ValueError
+    for a bad key."""
     try:
         import zmq
     except ImportError as error:
@@ -38,8 +39,8 @@ def cluster_key() -> tuple[bytes, bytes]:
         return secret, zmq.curve_public(secret)
     except (ValueError, zmq.ZMQError):
         raise ValueError(
-            f"{KEY}: must be a key of 40 characters, has {len(secret)} that are none; unset it, or "
-            "make one as minikv/cluster/zmq_connector.py says"
+            f"{KEY}: must be a key of 40 characters, has {len(secret)} that are not one; unset it, "
+            "or make one as minikv/cluster/zmq_connector.py says"
         ) from None
 
 
@@ -47,6 +48,7 @@ class ZmqConnector:
     """A worker's end: `Sender`, `Receiver` and `Mail` in one. Raises as `cluster_key`."""
 
     store: KVStore
+    grace = 0.0
 
     def __init__(self, host: str = "127.0.0.1", most_messages: int = 1000):
         """most_messages: that wait for a peer; a further one is not sent."""
@@ -64,13 +66,13 @@ class ZmqConnector:
         self.inbox.linger = 0
         self.inbox.maxmsgsize = 1 << 30
         port = self.inbox.bind_to_random_port(f"tcp://{host}")
-        # A restarted worker may get the same port: what is meant for the dead one is not for it.
+        # A restarted worker may get the port of a dead one, whose messages are not for it.
         self.address = f"tcp://{host}:{port}#{secrets.token_hex(8)}"
         self.peers: dict[str, Any] = {}
         self.ended: list[tuple[int, bool]] = []
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether somebody with this public key is let in. The doorman asks."""
+        """Whether a peer with this public key may connect. The authenticator asks."""
         return secrets.compare_digest(key, self.public)
 
     def send(self, peer: str, message: Message) -> bool:
@@ -121,7 +123,7 @@ class ZmqConnector:
         return ended
 
     def forget(self, peer: str) -> None:
-        """A message for a request that is over is not looked at, so there is nothing to fence."""
+        """A message for a request that is over is ignored, so there is nothing to fence."""
         socket = self.peers.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)

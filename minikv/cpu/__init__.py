@@ -1,4 +1,4 @@
-"""What only a CPU in float32 uses: the engine's step, compiled for this machine by Numba.
+"""For models in float32 on a CPU: the engine's step, compiled for this machine by Numba.
 
-The core imports nothing of this until an engine on a CPU is made; without Numba it never does.
+The core imports `choice` to choose a backend, and the rest only for an engine that can use it.
 """

@@ -1,8 +1,8 @@
 """Reads and writes that several threads may do to one number at the same time.
 
-Numba has them for GPUs only. The compiler underneath has them for every processor, so each is a
-few instructions that we hand to it. All are sequentially consistent: what a thread wrote before
-such a call, another thread sees after its own call that has met it.
+Numba has them for GPUs only. The compiler under it, LLVM, has them for every processor, so each
+function here emits a few of its instructions. All are sequentially consistent: what a thread wrote
+before such a call is visible to another thread after a call that has read its result.
 """
 
 from numba import types

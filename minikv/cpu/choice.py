@@ -13,8 +13,8 @@ log = logging.getLogger("minikv")
 
 
 def automatic(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch. Where a faster one
-    was to be expected, one line of the log says why it is not used."""
+    """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch. If a faster one was
+    to be expected, one line in the log says why it is not used."""
     blocks = store.blocks
     try:
         if blocks.device.type == "cuda":
@@ -61,8 +61,8 @@ def require_numba() -> None:
 
 @cache
 def numba_problem() -> str:
-    """Why nothing can be compiled, or "". Anything may go wrong in a compiler that was installed
-    for another NumPy or another processor."""
+    """Why nothing can be compiled, or "". A compiler that was installed for another NumPy or
+    another processor may fail in any way."""
     try:
         import minikv.cpu.kernels  # noqa: F401
     except Exception as error:

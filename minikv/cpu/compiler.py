@@ -7,16 +7,16 @@ from typing import Any
 from numba import njit
 from numba.core.caching import FunctionCache
 
-# What the compiler may do to our arithmetic. A sum that is computed in 16 lanes has another order
-# than the one written here: without `reassoc` no loop that sums up becomes SIMD. `contract` turns
-# x y + z into one operation. The rest of `fastmath=True` says that NaN and infinity never occur:
-# a NaN in a slot that nobody owns would then be anything, even invisible.
+# What the compiler may do to our arithmetic. A sum in 16 lanes adds in another order than the one
+# written here, so without `reassoc` no summing loop becomes SIMD. `contract` turns x y + z into one
+# operation. The rest of `fastmath=True` promises that NaN and infinity never occur: a NaN in a slot
+# that no sequence owns could then become any number.
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
 class Cache(FunctionCache):
-    """Machine code on disk, for the next process: beside the source, or in the user's cache where
-    that cannot be written. Where nothing can be written, nothing is kept."""
+    """Machine code on disk, for the next process: beside the source, or in the user's cache if the
+    source's folder cannot be written. If neither can be, nothing is kept."""
 
     def save_overload(self, sig, data) -> None:
         with suppress(OSError):
@@ -27,7 +27,7 @@ _kernels: list[Any] = []
 
 
 def num_compiled() -> int:
-    """How many versions of kernels this process has compiled, not found on disk."""
+    """How many versions of kernels this process has compiled itself, not read from disk."""
     return sum(len(one.signatures) - sum(one.stats.cache_hits.values()) for one in _kernels)
 
 
@@ -43,13 +43,13 @@ def kernel(function: Callable) -> Any:
 
 
 def keep(compiled: Any) -> Any:
-    """Let what was compiled be found by the next process. Returns it."""
+    """Keep what was compiled for the next process. Returns it."""
     _kernels.append(compiled)
     with suppress(OSError, RuntimeError):  # Numba found no folder
         compiled._cache = Cache(compiled.py_func)
     return compiled
 
 
-# For a function that one other calls: it becomes a part of that one. On its own it would be
-# compiled twice, alone and again with its caller.
+# For a function with one caller: it becomes a part of the caller. As a kernel it would be compiled
+# twice, alone and again within its caller.
 inline = njit(inline="always")

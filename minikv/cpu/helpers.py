@@ -1,8 +1,8 @@
-"""Threads that help a step along, if the machine has a core for them.
+"""Threads that take parts of a step, if the machine has a core for them.
 
-A kernel holds no lock of Python, so a second thread can compute beside the first. Which part it
-computes is settled in memory that both see (`kernels.run_step`); here is only where the threads
-come from. There is one pool for all engines, as large as torch's.
+A kernel does not hold Python's lock, so a second thread can compute beside the first. The threads
+divide the work through shared memory (`kernels.run_step`); this file only provides the threads. One
+pool serves all engines, and is as large as torch's.
 """
 
 import os
@@ -34,7 +34,7 @@ _pool: list[Helper] = []
 
 
 def offer(job: Callable[[], None], num_helpers: int) -> None:
-    """Let up to `num_helpers` threads do the job, those that have none. Waits for nothing."""
+    """Give the job to those of `num_helpers` threads that are idle. Does not wait."""
     while len(_pool) < num_helpers:
         _pool.append(Helper())
     for helper in _pool[:num_helpers]:
@@ -44,4 +44,4 @@ def offer(job: Callable[[], None], num_helpers: int) -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.clear)  # a fork takes no threads along
+    os.register_at_fork(after_in_child=_pool.clear)  # a forked process has no other threads

@@ -1,9 +1,9 @@
 """The operations of a transformer as loops that Numba compiles for this machine.
 
 The walk over the block table is that of `paged.blockwise_attention`, and the formulas are those
-of `minikv.model`; what changes is who runs them. Each kernel fills memory that it is handed and
-holds no lock of Python (`nogil`), so threads can run parts of it side by side: `first` and `last`
-say which part, and two parts write nothing in common.
+of `minikv.model`. Each kernel fills memory that it is given and does not hold Python's lock
+(`nogil`), so threads can run parts of it side by side: `first` and `last` say which part, and no
+two parts write to the same element.
 
 All arrays are float32 or int64, and contiguous. T tokens, S sequences, H query heads, K KV heads,
 G = H / K query heads per KV head, D the head dim, N and I and O any number of channels.
@@ -22,7 +22,8 @@ from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
-# For a bare 0, True or False as an argument a kernel would be compiled once more.
+# A bare 0, True or False as an argument has another type, for which a kernel would be compiled
+# again.
 START, ADD, SET = np.int64(0), np.bool_(True), np.bool_(False)
 
 
@@ -49,10 +50,10 @@ def matmul(x, panels, out, to, add, first, last):
     is there if `add`.
 
     x (T, I), panels (O / LANES, I, LANES) (see `tiles`), out (T, any). `first` is a multiple of
-    UNIT, and so is `last`, but for the end.
+    UNIT, and so is `last`, unless it is the end.
 
-    A panel stays in the first cache while all rows of x meet it, so the weight comes from memory
-    once. The rows are cut evenly: 16 are 8 and 8, and not 12 and 4.
+    A panel stays in the first cache while all rows of x are multiplied by it, so the weight comes
+    from memory once. The rows are cut evenly: 16 become 8 and 8, not 12 and 4.
     """
     num_rows = len(x)
     sums = np.empty((ROWS, UNIT), np.float32)
@@ -135,8 +136,8 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     last `window` keys, all of them if that is 0. Item i is KV head i % K of sequence i // K:
     items first to last are computed, of S * K.
 
-    K and V come from memory once, for all query heads that read them: SPAN keys at a time, which
-    the caches keep while they are used.
+    K and V come from memory once for all query heads that read them: SPAN keys at a time, which
+    stay in the caches while they are used.
     """
     block_size, kv_heads = dims_of(kv)
     group = out.shape[1] // kv_heads
@@ -144,7 +145,7 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     span = max(SPAN // block_size, 1)  # in blocks
     scores = np.empty((out.shape[1], span * block_size + KEYS), np.float32)
     item = first
-    while item < last:  # all heads of a sequence that are ours, together: a token's K and V of all
+    while item < last:  # all our heads of a sequence together, because a token's K and V of all
         row, kv_head = item // kv_heads, item % kv_heads  # heads lie side by side
         num_kv_heads = min(kv_heads - kv_head, last - item)
         item += num_kv_heads
@@ -228,9 +229,9 @@ TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
 
 @kernel
 def _lay_out(kv, table, kv_head, begin, count, keys, values):
-    """Copy the K and V of `count` positions from `begin` on into panels: of keys, whose inputs are
-    channels, and of channels, whose inputs are keys. Values after the last are 0, not what an
-    earlier call left: their weight is 0, and 0 times NaN is NaN."""
+    """Copy the K and V of `count` positions from `begin` on into panels: `keys`, whose inputs are
+    channels, and `values`, whose inputs are keys. Values after the last are set to 0: their weight
+    is 0, but what an earlier call left there may be NaN, and 0 times NaN is NaN."""
     block_size, head_dim = kv.shape[1], kv.shape[4]
     for t in range(count):
         position = begin + t
@@ -244,8 +245,8 @@ def _lay_out(kv, table, kv_head, begin, count, keys, values):
 
 @kernel
 def _soften(scores, lo, hi, row, top, total, acc):
-    """The scores of one query become weights, exp(score - top), and 0 outside lo to hi; what was
-    summed up before shrinks to the new largest score (Milakov and Gimelshein, 2018)."""
+    """Turn the scores of one query into weights, exp(score - top), and 0 outside lo to hi; rescale
+    the earlier sums to the new largest score (Milakov and Gimelshein, 2018)."""
     highest = top[row]
     for t in range(lo, hi):
         highest = max(highest, scores[t])
@@ -310,7 +311,8 @@ def _scratch(rows, head_dim):
 
 @kernel
 def _begin(query, scaled, acc):
-    """A copy of the query, for a slice of a larger array is slower to read; and an empty sum."""
+    """A scaled copy of the query, because a slice of a larger array is slower to read; an empty
+    sum."""
     head_dim = scaled.shape[0]
     scale = np.float32(one / math.sqrt(head_dim))
     for d in range(head_dim):
@@ -351,7 +353,7 @@ def exp(x):
 
     With e^x = 2^n e^r and |r| <= ln(2) / 2 it is a polynomial and an addition to the exponent's
     bits: arithmetic that runs in all lanes at once. The library's `exp` takes one number at a
-    time. The order of operations is what makes `n` a whole number, so here it stays.
+    time. No `reassoc` here: the order of operations is what makes `n` a whole number.
     """
     x = min(max(x, LOWEST), HIGHEST)
     n = x * LOG2_E + SHIFT - SHIFT
@@ -369,13 +371,13 @@ def exp(x):
 
 # ── K and V ───────────────────────────────────────────────────────────────────
 #
-# Float32 in one array is one way to keep them, and `minikv.quant` has others. The kernels ask only
-# these, and the compiler picks the answer by the type of `kv`.
+# Float32 in one array is one way to keep them, and `minikv.quant` has others. The kernels use only
+# these functions, and the compiler picks their bodies by the type of `kv`.
 
 
 def layer_of(kv, layer):
-    """What belongs to one layer, of K and V in all of them."""
-    raise NotImplementedError  # in compiled code one of those below stands here
+    """One layer's part of the K and V of all layers."""
+    raise NotImplementedError  # compiled code has one of the functions below in its place
 
 
 def dims_of(kv):
@@ -405,7 +407,7 @@ def attend_items(q, kv, tables, lens, query_start, window, out, first, last, bor
 
 
 def answer(question, kind, function) -> None:
-    """In compiled code `function` stands for `question` where `kv` is of this kind."""
+    """In compiled code `function` takes the place of `question` if `kv` is of this kind."""
     at = list(inspect.signature(question).parameters).index("kv")
     overload(question, jit_options={"fastmath": FASTMATH, "error_model": "numpy"}, strict=False)(
         lambda *args: function if kind(args[at]) else None
@@ -474,8 +476,8 @@ answer(attend_items, _is_array, attend.py_func)
 
 
 class Weights(NamedTuple):
-    """Of a transformer with L layers, one array for all layers. A bias or a norm that the model
-    does not have is an array without rows: (0, …)."""
+    """The weights of a transformer with L layers, one array for all layers. A bias or a norm that
+    the model does not have is an array without rows: (0, …)."""
 
     embedding: np.ndarray  # (V, hidden)
     norm_1: np.ndarray  # (L, hidden)
@@ -499,8 +501,8 @@ class Weights(NamedTuple):
 
 class Buffers(NamedTuple):
     """What a step reads and writes: at most T tokens of S sequences. The arrays stay where they
-    are, so a thread that helps knows them from the step before. `heads` and `heads_out` are other
-    views of `qkv` and `attended`."""
+    are, so that a helping thread can use the same ones in every step. `heads` and `heads_out` are
+    other views of `qkv` and `attended`."""
 
     token_ids: np.ndarray  # (T,)
     positions: np.ndarray  # (T,)
@@ -522,13 +524,12 @@ class Buffers(NamedTuple):
 
 
 # A step is a row of phases: five per layer, and the head. Each is cut into chunks, which threads
-# take one by one until none is left. The thread that leads opens a phase when the one before is
-# done. Those that help come and go: one that the system has set aside is missed only while it
-# holds a chunk.
+# take one by one until none is left. The leading thread opens a phase when the one before is done.
+# Helping threads come and go: if the system suspends one, the others wait only for its chunk.
 QKV, ATTEND, OUT, GATE_UP, DOWN = 0, 1, 2, 3, 4
 PHASES = 5
 
-# Places in `shared`. Those that are written often lie on cache lines of their own.
+# Places in `shared`. Those that are written often have cache lines of their own.
 OPEN = 0  # the open phase: its number << 32 | how many chunks << 16 | the next one to take
 DONE = 16  # how many of its chunks are done
 HELPERS = 32  # threads that help
@@ -538,9 +539,9 @@ NUM_SHARED = 64
 
 @kernel
 def run_step(weights, buffers, num_chunks, patience):
-    """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16); or, if
-    that is 0, help with the steps of the thread that leads: take chunks of whatever phase is open,
-    until none has been opened for `patience` turns of a loop.
+    """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16). If that
+    is 0, help the leading thread with its steps: take chunks of whatever phase is open, until none
+    has been opened for `patience` turns of a loop.
 
     Returns the longest wait for a chunk that another thread had taken, in turns of a loop.
     """
@@ -581,7 +582,7 @@ def run_step(weights, buffers, num_chunks, patience):
 
 @inline
 def _prepare(w, b, part):
-    """What comes before a phase and is too little to be shared."""
+    """What comes before a phase and is too little work to be shared."""
     num_tokens = b.shared[TOKENS]
     layer, phase = part // PHASES, part % PHASES
     x = b.x[:num_tokens]
@@ -652,7 +653,7 @@ def _compute(w, b, part, chunk, num_chunks):
 
 @kernel
 def _bounds(size, chunk, num_chunks, multiple):
-    """Where a chunk of `size` begins and ends: at a multiple of `multiple`, but for the end."""
+    """Where a chunk of `size` begins and ends: at a multiple of `multiple`, or at the end."""
     per_chunk = (size + num_chunks * multiple - 1) // (num_chunks * multiple) * multiple
     return min(chunk * per_chunk, size), min((chunk + 1) * per_chunk, size)
 

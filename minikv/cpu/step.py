@@ -1,8 +1,8 @@
 """A step of few tokens as one program: embedding to logits in one compiled call.
 
 A decode step of a small model is some hundred short operations, and PyTorch needs longer to start
-each of them than to compute it. Here nothing is started from Python: what a CUDA graph is to a
-GPU.
+each of them than to compute it. Here Python starts one program for all of them, as a CUDA graph
+does on a GPU.
 """
 
 import logging
@@ -43,14 +43,14 @@ log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
 PATIENCE = 500_000  # turns of a loop that a helper waits for the next phase: below a millisecond
-TOO_LONG = 200_000  # turns: a helper that needs these for a chunk has lost its core meanwhile
+TOO_LONG = 200_000  # turns: a helper that takes this long for a chunk has lost its core meanwhile
 
 
 def weights_of(transformer: Transformer) -> Weights:
     """The weights in the layout of the program: in panels, all layers of a kind in one array.
 
-    This is a second copy. The first, in the layout that oneDNN reads fastest, computes steps of
-    many tokens. Engines that serve one model share both.
+    This is a second copy. The first, in the layout that oneDNN reads fastest, is for steps of many
+    tokens. Engines that serve the same model share both.
     """
     if transformer not in _weights:
         _weights[transformer] = _copy_weights(transformer)
@@ -101,10 +101,10 @@ def _norm_weight(norm: Any) -> torch.Tensor:
 
 
 def compile_for(weights: Weights, buffers: Buffers) -> None:
-    """Compile what an engine calls, or read it from disk. Every model has arrays of these types,
-    so all but the first engine of a process find it done."""
+    """Compile what an engine calls, or read it from disk. All models have arrays of the same types,
+    so this takes time for the first engine of a process only."""
     started, b, no = perf_counter(), buffers, 0
-    shared = np.zeros(NUM_SHARED, np.int64)  # not the step's: nothing may seem to be open there
+    shared = np.zeros(NUM_SHARED, np.int64)  # not the step's, where helpers would see open work
     before = num_compiled()
     run_step(weights, b, 1, 1)  # of no tokens
     if isinstance(b.kv, np.ndarray):  # larger steps of codes are not compiled
@@ -164,8 +164,8 @@ def compute_many(
 
 
 def is_crowded() -> bool:
-    """Whether more wants to run than this machine has cores for, by its load of the last minute.
-    Two pools of threads that wait for each other can make a step a hundred times slower then."""
+    """Whether the load of the last minute is above what this machine's cores can take. Two pools of
+    threads that wait for each other can then make a step a hundred times slower."""
     return hasattr(os, "getloadavg") and os.getloadavg()[0] > (os.cpu_count() or 1) + 1
 
 
@@ -208,7 +208,7 @@ class Program:
             self.go_alone()
 
     def fits(self, transformer: Transformer, num_blocks: int) -> bool:
-        """Whether it is of this transformer, with room for block tables of this width."""
+        """Whether it is for this transformer, with room for block tables of this width."""
         return self.transformer is transformer and num_blocks <= self.buffers.block_tables.shape[1]
 
     def run(self, batch: Batch) -> torch.Tensor:
@@ -247,7 +247,7 @@ class Program:
         return logits
 
     def threads_for_step(self) -> int:
-        """One for a while after the machine was found busy, otherwise all."""
+        """1 for a while after the machine was found busy, otherwise all."""
         if self.alone == 0:
             return self.num_threads
         self.alone -= 1
@@ -256,6 +256,6 @@ class Program:
         return 1
 
     def go_alone(self) -> None:
-        """The machine is busy with something else: threads that wait for each other would now
-        wait for that. Compute on one, for twice as many steps as the last time."""
+        """Compute on one thread for a while, twice as many steps as the last time: the machine is
+        busy with other programs, and threads that wait for each other would wait for those, too."""
         self.alone, self.penalty = self.penalty, min(2 * self.penalty, 1024)

@@ -1,15 +1,16 @@
 """Products in vectors: the innermost parts of `kernels.matmul` and of attention.
 
-A loop in Numba becomes SIMD if the compiler sees how, and keeps few sums in registers. The
-compiler underneath can be told both, so three small programs are written for it directly. What
-they have in common: numbers are taken 16 at a time, and a tile of results stays in registers
-while everything that adds to it goes by.
+Numba's loops become SIMD only if the compiler sees how, and it keeps few sums in registers. LLVM,
+the compiler under Numba, can be told both, so three small programs are written for it directly. All
+take numbers 16 at a time, and keep a tile of results in registers until everything has been added
+to it.
 
     tile        rows of x times panels of a weight
     dot_rows    queries times keys
     add_rows    the weighted sum of values
 
-A weight lies in *panels* of 16 outputs, input by input, so that no sum ends in adding up lanes:
+A weight lies in *panels* of 16 outputs, input by input, so that lanes need not be added up at the
+end:
 
     weight (O, I)  ->  panels (O / 16, I, 16)
 
@@ -27,8 +28,8 @@ from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
 LANES = 16
-# The largest tiles whose sums fit the processor's registers, beside what they are made of: AVX-512
-# has 32 registers of 16 numbers, others at least 16 of 8, or 32 of 4.
+# The largest tiles whose sums and operands fit the processor's registers: AVX-512 has 32 registers
+# of 16 numbers, others have at least 16 of 8, or 32 of 4.
 HAS_AVX512 = "+avx512f" in cpu_target.target_context.codegen()._tm_features
 ROWS, PANELS = (12, 2) if HAS_AVX512 else (6, 1)
 KEYS, HEADS = (8, 2) if HAS_AVX512 else (4, 1)
@@ -38,7 +39,7 @@ VECTOR = ir.VectorType(ir.FloatType(), LANES)
 
 
 def in_panels(weight: np.ndarray) -> np.ndarray:
-    """weight (O, I) -> (panels, I, LANES): zeros fill the last panels up."""
+    """weight (O, I) -> (panels, I, LANES), the last panels filled up with zeros."""
     outputs, inputs = weight.shape
     panels = np.zeros((-(-outputs // (PANELS * LANES)) * PANELS * LANES, inputs), np.float32)
     panels[:outputs] = weight
@@ -84,7 +85,8 @@ def dot_rows(typing, q, first, num_heads, codes, begin, stride, count, out, to):
     """out[first + h, to + t] = q[first + h] . row t of the codes, for h < num_heads, t < count.
 
     q (H, D); num_heads is 1 to HEADS. Row t is D numbers at codes.flat[begin + t * stride]. Up to
-    KEYS - 1 numbers behind the last of `out` are overwritten. D is a multiple of `channels(codes)`.
+    KEYS - 1 numbers behind the last of `out` are overwritten. D is a multiple of LANES, for int4 of
+    2 LANES.
     """
 
     def generate(context, builder, signature, args):
@@ -132,8 +134,8 @@ def dot_rows(typing, q, first, num_heads, codes, begin, stride, count, out, to):
 def add_rows(typing, weights, at, first, num_heads, codes, begin, stride, count, out):
     """out[first + h] += the sum of weights[first + h, n, at + t] * row t of the codes, t < count.
 
-    out (H, D), weights (H, groups, any); n is the group of the channel, of `groups` equal ones.
-    The rest is as in `dot_rows`. A group is a multiple of LANES.
+    out (H, D), weights (H, groups, any); the channels are cut into `groups` equal groups, and n is
+    the channel's. The rest is as in `dot_rows`. The size of a group is a multiple of LANES.
     """
 
     def generate(context, builder, signature, args):
@@ -222,7 +224,7 @@ class _reader:
         return [builder.sitofp(one, VECTOR) for one in (low, high)]
 
 
-# ── What the three are written in ─────────────────────────────────────────────
+# ── What the three programs are written in ────────────────────────────────────
 
 
 def _array(context, builder, signature, args, i: int):
@@ -246,7 +248,7 @@ def _least(builder, a, b):
 
 
 def _choose(builder, number, numbers: range, emit: Callable[[int], None]) -> None:
-    """A program for each of the numbers, of which the one that is asked for runs."""
+    """Emit a branch for each of the numbers; the one that `number` names runs."""
     end = builder.append_basic_block("end")
     switch = builder.switch(number, end)
     for n in numbers:
@@ -272,7 +274,7 @@ def _add(builder, one, a, b) -> None:
 
 
 def _load(builder, address, kind=None):
-    """16 numbers, which lie anywhere."""
+    """16 numbers, at any address."""
     kind = ir.VectorType(kind or ir.FloatType(), LANES)
     vector = builder.load(builder.bitcast(address, kind.as_pointer()))
     vector.align = 1
@@ -291,12 +293,12 @@ def _in_all_lanes(builder, address):
 
 
 def _sum_lanes(builder, vectors: list):
-    """The sum of each vector's lanes, in a vector with a lane for each.
+    """The sum of each vector's lanes, in a vector with one lane per vector.
 
-    Two vectors become one whose first half belongs to the first: each lane of it is the sum of
-    two. So after log2(16) rounds every lane is a sum of 16.
+    A round turns two vectors into one: the first vector's lanes are added in pairs and fill its
+    first half, the second vector's fill the other. After log2(16) rounds each lane is a sum of 16.
     """
-    parts = 1  # of how many vectors a vector has lanes
+    parts = 1  # how many of the given vectors one vector has lanes of
     shuffle = partial(ir.VectorType, SHORT)
     while vectors[0].type.count > parts:
         count = vectors[0].type.count

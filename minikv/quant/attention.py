@@ -1,7 +1,7 @@
 """Attention over quantised blocks in PyTorch, on any device.
 
-What a step reads is gathered and dequantised, so each step makes a copy in float of all that it
-reads. This way saves the memory that lasts, and no time. The compiled kernels read the codes.
+Each step gathers and dequantises all that it reads into a temporary copy in float. So this backend
+saves memory between steps, but no time. The compiled kernels read the codes directly.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from minikv.quant.store import QuantisedStore, Write
 
 
 def require_quantised(store: KVStore) -> QuantisedStore:
-    """The store itself. Raises ValueError for one that is not quantised."""
+    """Returns the store. Raises ValueError if it is not quantised."""
     if not isinstance(store, QuantisedStore):
         raise ValueError(f"store: must be quantised, was {store!r}; set EngineConfig.kv_dtype")
     return store
@@ -29,7 +29,7 @@ def require_quantised(store: KVStore) -> QuantisedStore:
 class QuantisedAttention(TorchAttention):
     """Paged attention over a `QuantisedStore`: sequences are grouped as in `TorchAttention`.
 
-    Where K is stored by block, the keys of a query's own block are read in full precision. They
+    If K is stored by block, a query reads the keys of its own block in full precision. These keys
     are appended to the gathered ones, and the mask says for each query which of the two it reads.
     """
 
@@ -127,7 +127,7 @@ class QuantisedGroup:
         return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
     def _own_keys(self, store: QuantisedStore, layer: int, k: torch.Tensor) -> torch.Tensor:
-        """(R, M, K, D): of a decode the keys of its block; of a chunk those from the beginning of
+        """(R, M, K, D): for a decode the keys of its block, for a chunk those from the beginning of
         its first query's block on."""
         assert store.open is not None and self.own_places is not None
         keys = store.open.keys[layer]

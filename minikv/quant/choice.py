@@ -34,7 +34,7 @@ def triton(config: ModelConfig, store: KVStore) -> AttentionBackend:
 
 
 def compiled(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Raises ValueError where the compiled kernels cannot run, and says what can."""
+    """Raises ValueError if the compiled kernels cannot run here, and says what can."""
     store = require_quantised(store)
     name = store.format.name
     require_float32_on_cpu(store.device, store.dtype)

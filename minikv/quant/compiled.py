@@ -43,7 +43,7 @@ class CompiledAttention(AttentionBackend):
         """The logits of a step of few tokens, valid until the next call; otherwise None."""
         store, program = self.store, self.program
         is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
-        if store.open:  # chunks fill blocks from their start: more than the program knows
+        if store.open:  # the program cannot write chunks, which fill blocks from their start
             is_possible &= batch.num_decodes == len(batch.context_lens_host)
         if not is_possible or len(batch.token_ids) > FEW:
             return None
@@ -63,7 +63,7 @@ class CompiledAttention(AttentionBackend):
             self.rows[blocks] = -1
 
     def _program(self, transformer: Transformer, batch: Batch, kv: Any) -> Program:
-        """That of earlier steps, or a new one: for wider tables, or after `OpenKeys` has grown."""
+        """The program of earlier steps, or a new one for wider tables or grown `OpenKeys`."""
         width, keys = batch.block_tables.shape[1], self.store.open.keys if self.store.open else None
         program = self.program
         if program is None or not program.fits(transformer, width) or self.keys is not keys:
@@ -81,7 +81,7 @@ class CompiledAttention(AttentionBackend):
         num_items = len(lens) * self.config.num_kv_heads
 
         starts = batch.query_start_host
-        # Groups of V that cross the middle of the channels are for the general kernel.
+        # If groups of V cross the middle of the channels, the general kernel has to be used.
         folds = open_keys is not None and batch.num_decodes == len(lens) and self.folds
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -102,5 +102,5 @@ class CompiledAttention(AttentionBackend):
 
 
 def as_array(part: torch.Tensor) -> np.ndarray:
-    """A part as NumPy sees it; bfloat16, which it does not know, as uint16."""
+    """A part as a NumPy array; bfloat16, which NumPy does not have, as uint16."""
     return (part.view(torch.uint16) if part.dtype == torch.bfloat16 else part).numpy()

@@ -15,13 +15,14 @@ Rounding to the nearest code moves a number by at most half the distance between
     |x - x^| <= max(2^-11 |x|, 2^-25), for |x| < 65,520      float16
     |x - x^| <= 2^-8 |x|                                     bfloat16
 
-For int8 and int4 that needs two things: no number lies outside of the codes' range, and the scale
-is the one that is stored. Scales are stored as bfloat16, so `scale` is rounded up and `low` is
-rounded down before the codes are computed. The bound then holds up to the rounding of float32.
+For int8 and int4 this holds only if no number lies outside the codes' range, and if the codes are
+computed with the scale that is stored. Scales are stored as bfloat16, so `scale` is rounded up and
+`low` is rounded down before the codes are computed. The bound then holds up to the rounding of
+float32.
 
-NaN and infinity are carried. A scale that is NaN or infinite makes every number of its group read
-as NaN: the damage stays visible, and within its group. int4 needs max x - min x to be finite, too.
-float16 makes infinity of 65,520 and more.
+NaN and infinity stay visible. They make the scale NaN or infinite, and then every number of its
+group reads as NaN, but no other number does. int4 needs max x - min x to be finite, too. float16
+turns 65,520 and more into infinity.
 """
 
 from collections.abc import Mapping
@@ -48,7 +49,7 @@ def round_down(x: torch.Tensor) -> torch.Tensor:
 def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
 
-    Symmetric: 0 stays 0, and the codes -127 and 127 are as far from it. |x - x^| <= scale / 2.
+    Symmetric: 0 stays 0, and the codes -127 and 127 are equally far from it. |x - x^| <= scale / 2.
 
     Worked example: x = [-254, 100.2, 2.2] has scale 2 and codes [-127, 50, 1].
     """
@@ -98,7 +99,7 @@ def unpack(packed: torch.Tensor) -> torch.Tensor:
     return torch.cat([packed & 15, packed >> 4], -1)
 
 
-TINY = 1e-38  # a divisor that is no zero: smaller than every scale that is one
+TINY = 1e-38  # in place of a scale of 0, as a divisor
 
 
 class VectorFormat(Protocol):
@@ -177,7 +178,8 @@ class Int4:
     group: int = 32
 
     def groups(self, dim: int) -> int:
-        """Into how many groups `dim` channels are cut: all of one size, as large as allowed."""
+        """The number of groups that `dim` channels are cut into: equal ones, as large as
+        allowed."""
         return next(dim // size for size in range(min(self.group, dim), 0, -1) if dim % size == 0)
 
     def shapes(self, dim: int) -> Shapes:
@@ -199,8 +201,8 @@ class Int4ByChannel:
     """4 bits, and a scale and a zero point for each channel of a block: what KIVI does to keys.
 
     A few channels of K are large in all tokens, so the numbers of one channel are more alike than
-    those of one token (Liu et al., 2024). The "vector" here is a whole block of one head, and can
-    be encoded only once its last token is there: x is (..., block_size, D).
+    those of one token (Liu et al., 2024). The "vector" is a whole block of one head here,
+    (..., block_size, D), so it can be encoded only when the block's last token is there.
     """
 
     def __init__(self, block_size: int):

@@ -1,13 +1,14 @@
 """Attention over codes, and writing them, as loops that Numba compiles for this machine.
 
-The walk is that of `minikv.cpu.kernels`, which has the running softmax. What differs is how the
-numbers of a block come to it: `fetch_keys` and `fetch_values` turn the codes of one block and one
-head into floats, in a scratch of block_size x D numbers that stays in the processor's first
-cache. From memory comes a quarter or an eighth of the bytes.
+The walk is that of `minikv.cpu.kernels`, which has the running softmax. What differs is how it
+reads a block. The program of a step (`attend_decode`) multiplies codes in registers. `attend`, for
+chunks, lets `fetch` turn the codes of one block and one head into floats, in a scratch that stays
+in the processor's first cache. Either way about a quarter (int8) or a sixth (int4) of float32's
+bytes comes from memory.
 
-`Parts` are the store's tensors of one layer as arrays. Which ones there are says how to read them,
-and the compiler picks the function by their type. bfloat16 is handed over as uint16: its 16 bits
-are the upper half of a float32's.
+The `…Parts` classes are the store's tensors of one layer as arrays, and the compiler picks the
+functions by their type. bfloat16 is passed as uint16: its 16 bits are the upper half of a
+float32's.
 """
 
 from typing import NamedTuple
@@ -64,7 +65,7 @@ class OpenParts(NamedTuple):
 
     codes: Int4Parts
     keys: np.ndarray  # (rows, K, block_size, D)
-    rows: np.ndarray  # (num_blocks,) which row a block that this step writes to has, otherwise -1
+    rows: np.ndarray  # (num_blocks,): the row of a block that this step writes to, otherwise -1
 
 
 PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
@@ -84,7 +85,7 @@ def bits_of(x):
 def fetch(parts, block_id, head, lo, hi, block, raw):
     """Write K and V of the tokens lo to hi of a block and head to block (block_size, 2, 1, D).
     raw (block_size * D,) is a scratch."""
-    raise NotImplementedError  # in compiled code one of those below stands here
+    raise NotImplementedError  # compiled code has one of the functions below in its place
 
 
 @overload(fetch, jit_options={"error_model": "numpy"})
@@ -131,9 +132,9 @@ def _fetch_int4(parts, block_id, head, lo, hi, block, raw):
         scale_halves(raw, t, scale, low, block[t, 1, 0])
 
 
-# int4 takes two passes: codes to floats, in one long loop over a block, then scales, token by
-# token. The compiler takes dozens of bytes at a time, for which the channels of one token are too
-# few; and it gives up on loops with many arrays that might overlap.
+# int4 takes two passes: one long loop turns the codes of a block into floats, then a loop per token
+# applies the scales. Compiled code unpacks dozens of bytes at a time, more than one token has; and
+# the compiler does not vectorise loops over many arrays that might overlap.
 
 
 @kernel
@@ -261,8 +262,8 @@ def attend_decode_int4(q, parts, open_keys, own_rows, tables, lens, window, out,
     """`attend` for int4 where every sequence has one query, without scaling a key or a value.
 
     With k = low + scale code by channel, q . k = q . low + (q scale) . code: the query is scaled
-    once per block in place of its keys. Likewise sum p v = sum p low + sum (p scale) code, where
-    the weights p are scaled. What is left to do per key and value is to unpack its codes.
+    once per block, instead of each key. Likewise sum p v = sum p low + sum (p scale) code, where
+    the weights p are scaled. So a key or value only has to be unpacked.
 
     Every group of V must lie in one half of the channels: an even number of groups.
     """
@@ -331,7 +332,8 @@ def _widen_all(bits, out):
 
 @kernel
 def _softmax_block(raw, q, base, lo, weights, row, top, total, acc):
-    """Scores base + q . code of a block, folded into a running softmax as far as the weights."""
+    """Scores base + q . code of a block, and their weights in a running softmax; the values are
+    added by the caller."""
     block_size, half = raw.shape[1], raw.shape[2]
     a, b = q[:half], q[half:]
     highest = top[row]
@@ -380,7 +382,7 @@ def _add_values(codes, offset, p, lo, base, out):
 def quantise_int8(x, codes):
     """`formats.quantise_int8` of one vector: fills the codes (D,), returns the scale's bits.
 
-    Each operation is the one that PyTorch does, so the codes are the same.
+    The operations are those that PyTorch does, so the codes are the same.
     """
     top, is_nan = zero, False
     for d in range(len(x)):
@@ -394,7 +396,7 @@ def quantise_int8(x, codes):
     for d in range(len(x)):
         code = x[d] / step
         code = code if abs(code) < np.float32(128) else zero  # NaN, too
-        codes[d] = np.int8(np.rint(code))  # of two as near the even one
+        codes[d] = np.int8(np.rint(code))  # halves to the even one
     return np.uint16(scale)
 
 
@@ -403,7 +405,7 @@ TINY_STEP = np.float32(TINY)
 
 @kernel
 def quantise_bfloat16(x, codes):
-    """The nearest bfloat16, of two as near the even one."""
+    """The nearest bfloat16, halves to the even one."""
     for d in range(len(x)):
         bits = bits_of(x[d])
         nearest = bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))
@@ -414,7 +416,7 @@ def quantise_bfloat16(x, codes):
 @njit(nogil=True, error_model="numpy")
 def quantise_int4(x, codes):
     """`formats.quantise_int4` of one vector: fills the codes (D,), returns the bits of scale and
-    low. Each operation is the one that PyTorch does."""
+    low. The operations are those that PyTorch does."""
     least, most, is_nan = x[0], x[0], False
     for d in range(len(x)):
         least, most = min(least, x[d]), max(most, x[d])
@@ -491,7 +493,7 @@ def _write_bfloat16(kv, qkv, slots, num_tokens):
 
 
 def _write_int4(kv, qkv, slots, num_tokens):
-    """A key waits in its block's row; the last one closes the block, whose keys become codes."""
+    """A key waits in its block's row. The last key closes the block: its keys become codes."""
     codes = kv.codes
     kv_heads, size, half = codes.v_codes.shape[1:]
     keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
@@ -554,7 +556,7 @@ def _dot_int8(q, head, num_heads, kv, place, scores, to):
 
 
 def _add_int8(weights, at, head, num_heads, kv, place, acc):
-    """The scale of a value is multiplied into its weight, which is not needed afterwards."""
+    """The scale of a value is multiplied into its weight, which is not used afterwards."""
     block_id, kv_head, lo, hi = place
     scales = kv.v_scale[block_id, kv_head, lo:hi]
     for h in range(head, head + num_heads):

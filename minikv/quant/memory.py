@@ -1,4 +1,4 @@
-"""How many blocks fit in so many bytes, and which combinations of settings cannot work."""
+"""How many blocks fit in a number of bytes, and which combinations of settings cannot work."""
 
 from dataclasses import replace
 
@@ -12,8 +12,8 @@ from minikv.quant.store import block_bytes
 
 
 def resolve(config: EngineConfig, lm: LanguageModel) -> EngineConfig:
-    """The same settings for this model: `num_blocks` blocks as `kv_memory` holds, and
-    kv_dtype="auto" where the model computes in that dtype already.
+    """The same settings for this model: with as many blocks as `kv_memory` holds, and with
+    kv_dtype="auto" if the model computes in that dtype already.
 
     Raises ValueError, naming the argument, for what cannot work.
     """
@@ -30,8 +30,8 @@ def resolve(config: EngineConfig, lm: LanguageModel) -> EngineConfig:
 
 
 def blocks_in(config: EngineConfig, model: ModelConfig, dtype: torch.dtype) -> int:
-    """How many blocks fit in `config.kv_memory`, beside the keys of open blocks where they are
-    kept in full precision. Raises ValueError if there is no room for one."""
+    """How many blocks fit in `config.kv_memory`, beside keys of open blocks in full precision if
+    the format needs them. Raises ValueError if there is no room for one block."""
     memory = parse_bytes("kv_memory", config.kv_memory)
     block, row = bytes_of(config, model, dtype)
     # There are never more open blocks than blocks.

@@ -12,8 +12,8 @@ from minikv.quant.formats import KVFormat
 
 
 def read_back(kv_format: KVFormat, k: torch.Tensor, v: torch.Tensor, block_size: int):
-    """K and V (T, K, D) as they are read once they are stored. Keys of an incomplete last block
-    come back as they are if K is stored by block: only its own queries see it."""
+    """K and V (T, K, D) as they are read after being stored. If K is stored by block, keys of an
+    incomplete last block come back unchanged: only queries of that block see them."""
     v_hat = kv_format.v.decode(kv_format.v.encode(v)).to(v.dtype)
     if not kv_format.k_by_block:
         return kv_format.k.decode(kv_format.k.encode(k)).to(k.dtype), v_hat
@@ -31,7 +31,7 @@ def attend_mixed(
     own_block: int | None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Naive attention that reads `k_hat` and `v_hat`; but with blocks of `own_block` tokens, `k`
+    """Naive attention that reads `k_hat` and `v_hat`; with `own_block`, a block size, it reads `k`
     where a query and a key are in the same block.
 
     q (T, H, D); k, k_hat, v_hat (L, K, D) with L >= T -> (T, H, D).

@@ -1,14 +1,14 @@
 """What quantised K and V cost in quality, measured on a model and its text.
 
-Three metrics, because one alone misleads. *Bits per byte* is what the model is for, but a change
-of it may be luck: of many tokens some become likelier. *KL per token* cannot come out ahead by
-luck: it is 0 for equal distributions and above 0 otherwise. *Same arg max* is the share of tokens
-after which greedy decoding goes the same way.
+Three metrics, because one alone misleads. *Bits per byte* measure what the model was trained for,
+but may change by luck: an error makes some tokens likelier. *KL per token* cannot improve by luck:
+it is 0 for equal distributions and above 0 otherwise. *Same arg max* is the share of tokens after
+which greedy decoding chooses the same token.
 
-A window is a whole sequence; K and V of it are encoded and decoded as an engine would store them,
-and the plain formula (`minikv.quant.oracle`) reads them. All schemes see the same windows, so
-differences are paired, and their confidence intervals come from drawing windows again
-(bootstrap), since tokens of one text are not independent.
+A window is a whole sequence. Its K and V are encoded and decoded as an engine would store them, and
+the plain formula (`minikv.quant.oracle`) reads them. All schemes see the same windows, so
+differences are paired. Confidence intervals come from drawing windows again (bootstrap), because
+tokens of one text are not independent.
 """
 
 import math
@@ -110,7 +110,7 @@ SCHEMES = (
 
 def hadamard(size: int) -> torch.Tensor:
     """An orthogonal matrix (size, size) of entries +-1 / sqrt(size): each channel of x H is made
-    of all channels of x, so one large channel becomes a little more of every channel.
+    of all channels of x, so one large channel is spread over all of them.
 
     (q H) . (k H) = q . k, for H H^T = 1. Sylvester's construction; `size` is a power of 2.
     """
@@ -143,7 +143,8 @@ class SchemeOracle:
 
 @dataclass
 class Window:
-    """One text under one way. Token by token, from the second one on: (T - 1,) each."""
+    """One text, stored in one way. Tensors have an entry per token, from the second one on: (T -
+    1,)."""
 
     num_bytes: int
     nats: torch.Tensor  # -log p of the token that came
@@ -229,7 +230,8 @@ def changed_by_position(windows: Seq[Window], width: int = 128) -> list[tuple[in
 
 
 def _bootstrap(sums: Seq[tuple[float, float]], draws: int = 1000) -> Estimate:
-    """A ratio of sums over windows, and where 95 % of it lie if windows are drawn again."""
+    """A ratio of sums over windows, and the range of 95 % of its values if windows are drawn
+    again."""
 
     def ratio(chosen: Iterable[tuple[float, float]]) -> float:
         above, below = map(sum, zip(*chosen, strict=True))

@@ -26,6 +26,6 @@ def parse_bytes(name: str, value: Any) -> int:
     )
     if found is None:
         raise ValueError(
-            f'{name}: must be a number of bytes, as 268435456 or "256 MiB", was {value!r}'
+            f'{name}: must be a number of bytes, such as 268435456 or "256 MiB", was {value!r}'
         )
     return int(found[1]) * 1024 ** UNITS.index(found[2])

@@ -1,8 +1,8 @@
 """The store of quantised K and V: codes and scales of every block, and the keys of open blocks.
 
-Everything that is needed to read a block has the block's id as an index: its codes, its scales,
-its zero points. So they are copied together, by one loop, wherever a block goes: copy-on-write,
-swap, and back. Sharing a block (fork, prefix-cache hit) shares its scales.
+Everything that is needed to read a block is indexed by the block's id: its codes, its scales, its
+zero points. So one loop copies them together wherever a block is copied: by copy-on-write, or by
+swap out and in. Sharing a block (fork, prefix-cache hit) shares its scales.
 
 int4 stores K by channel, and a channel's scale is known only when the block is full. Until then
 the block is *open*, and its keys wait in full precision, in a row of `OpenKeys`:
@@ -14,8 +14,8 @@ the block is *open*, and its keys wait in full precision, in a row of `OpenKeys`
 
 A query reads the keys of its own block in full precision, even in the step that closes the block,
 and those of earlier blocks as codes. So what a query reads depends on its position alone, and not
-on how the tokens were cut into chunks: a request that was preempted, swapped out or found in the
-prefix cache computes what it would have computed otherwise.
+on how the tokens were cut into chunks: preemption, swap and prefix-cache hits do not change what a
+request computes.
 
 Once a block is closed its keys are codes for good. A token inside it cannot be written again,
 because the scale of a channel belongs to all of its tokens.
@@ -35,8 +35,8 @@ from minikv.quant.formats import KVFormat, Shapes, format_of
 
 
 def part_shapes(kv_format: KVFormat, config: ModelConfig, block_size: int) -> Shapes:
-    """What the store keeps of one block in one layer: (K, …) if it belongs to the whole block of
-    a head, (K, block_size, …) if it belongs to a token."""
+    """The shapes of what the store keeps of one block in one layer: (K, …) if it belongs to a
+    head's whole block, (K, block_size, …) if it belongs to a token."""
     shapes: Shapes = {}
     for name, one, by_block in (
         ("k", kv_format.k, kv_format.k_by_block), ("v", kv_format.v, False),
@@ -76,8 +76,8 @@ class Write:
     # Blocks that were open before this step and are full after it, and their rows.
     closing: list[int] = field(default_factory=list)
     closing_rows: list[int] = field(default_factory=list)
-    # Of each sequence: the row that has keys of its first query's block from earlier steps, or
-    # from this one if it is a decode. Without such keys any number.
+    # For each sequence the row with keys of its first query's block: from earlier steps, or from
+    # this one if it is a decode. Any number if there are no such keys.
     own_rows: list[int] = field(default_factory=list)
 
 
@@ -98,7 +98,7 @@ class QuantisedStore(KVStore):
         device: torch.device | str,
         dtype: torch.dtype,
     ):
-        """`num_open`: for how many open blocks there is room at first. `dtype` is the model's."""
+        """num_open: how many open blocks there is room for at first. dtype: the model's."""
         self.format, self.block_size, self.dtype = kv_format, block_size, dtype
         self.parts: dict[str, torch.Tensor] = {
             name: torch.zeros(
@@ -160,9 +160,9 @@ class QuantisedStore(KVStore):
     def plan_write(self, batch: Batch) -> Write:
         """Where the new tokens of a batch go: computed once per step, used by every layer.
 
-        Gives rows to the blocks that this step opens, and takes back those of the blocks that it
-        closes; what is in them stays until the next step. Raises RuntimeError for a token inside
-        a closed block.
+        Gives rows to the blocks that this step opens, and takes back the rows of the blocks that it
+        closes; their content stays until the next step. Raises RuntimeError for a token inside a
+        closed block.
         """
         size = self.block_size
         write = Write(batch.slot_mapping // size, batch.slot_mapping % size)
@@ -214,7 +214,7 @@ class QuantisedStore(KVStore):
     def read(self, layer: int, block_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """K and V of these blocks in float32, (num_block_ids, block_size, K, D) each.
 
-        Keys of open blocks are not among them: see `open`.
+        Keys of open blocks are not included: see `open`.
         """
         pair = []
         for name, one in (("k", self.format.k), ("v", self.format.v)):
@@ -304,7 +304,7 @@ class OpenKeys:
 
     @torch.inference_mode(False)
     def _grow(self) -> None:
-        """Twice as many rows: beams beside a full batch, or many swapped-out sequences."""
+        """Double the rows: for beams beside a full batch, or for many swapped-out sequences."""
         num_rows = self.keys.shape[1]
         self.keys = torch.cat([self.keys, torch.zeros_like(self.keys[:, : max(num_rows, 1)])], 1)
         self._free += range(num_rows, self.keys.shape[1])

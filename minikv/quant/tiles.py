@@ -1,7 +1,8 @@
-"""The innermost parts of attention over int4, in vectors: `minikv.cpu.tiles` has those of the rest.
+"""The innermost parts of attention over int4, in vectors. Those of other formats are in
+`minikv.cpu.tiles`.
 
-Scales and zero points are 16 bits wide in memory. Here they become floats in registers, beside the
-codes that they belong to, so nothing is written in between.
+Scales and zero points have 16 bits in memory. They become floats in registers, beside the codes
+that they belong to, so no intermediate result goes through memory.
 """
 
 from llvmlite import ir
@@ -117,7 +118,7 @@ def add_by_token(
         codes_at = _move(builder, codes.data, args[5])
 
         def add(heads: int, first_piece, num_pieces: int) -> None:
-            """Of several pieces, all have the groups of the first one."""
+            """If there are several pieces, all belong to the groups of the first one."""
             pieces = [builder.add(first_piece, INDEX(i)) for i in range(num_pieces)]
             places = [place for piece in pieces for place in read.places(piece)]
             targets = [

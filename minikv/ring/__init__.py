@@ -3,8 +3,8 @@
     cache = RingCache(lm.config, num_cells=256)
     new = generate_with_ring(lm, cache, lm.encode("def fib(n):"), max_tokens=1000, n_keep=4)
 
-Read in this order: cells, attention, shift, cache, context, defrag, generate, window, sinks,
-self_extend. Nothing outside this folder needs it.
+Read in this order: cells, attention, shift, cache, defrag, generate, window, sinks, self_extend,
+context. The engine does not use it.
 """
 
 from minikv.ring.attention import attention_scores, in_window, masked_attention, merged_attention

@@ -1,4 +1,4 @@
-"""Attention whose mask is given: who sees whom is read off the cells, not off the order of rows."""
+"""Attention with a mask that is given: it comes from the cells, not from the order of the rows."""
 
 import torch
 

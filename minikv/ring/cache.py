@@ -16,15 +16,15 @@ from minikv.ring.shift import turn
 class RingCache(Cells):
     """One fixed buffer for the K and V of all sequences, allocated once.
 
-    A batch mixes sequences and positions as it likes. A query sees the cells of its own sequence
-    whose positions are not later, and, with a window, among the last `window`. The order of the
-    cells means nothing.
+    A batch may mix sequences and positions. A query sees the cells of its own sequence whose
+    positions are not later than its own and, with a window, among the last `window`. The order of
+    the cells does not matter.
 
     K is kept turned by RoPE. `seq_add` and `seq_div` only note in `shifts` how far a cell moved;
-    before the next step each such cell is turned once, by the sum.
+    before the next step each such cell is turned once, by the sum of its moves.
 
     window: for every layer; without it each layer has the model's own.
-    contiguous: False takes any free cells for a batch, and K and V are written by index. Then
+    contiguous: if False, a batch takes any free cells, and K and V are written by index. Then
     nothing needs to be defragmented.
     """
 
@@ -51,7 +51,7 @@ class RingCache(Cells):
 
     @property
     def num_bytes(self) -> int:
-        """Of K and V together."""
+        """The bytes of K and V together."""
         return self.k.nbytes + self.v.nbytes
 
     @torch.inference_mode()
@@ -65,8 +65,8 @@ class RingCache(Cells):
         """Run the model over a batch: token t stands at positions[t] of sequence seqs[t].
 
         Returns the logits after every token, (T, vocab_size) float32. All or nothing: if there is
-        no room (OutOfCells), an argument is bad (ValueError) or the step fails in the middle, no
-        cell has changed hands.
+        no room (OutOfCells), an argument is bad (ValueError) or the step fails in the middle, the
+        cells belong to the same sequences as before.
         """
         self._require_in_model(lm, token_ids, positions)
         before = self.head
@@ -121,8 +121,8 @@ class RingCache(Cells):
 
     @torch.inference_mode()
     def apply_shifts(self) -> int:
-        """Turn K of every cell that has moved, all layers, and forget the moves; returns how many
-        cells were turned. `decode` calls it before each step."""
+        """Turn K of every cell that has moved, in all layers, and forget the moves; returns how
+        many cells were turned. `decode` calls it in each step."""
         moved = [cell for cell, shift in enumerate(self.shifts) if shift != 0]
         if moved:
             cells = torch.tensor(moved, device=self.k.device)

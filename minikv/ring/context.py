@@ -13,8 +13,8 @@ def with_config(
 ) -> LanguageModel:
     """The model with RoPE's table for `max_context` positions and, for every layer, `window`.
 
-    None leaves each as it is. The weights are shared. A position beyond those it was trained on
-    can then be computed; that it means something to the model is not promised.
+    None leaves each as it is. The weights are shared. The model can then compute positions beyond
+    those that it was trained on, but may be bad at them.
     """
     config = lm.config
     if max_context is not None:

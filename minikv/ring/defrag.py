@@ -1,7 +1,7 @@
-"""Defragmentation: data from the back fill the holes in front.
+"""Defragmentation: data from the back fills the holes in front.
 
-llama.cpp needed it as long as a batch had to lie in one run of cells, and attention read up to the
-last used cell. Since K and V are written by index (August 2025), any free cells do, and it is gone.
+llama.cpp needed it while a batch had to lie in one run of cells and attention read up to the last
+used cell. It has been removed since K and V are written by index (August 2025), to any free cells.
 """
 
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ def plan_moves(is_used: Sequence[bool]) -> list[Move]:
 def defragment(cache: RingCache, max_moves: int | None = None) -> int:
     """Close the holes in front, with at most `max_moves` moves; returns how many cells moved.
 
-    The last moves of the plan come first: then each call lets attention read less. A pending shift
-    travels with its cell. No logit changes.
+    It makes the last moves of the plan, so that attention has less to read after each call. A
+    pending shift moves with its cell. No logit changes.
     """
     moves = plan_moves([position != FREE for position in cache.positions])
     if max_moves is not None:

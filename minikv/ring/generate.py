@@ -48,14 +48,15 @@ def generate_with_ring(
     seq: int = 0,
     choose: Choose = greedy,
 ) -> list[int]:
-    """Continue sequence `seq` by `prompt_ids` and exactly `max_tokens` new tokens, returned.
+    """Continue sequence `seq` by `prompt_ids` and exactly `max_tokens` new tokens; returns the
+    latter.
 
-    Goes on for ever in the same memory: a full ring, or a sequence at the model's last position,
-    is shifted by `context_shift` with `n_keep` and `n_discard`. Up to the first shift the tokens
-    are those of `lm.generate_naively`.
+    The memory never grows: when the ring is full, or the sequence is at the model's last position,
+    `context_shift` makes room, with `n_keep` and `n_discard`. Up to the first shift the tokens are
+    those of `lm.generate_naively`.
 
-    Raises ValueError, changing nothing, if the prompt does not fit, or if `n_keep` or `n_discard`
-    makes a shift impossible that will be needed.
+    Raises ValueError, changing nothing, if the prompt does not fit, or if a shift will be needed
+    that `n_keep` or `n_discard` makes impossible.
     """
     require_int("max_tokens", max_tokens, 1)
     start = cache.seq_pos_max(seq) + 1
@@ -78,7 +79,8 @@ def generate_with_ring(
 def _require_can_shift(
     cache: Cells, seq: int, length: int, n_keep: int, n_discard: int | None
 ) -> None:
-    """That a sequence which has grown to `length` positions can be shifted, and frees cells."""
+    """Raise ValueError unless a shift of a sequence of `length` positions is possible, and frees
+    cells."""
     pairs = zip(cache.positions, cache.sequences, strict=True)
     shared = max((p + 1 for p, owners in pairs if seq in owners and len(owners) > 1), default=0)
     if not shared <= require_int("n_keep", n_keep, 0) <= length - 2:
@@ -91,7 +93,7 @@ def _require_can_shift(
 
 
 def _make_run(cache: RingCache, num_tokens: int) -> None:
-    """Defragment, if a batch of so many tokens needs a run of cells and there is none."""
+    """Defragment if a batch of `num_tokens` needs a run of cells and there is none."""
     if cache.contiguous and cache.longest_run < num_tokens:
         defragment(cache)
 
@@ -105,8 +107,8 @@ def make_room(
 ) -> int:
     """Make room for one more token of each of `seqs`; returns how many shifts it took.
 
-    A sequence at the model's last position is shifted; with too few free cells, the longest one
-    is, until there are enough.
+    A sequence at the model's last position is shifted. Then, while there are too few free cells,
+    the longest sequence is shifted.
     """
     num_shifted = 0
     for seq in seqs:
@@ -130,11 +132,11 @@ def generate_in_parallel(
 ) -> list[list[int]]:
     """Continue `shared_ids + prompts[i]` for every i, side by side in one ring.
 
-    The shared tokens are computed once, by sequence 0, and belong to all by `seq_cp`. They are
-    what each keeps when the ring is full. Returns each one's new tokens.
+    The shared tokens are computed once, by sequence 0, and `seq_cp` shares them with the others. A
+    context shift keeps them. Returns the new tokens of each prompt.
 
-    The cache must be empty, and is again if anything goes wrong. Raises ValueError if the tokens,
-    or two beside the shared ones for each prompt, do not fit.
+    The cache must be empty, and is emptied if anything goes wrong. Raises ValueError if the tokens
+    do not fit; a prompt counts as at least two tokens.
     """
     require_int("max_tokens", max_tokens, 1)
     if cache.num_used > 0:

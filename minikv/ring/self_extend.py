@@ -1,8 +1,8 @@
-"""SelfExtend: exact positions for neighbours, grouped positions (p // G) for all that is far.
+"""SelfExtend: exact positions for near tokens, grouped positions (p // G) for distant ones.
 
-Jin et al., 2024. A model trained on L positions then sees no distance beyond what it knows, though
-the text is up to G times as long. Two ways: positions in the ring are divided as llama.cpp does it,
-or two attentions are merged by one softmax as in the paper.
+Jin et al., 2024. A model trained on L positions then sees only distances that it knows, although
+the text is up to G times as long. There are two ways: dividing positions in the ring, as llama.cpp
+does it, or merging two attentions by one softmax, as in the paper.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class SelfExtendRing:
     """One sequence of a ring whose older tokens stand in groups of `group` to a position.
 
     Whenever `width` tokens have exact positions, these are divided by `group`, and the text
-    goes on right behind them (llama.cpp's `--grp-attn-n` and `--grp-attn-w`). So a token has 0 to
+    continues right after them (llama.cpp's `--grp-attn-n` and `--grp-attn-w`). So a token has 0 to
     `width` - 1 neighbours at exact positions, and n tokens take about n / group positions.
     """
 
@@ -68,8 +68,8 @@ class SelfExtendCache(RollingCache):
     """One sequence of at most `capacity` tokens, all kept, seen through two attentions.
 
     A key is near if it is one of a query's last `neighbours` tokens, its own included; then both
-    have their true positions. Otherwise both have grouped ones, and the query stands
-    neighbours - neighbours // group further on, so that distances go on growing at the border.
+    have their true positions. Otherwise both have grouped positions, and the query is moved on by
+    neighbours - neighbours // group, so that distances keep growing across the border.
 
     border: "rolling", the paper's, as above; "steps", llama.cpp's: near are the keys since the
     last multiple of `neighbours`.

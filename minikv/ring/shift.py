@@ -14,7 +14,7 @@ def turn(k: torch.Tensor, deltas: torch.Tensor, frequencies: torch.Tensor) -> to
 
     k (..., N, K, D); deltas (N,) int64; frequencies (D / 2,), of `config.inverse_frequencies()`.
     Returns the shape and dtype of k. Computed in float32, so that half precision is rounded only
-    once; the angles are float64, for large deltas have no digits to lose.
+    once; the angles are float64, because large deltas have no digits to spare.
     """
     angles = deltas.double()[:, None] * frequencies.double().to(deltas.device)  # (N, D / 2)
     cos, sin = angles.cos().float(), angles.sin().float()

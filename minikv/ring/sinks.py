@@ -1,7 +1,7 @@
 """Attention sinks: the first tokens are kept beside the window, at positions inside the cache.
 
-StreamingLLM (Xiao et al., 2023). Many models put spare attention on their first tokens; a plain
-window loses these, and the text with them.
+StreamingLLM (Xiao et al., 2023). Many models put spare attention on their first tokens. When a
+plain window loses these tokens, the text falls apart.
 """
 
 import torch
@@ -16,11 +16,10 @@ from minikv.ring.window import RollingCache
 class SinkCache(RollingCache):
     """One sequence: its first `num_sinks` tokens beside the last `window`.
 
-    Positions count inside the cache: for a query the sinks stand right before the window. RoPE
-    knows distances only, so K stays as it was turned once, and the sinks are asked with a query
-    that is turned back to num_sinks + window - 1, the cache's last position. A ring that keeps
-    `num_sinks` tokens and discards 1 at a time computes the same, with one turn of all keys per
-    token.
+    Positions are those inside the cache: for a query the sinks stand right before the window. RoPE
+    depends on distances only, so K is turned only once; for the sinks, the query is turned back to
+    num_sinks + window - 1, the cache's last position. A ring that keeps `num_sinks` tokens and
+    discards 1 at a time computes the same, but turns all keys for each token.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a store keeps of a block, whatever its format: its parts, and their bytes."""
+"""The parts of a block in a store of any format, and their bytes."""
 
 from collections.abc import Sequence as Seq
 
@@ -14,7 +14,8 @@ def parts_of(store: KVStore) -> dict[str, torch.Tensor]:
 
 
 def drop_open(store: KVStore, block_id: int) -> None:
-    """Before a block is filled from outside: keys that wait for it to be full are another's."""
+    """Call before a block is filled from outside: drops keys that an earlier holder left
+    waiting."""
     open_keys = getattr(store, "open", None)
     if open_keys is not None:
         open_keys.drop(block_id)
@@ -26,7 +27,7 @@ def read_block(store: KVStore, block_id: int) -> bytes:
 
 
 def read_blocks(store: KVStore, block_ids: Seq[int]) -> list[bytes]:
-    """`read_block` of several: from a GPU, all at once."""
+    """`read_block` of several blocks, all at once, which matters on a GPU."""
     index = torch.tensor(block_ids, dtype=torch.int64)
     parts = [
         part.view(torch.uint8).index_select(1, index.to(part.device)).cpu()

@@ -1,9 +1,10 @@
-"""Fetch or compute: what is faster, from a measured link and a measured prefill.
+"""Whether fetching or computing is faster, from a measured link and a measured prefill.
 
-    fetching n tokens      latency + n bytes_per_token / bandwidth     once per tier that is used
+    fetching n tokens      latency + n bytes_per_token / bandwidth     the latency once per tier
     computing n tokens     n / rate                                    and one step's start
 
-The start is paid either way: one token at least is computed, or there are no logits.
+The start is paid either way, because at least one token is computed: without it there are no
+logits.
 """
 
 from collections.abc import Mapping
@@ -53,10 +54,10 @@ def blocks_to_fetch(
 ) -> int:
     """How many of the blocks after the device's hit to fetch; the rest is computed.
 
-    `tiers` names the tier of each block, in order. A block can only be used with all before it,
-    so a slow tier in between may cost what a fast one behind it would gain. A link's latency is
-    paid once, by the first of its blocks. The answer has the least total time; of several the
-    smallest.
+    `tiers` names the tier of each block, in order. A block can only be used with all before it, so
+    a slow tier in between may cost what a fast one behind it would gain. A link's latency is paid
+    once, by the first of its blocks. The answer has the least total time; of several such numbers
+    it is the smallest.
 
     Worked example: host, host, disk. The host takes 1 ms and 1 ms per block, the disk 10 ms and 2
     per block, computing 4 ms per block. For 0, 1, 2 and 3 blocks: 12, 10, 7 and 15 ms. So fetch 2.
@@ -76,13 +77,13 @@ def blocks_to_fetch(
 
 
 class Line:
-    """A straight line through measured (size, seconds), newer ones counting more: seconds = start +
-    size / rate.
+    """A straight line through measured (size, seconds): seconds = start + size / rate. Newer
+    measurements count more.
 
-    The clock may stand still or go backwards: a time that is not above 0 is not counted.
+    The clock may stand still or go backwards: a time that is not above 0 is ignored.
     """
 
-    FORGET = 0.9  # the weight of what was known, at each new measurement
+    FORGET = 0.9  # the weight of earlier measurements, at each new one
 
     def __init__(self):
         self.count = self.x = self.y = self.xx = self.xy = 0.0

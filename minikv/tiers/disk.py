@@ -1,14 +1,14 @@
-"""The disk's entries, in a SQLite database: bounded, least recently used first to go.
+"""The disk's entries, in a SQLite database of bounded size that evicts the least recently used.
 
-Why SQLite: it is in Python's standard library, an entry is there whole or not at all, whatever
-moment the process is killed at, and two processes may use one folder. See
-`python -m minikv bench tier-stores` for what it was compared with.
+Why SQLite: it is in Python's standard library, an entry is there whole or not at all, even if the
+process is killed at any moment, and two processes may use one folder. For what it was compared with
+see `python -m minikv bench tier-stores`.
 
-Entries are not compressed. zstd and lz4 leave about nine tenths of K and V, and pay only where a
-disk is slower than 100 MB/s (`python -m minikv bench tier-stores --only bytes`); what makes K and V
-small is `kv_dtype`, which reaches the disk as it is.
+Entries are not compressed. zstd and lz4 leave about nine tenths of K and V, and pay only if the
+disk is slower than 100 MB/s (`python -m minikv bench tier-stores --only bytes`). To make entries
+smaller, set `kv_dtype`: codes are written to the disk as they are.
 
-The order of use is a counter and not a time: a clock that goes backwards changes nothing.
+The order of use is a counter and not a time, so a clock that goes backwards changes nothing.
 """
 
 import os
@@ -22,12 +22,12 @@ from minikv.tiers.names import Name
 from minikv.tiers.store import log
 
 FILE = "minikv.sqlite"
-OVERHEAD = 100  # bytes of an entry beside its data, about
-DAMAGE = sqlite3.DatabaseError, UnicodeDecodeError  # the second: in SQLite's own message
+OVERHEAD = 100  # bytes of an entry beside its data, roughly
+DAMAGE = sqlite3.DatabaseError, UnicodeDecodeError  # the second is raised by SQLite's own messages
 
 
 class DiskTier:
-    """A LowerTier in a folder. At most `max_bytes` of entries."""
+    """A LowerTier in a folder, with at most `max_bytes` of entries."""
 
     def __init__(self, folder: str | os.PathLike, max_bytes: int):
         """Raises ValueError if nothing can be written there. A damaged database is put aside, and
@@ -48,7 +48,8 @@ class DiskTier:
         self._db = sqlite3.connect(
             self.path, timeout=5, isolation_level=None, check_same_thread=False
         )
-        # Killed: all that was committed is there. Power cut: perhaps without the last commits.
+        # After a kill, all that was committed is there; after a power cut, the last commits may
+        # be lost.
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         self._db.execute("PRAGMA journal_size_limit = 16777216")
@@ -72,19 +73,19 @@ class DiskTier:
 
     @property
     def num_bytes(self) -> int:
-        """What the entries take. Beside them there is a log of what is written, of a few MiB."""
+        """What the entries take. SQLite's log of writes takes a few MiB more."""
         return int(self._run("SELECT total(size) FROM entries")[0][0])
 
     def names(self) -> Iterable[Name]:
         try:
             rows = self._run("SELECT name FROM entries")
         except DAMAGE:
-            return []  # there is a new one by now
+            return []  # the database is a new one by now
         return [name for (name,) in rows if isinstance(name, bytes)]
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
         rows = [self._run("SELECT data FROM entries WHERE name = ?", (name,)) for name in names]
-        # The first block is used last: the end of a prefix goes before its beginning.
+        # The first block becomes the most recent: a prefix is evicted from its end.
         with self._transaction():
             for name in reversed(names):
                 self._run(f"UPDATE entries SET used = {NEXT} WHERE name = ?", (name,))
@@ -142,7 +143,7 @@ class DiskTier:
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether the file makes no sense, in contrast to: it cannot be read or written now."""
+    """Whether the file is damaged, and not just unreadable or unwritable at the moment."""
     now = ("CANTOPEN", "READONLY", "IOERR", "FULL", "PERM", "BUSY", "LOCKED", "NOMEM", "AUTH")
     if isinstance(error, UnicodeDecodeError):
         return True

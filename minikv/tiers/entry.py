@@ -1,10 +1,10 @@
-"""A block outside of the engine: its bytes, and all that is needed to refuse it.
+"""A block outside the engine: its bytes, and all that is needed to refuse a wrong one.
 
     magic 8 | identity 32 | name 32 | number of bytes 8 | checksum 16 | bytes of K and V
 
-Whoever stores an entry, a database or another machine, may hand out a wrong one, an old one or half
-of one. `unpack` raises EntryError for everything that is not, bit for bit, what `pack` made for
-this name and this identity.
+A database or another machine may return a wrong entry, an old one or half of one. `unpack` raises
+EntryError for everything that is not, bit for bit, what `pack` made for this name and this
+identity.
 """
 
 import hashlib
@@ -27,17 +27,19 @@ def pack(identity: bytes, name: bytes, data: bytes) -> bytes:
 def unpack(entry: bytes, identity: bytes, name: bytes, num_bytes: int) -> memoryview:
     """The `num_bytes` bytes of the block `name`. Raises EntryError for another or damaged entry."""
     if len(entry) < HEAD.size:
-        raise EntryError(f"{len(entry)} bytes, a head has {HEAD.size}")
+        raise EntryError(f"it has {len(entry)} bytes, and a header alone has {HEAD.size}")
     magic, its_identity, its_name, length, checksum = HEAD.unpack_from(entry)
     if magic != MAGIC:
-        raise EntryError(f"begins with {magic!r}, must with {MAGIC!r}")
+        raise EntryError(f"it begins with {magic!r}, and must begin with {MAGIC!r}")
     if its_identity != identity:
-        raise EntryError("computed by another model, or stored in another layout")
+        raise EntryError("it was computed by another model, or stored in another layout")
     if its_name != name:
-        raise EntryError("another block's")
+        raise EntryError("it is another block's")
     data = memoryview(entry)[HEAD.size :]
     if not length == len(data) == num_bytes:
-        raise EntryError(f"{len(data)} bytes, says {length}, a block has {num_bytes}")
+        raise EntryError(
+            f"it has {len(data)} bytes, its header says {length}, a block has {num_bytes}"
+        )
     if not hmac.compare_digest(checksum, _checksum(identity, name, data)):
         raise EntryError("the checksum is wrong")
     return data

@@ -1,8 +1,8 @@
 """Writing a file so that a crash at any moment leaves the old file or the new one, whole.
 
-Data goes to a temporary name, to the disk, and only then to its own name; the folder, which holds
-the names, goes to the disk last. Without the first `fsync` a crash may leave the new name on a file
-without content: the system writes names and contents in an order of its own.
+The data is written to a temporary file and synced, and only then renamed; last the folder, which
+holds the names, is synced. Without the first `fsync` a crash may leave the new name on a file
+without content, because the system writes names and contents in any order.
 """
 
 import os
@@ -12,13 +12,13 @@ TEMPORARY = f".{os.getpid()}.part"  # two processes may save under one name
 
 
 class Folder:
-    """A folder, as far as `save` needs one. A simulated one that crashes can take its place."""
+    """What `save` needs of a folder. A simulated one that crashes can take its place."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = Path(path)
 
     def write(self, name: str, data: bytes) -> None:
-        """Create or overwrite a file. What is written may still be in memory only."""
+        """Create or overwrite a file. Its content may still be in memory only."""
         (self.path / name).write_bytes(data)
 
     def sync(self, name: str) -> None:
@@ -26,7 +26,7 @@ class Folder:
         _sync(self.path / name, os.O_RDWR)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, at once; a file that had it is gone."""
+        """Give a file another name, in one step; replaces a file that had this name."""
         os.replace(self.path / old, self.path / new)
 
     def sync_folder(self) -> None:

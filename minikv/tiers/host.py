@@ -1,8 +1,8 @@
 """The host's blocks: a pool whose free blocks remember what is in them.
 
-A block that no one holds is free, also while its content has a name. It is given out for something
-else only when no other block is free, the least recently used first. So the blocks of swapped-out
-sequences and those of evicted prefixes share one memory, and none of it is set aside.
+A block without a holder is free, even if its content has a name. Such a named block is allocated
+for something else only when no other block is free, the least recently used first. So swapped-out
+sequences and evicted prefixes share one memory, and none of it is reserved for either.
 """
 
 from collections import OrderedDict
@@ -16,8 +16,8 @@ Leaving = Callable[[int, Name], None]
 
 
 class HostPool(BlockPool):
-    """A BlockPool with names. `leaving(block_id, name)` is called before a named block is given
-    out for something else: the last moment to read it."""
+    """A BlockPool with names. `leaving(block_id, name)` is called before a named block is allocated
+    for something else: the last moment to read it."""
 
     def __init__(self, num_blocks: int, leaving: Leaving = lambda block_id, name: None):
         super().__init__(num_blocks)
@@ -60,8 +60,9 @@ class HostPool(BlockPool):
 
     @contextmanager
     def plan(self) -> Iterator[None]:
-        """While a step is planned, no block that becomes free is given out again: the plan may
-        still have to read it, to swap a sequence in, when copies to the host are made."""
+        """While a step is planned, no block that becomes free is allocated again: the copies to the
+        host come before the plan runs, which may still have to read the block to swap in a
+        sequence."""
         self._late = []
         yield
         late, self._late = self._late, None
@@ -79,7 +80,7 @@ class HostPool(BlockPool):
         return super().allocate()
 
     def acquire(self, block_id: int) -> None:
-        """As in BlockPool; a free block that is named can be taken up again."""
+        """As in BlockPool; a free block that has a name can be held again."""
         if block_id in self._idle:
             del self._idle[block_id]
             self._ref_counts[block_id] = 1
@@ -98,7 +99,7 @@ class HostPool(BlockPool):
             self._late.append(self._free.pop())
 
     def forget_all(self) -> None:
-        """Let all names go; `leaving` is not called. Blocks in use stay so."""
+        """Forget all names; `leaving` is not called. Blocks in use stay in use."""
         for block_id in list(self._idle):
             self._forget(block_id)
         self._blocks.clear()

@@ -1,8 +1,8 @@
-"""Whose K and V these are: a fingerprint of the model, and the check of a session's header.
+"""Which model computed these K and V: its fingerprint, and the check of a session's header.
 
-K and V of other weights have the right shape. An engine that took them would write fluent nonsense,
-and nothing would fail. So everything that leaves the process carries a fingerprint, and everything
-that comes back is compared.
+K and V of other weights may have the right shape. An engine that used them would write fluent
+nonsense, and no error would be raised. So everything that leaves the process carries a fingerprint,
+which is compared when it comes back.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from minikv.model import Transformer
 
 FORMAT, VERSION = "minikv session", "1"
 WAY_OUT = {
-    "format": "this file is no session of minikv",
+    "format": "this file is not a session of minikv",
     "version": "save it again with this version",
     "model": "it was computed by other weights; load the model that it was saved with",
     "dtype": "load the model in the session's dtype",
@@ -98,7 +98,7 @@ def check_session(
 
     Every field of `expected` must be in the header with the same value. The tensors must be those
     that the header names: `shapes` has dtype and shape of each, as `shapes_of` gives them, in JSON
-    with sorted keys; `num_tokens` is the length of `tokens`. At last the checksum must be that of
+    with sorted keys; `num_tokens` is the length of `tokens`. Finally, the checksum must be that of
     `checksum_of`. A field or tensor that is missing makes the session unusable, too.
     """
     for name, value in expected.items():
@@ -113,7 +113,7 @@ def check_session(
             f"session: shapes should be {header.get('shapes')}, are {found}: it is damaged"
         )
     num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None
-    if header.get("num_tokens") != str(num_tokens):
+    if num_tokens is None or header.get("num_tokens") != str(num_tokens):
         raise SessionError(
             f"session: {header.get('num_tokens')} tokens are announced, {num_tokens} are there: "
             "it is damaged"

@@ -1,4 +1,4 @@
-"""The engine's parts, joined to its tiers: a pool, a prefix cache and a scheduler of any kind, each
+"""Joins the engine's parts to its tiers: a pool, a prefix cache and a scheduler of any class, each
 with the few calls that tell the tiers what happens."""
 
 from collections.abc import Hashable
@@ -14,7 +14,7 @@ def joined(
     tiers: Tiers, block_pool: type, prefix_cache: type, scheduler: type, policy: Policy
 ) -> tuple:
     """Subclasses of an engine's parts that tell its tiers what they need to know. Raises
-    ValueError for a part that is no class."""
+    ValueError for a part that is not a class."""
     for name, part in (
         ("block_pool", block_pool), ("prefix_cache", prefix_cache), ("scheduler", scheduler)
     ):  # fmt: skip
@@ -22,7 +22,7 @@ def joined(
             raise ValueError(f"{name}: with host_blocks it must be a class, was {part!r}")
 
     class TieredPool(block_pool):  # type: ignore[misc]
-        """Hands a named block to the tiers when its last holder lets go."""
+        """Gives a named block to the tiers when its last holder releases it."""
 
         def __init__(self, num_blocks: int):
             super().__init__(num_blocks)
@@ -58,7 +58,7 @@ def joined(
             tiers.check()
 
     class TieredScheduler(scheduler):  # type: ignore[misc]
-        """Brings blocks back before it plans, and leaves out who still waits for some."""
+        """Brings blocks back before it plans, and leaves out sequences that still wait for some."""
 
         def __init__(self, *arguments, **more):
             super().__init__(*arguments, **more)

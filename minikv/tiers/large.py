@@ -1,19 +1,21 @@
 """Large blocks below the device: `blocks_per_large` small ones of a prefix that move as one.
 
     prefix      |0 1 2 3|4 5 6 7|8 9     a long cold prefix: two large blocks, and its edge
-    device       small blocks, wherever they were free; block tables know no others
+    device       small blocks, wherever they were free; block tables know only these
     host         a large block is a run of neighbours (`RunPool`), the edge lies in small blocks
-    disk         an entry per large block, an entry per small one of the edge
+    disk         an entry per large block, an entry per small block of the edge
 
-A large block goes down when the first of its small ones is evicted, which is its last; when the
-others follow, nothing is left to copy. At the end of a prefix, and where two are known to branch,
-blocks stay small: on the disk a large one is found only by prompts that continue in the same way.
-On the host each of its small ones is found by its own name.
+A large block is demoted as a whole when the first of its small ones is evicted, which is the last
+of the run; when the others are evicted, nothing is left to copy. At the end of a prefix, and where
+two prefixes are known to branch, blocks stay small, because on the disk a large one is found only
+by prompts that continue in the same way. On the host each of its small ones is found by its own
+name.
 
-It is off by default, for `python -m minikv bench tiers --only large` shows no gain in time on a CPU
-with SQLite: the same hits, a third of the entries with 4 blocks per large one (more of them with 8
-or 16, for then more large ones would have a branch within), and moves that take as long. It is for
-stores whose entries have a price of their own: files, an object store, requests over a network.
+It is off by default, because `python -m minikv bench tiers --only large` shows no gain in time on a
+CPU with SQLite: the hits are the same, and moves take as long. With 4 blocks per large one the disk
+has a third of the entries; with 8 or 16 it has more, because prefixes branch within more of the
+large ones. It is meant for stores where each entry costs something: files, an object store,
+requests over a network.
 """
 
 import hashlib
@@ -43,9 +45,9 @@ class LargeTiers(Tiers):
 
     def start_over(self) -> None:
         self.length = self.config.blocks_per_large
-        self.chunks: dict[int, Chunk] = {}  # of each device block that is part of a whole one
-        self.next_names: dict[int, Name] = {}  # after each named device block, the first one seen
-        self.branches: set[int] = set()  # device blocks that more than one block has followed
+        self.chunks: dict[int, Chunk] = {}  # by device block, if it is part of a large one
+        self.next_names: dict[int, Name] = {}  # by named device block, the first successor seen
+        self.branches: set[int] = set()  # device blocks with more than one successor
         super().start_over()
 
     def make_host(self) -> HostPool:
@@ -84,8 +86,8 @@ class LargeTiers(Tiers):
         super().let_go(block_id, pool)
 
     def _send_down(self, chunk: Chunk) -> int | None:
-        """Copy a large block to the host, unless part of it is there and in use, or there is no
-        room: then its small ones go one by one."""
+        """Copy a large block to the host and return its first host block. If part of it is in use
+        there, or there is no room, return None: then its small blocks are demoted one by one."""
         names = [self.names[block_id] for block_id in chunk]
         if any(name in self.host for name in names):
             self.copy_down()  # a small block with one of these names may be free in a moment
@@ -102,7 +104,7 @@ class LargeTiers(Tiers):
             del self.chunks[block_id]
 
     def _write_through(self, block_ids: Seq[int]) -> None:
-        """Only whole large blocks are written through; the edge is written when it is evicted."""
+        """Does nothing: whole large blocks are written through, the edge when it is evicted."""
 
     def _chunk_through(self, chunk: Chunk) -> None:
         first = self._send_down(chunk)

@@ -1,8 +1,8 @@
-"""A block's way down and back: which count goes up before which one goes down.
+"""A block's way down and back: the order of copies, holds and releases.
 
 A block of a prefix is at a `Place`: on the device, on the host, or on both. Two rules keep it safe.
-Nothing is released before its copy is made, so a failure loses no block. And what is about to be
-read is held first: to make room for it may evict it.
+Nothing is released before its copy is made, so a failure loses no block. And a block that is about
+to be read is held first, because making room for it might evict it.
 """
 
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def promote(
 
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied. `device.allocate` may demote another block to make room, and that may
-    evict the host's oldest block that has one holder: this one, if it were not held first. All or
+    evict the host's oldest block that has one holder, perhaps this one: hold it first. All or
     nothing: raises ValueError if the block is not on the host, and OutOfBlocks if the device has no
     room; what `copy` raises is raised again.
     """

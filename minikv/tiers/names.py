@@ -1,12 +1,12 @@
-"""Names of blocks: what K and V are in them, and nothing about where they lie.
+"""Names of blocks: a name says which K and V a block has, and not where it lies.
 
     name of a block = SHA-256(name of the block before it, its tokens)
     name of a root  = SHA-256(identity, salt)
 
 So equal names mean equal tokens from the very first one on, under the same salt, computed by the
 same weights and stored in the same way. A name is 32 bytes, the same in every process: it can be a
-key on the host, on a disk, and on another machine. The idea is that of vLLM's hash-chained blocks;
-a cryptographic hash, because whoever can find a collision reads another tenant's prefix.
+key on the host, on a disk, and on another machine. The idea is that of vLLM's hash-chained blocks.
+The hash is cryptographic, because a tenant who found a collision could read another's prefix.
 """
 
 import hashlib
@@ -56,8 +56,8 @@ def spell(salt: Hashable) -> str | None:
 def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
-    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens behind
-    an equal parent have an equal name in every process, and nobody can find others that have it.
+    Token ids are from 0 up to 2**31, and a block may have any number of them. Equal tokens after an
+    equal parent have an equal name in every process, and nobody can find others that have it.
     """
     return hashlib.sha256(parent + struct.pack(f"<{len(token_ids)}q", *token_ids)).digest()
 

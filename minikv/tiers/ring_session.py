@@ -1,7 +1,7 @@
-"""A ring in a file, as llama.cpp's state files keep it: every used cell, where it is, and whose.
+"""A ring in a file, as in llama.cpp's state files: every used cell with its place and sequences.
 
-Cells come back to their own places, so attention adds up the same numbers in the same order: the
-logits are the same bits. Keys are turned to where they stand before they are written.
+Cells come back to their old places, so attention adds the same numbers in the same order, and the
+logits are the same bit for bit. Keys are turned to their positions before they are written.
 """
 
 import json
@@ -30,8 +30,8 @@ FORMAT = "minikv ring"
 def save_ring(
     cache: RingCache, lm: LanguageModel, path: str | os.PathLike, token_ids: Seq[int] = ()
 ) -> int:
-    """Write a ring to a file; returns its bytes. `token_ids` is for the caller: a ring does not
-    know its tokens."""
+    """Write a ring to a file; returns its bytes. `token_ids` are stored for the caller, because a
+    ring does not know its tokens."""
     cache.apply_shifts()
     cells = [cell for cell, owners in enumerate(cache.sequences) if owners]
     tokens = require_ids("token_ids", token_ids, lm.config.vocab_size)

@@ -4,8 +4,8 @@
              a run   | S S . . | free          S: a small block with a name
 
 A run is a whole group: it is named, evicted and written as one. Its blocks are found by their own
-names and read one by one, so whoever wants only the first three of them gets these. A small block
-is taken from a group that is broken already, as long as there is one.
+names and read one by one, so a prompt that needs only the first three gets those. A small block
+comes from a group that is broken already, as long as there is one.
 """
 
 from collections.abc import Iterator
@@ -36,11 +36,11 @@ class RunPool(HostPool):
         return len(self._free) + len(self._whole) * self.length + idle
 
     def add_run(self, names: Seq[Name]) -> int | None:
-        """Name a run that no one holds, for content that the caller copies now; returns its first
+        """Name a run without a holder, for content that the caller copies now; returns its first
         block. None if there is no room, or if one of the names is in use.
 
-        Room is made in the group whose last use is the longest ago. A small block that has one of
-        the names gives it up, for there is to be one copy.
+        Room is made in the least recently used group. A small block that has one of the names loses
+        it, so that there is only one copy.
         """
         taken = [self._blocks[name] for name in names if name in self._blocks]
         if any(block_id not in self._idle or self._is_run(block_id) for block_id in taken):
@@ -158,7 +158,7 @@ class RunPool(HostPool):
         return block_id // self.length in self._runs
 
     def _unit(self, block_id: int) -> int:
-        """Its run's first block; of a small block itself."""
+        """The first block of its run; a small block is a unit by itself."""
         return block_id // self.length * self.length if self._is_run(block_id) else block_id
 
     def _size(self, unit: int) -> int:
@@ -168,7 +168,7 @@ class RunPool(HostPool):
         return iter(range(unit, unit + self._size(unit)))
 
     def _forget(self, block_id: int) -> None:
-        """Let an idle block or run be free."""
+        """Free an idle block or run."""
         if not self._is_run(block_id):
             super()._forget(block_id)
             self._count(block_id, 1)
@@ -179,12 +179,13 @@ class RunPool(HostPool):
         self._whole.append(block_id // self.length)
 
     def _break(self, group: int) -> None:
-        """Give out a whole group's blocks one by one."""
+        """Let a whole group's blocks be allocated one by one."""
         self._free += reversed(self._members(group))
         self._num_free_in[group] = self.length
 
     def _count(self, block_id: int, change: int) -> None:
-        """A block has become free, or is so no longer; a group that is free again is whole."""
+        """Note that a block has become free, or is no longer free. A group whose blocks are all
+        free becomes whole again."""
         group = block_id // self.length
         if group >= self.num_blocks // self.length:
             return  # the rest behind the last group
@@ -197,7 +198,7 @@ class RunPool(HostPool):
             del self._num_free_in[group]
 
     def _oldest_group(self) -> int | None:
-        """Of the groups that no one holds a block of, the one whose last use is the longest ago."""
+        """The least recently used of the groups without a holder; None if there is none."""
         counts = dict(self._num_free_in)
         for unit in self._idle:
             group = unit // self.length

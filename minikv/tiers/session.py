@@ -1,14 +1,14 @@
-"""A conversation in a file: its tokens with their K and V, for another process to go on with.
+"""A conversation in a file: its tokens with their K and V, for another process to continue.
 
-The file is safetensors, which holds tensors and a header and nothing that is run. The header says
-whose K and V these are (`identity.check_session`); the file is written whole or not at all
+The file is safetensors, which holds tensors and a header but no code. The header says which model
+computed these K and V (`identity.check_session`); the file is written whole or not at all
 (`folder.save`).
 
     tokens      (num_tokens,) int32
     kv          (num_layers, T, 2, K, D): K and V of the first T tokens, whole blocks of them; or
     k_codes, …  the parts of `minikv.quant.store.QuantisedStore`, (num_layers, num_blocks, …)
 
-The tokens behind the last whole block are few, and are computed again.
+The few tokens after the last whole block are computed again.
 """
 
 import json
@@ -46,7 +46,7 @@ What = int | str | Seq[int] | RequestOutput
 
 
 class Saved(NamedTuple):
-    """What a session file has become."""
+    """What was written to a session file."""
 
     num_tokens: int
     num_blocks: int  # with K and V
@@ -66,10 +66,10 @@ def save_session(
 
     what: the id of a running request, an output of the engine, or a text or its token ids.
     kv_dtype: "auto" stores K and V as they are; "int8" or "int4" are smaller, and not exact.
-    cache_salt: whose prefix it is, unless `what` is a request.
+    cache_salt: the salt of its prefix, unless `what` is a request.
 
-    What is no longer cached is computed first. Raises ValueError, naming the argument, for what
-    cannot be saved. If anything fails, a file that was there before is there still.
+    Tokens that are no longer cached are computed first. Raises ValueError, naming the argument, for
+    what cannot be saved. If anything fails, an earlier file is still there.
     """
     require_one_of("kv_dtype", kv_dtype, ("auto", "int8", "int4"))
     if kv_dtype != "auto" and engine.config.kv_dtype != "auto":
@@ -106,10 +106,10 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
 
     A prompt that begins with these tokens then finds them there. Raises SessionError, saying what
     differs, for a file that does not belong to this engine's model and store, or is damaged;
-    OutOfBlocks if the pool has no room. Then nothing is changed.
+    OutOfBlocks if the pool has no room. After an error nothing has changed.
     """
     if engine.cache is None:
-        raise ValueError("prefix_cache: must be True, for a session is loaded into it")
+        raise ValueError("prefix_cache: must be True, because a session is loaded into it")
     header, tensors = read_file(path)
     stored = engine.config.kv_dtype
     if stored == "auto" and header.get("stored") in ("int8", "int4"):
@@ -142,13 +142,13 @@ def write_file(
 
 
 def read_file(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """Header and tensors of a session file, unchecked but for the file's own format."""
+    """Header and tensors of a session file; only the file's own format is checked."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise SessionError(f"path: {str(path)!r} is no whole session file: {error}") from error
+        raise SessionError(f"path: {str(path)!r} is not a whole session file: {error}") from error
 
 
 def _expected(engine: Engine, stored: str, header: dict[str, str] | None = None) -> dict[str, str]:
@@ -170,8 +170,8 @@ def _expected(engine: Engine, stored: str, header: dict[str, str] | None = None)
 def _check_parts(
     engine: Engine, stored: str, header: dict[str, str], parts: dict[str, torch.Tensor], tokens: int
 ) -> None:
-    """Raise SessionError unless the parts are those of this model's K and V, for no more than the
-    tokens that there are."""
+    """Raise SessionError unless the parts are K and V of this model's shapes, for at most as many
+    tokens as the session has."""
     config, size = engine.lm.config, 1
     if stored == "auto":
         token = (2, config.num_kv_heads, config.head_dim)
@@ -180,14 +180,14 @@ def _check_parts(
         size = int(header["block_size"])
         expected = part_shapes(format_of(stored, size), config, size)
     if parts.keys() != expected.keys():
-        raise SessionError(f"session: has {sorted(parts)}, here it is {sorted(expected)}")
+        raise SessionError(f"session: has {sorted(parts)}, this engine needs {sorted(expected)}")
     rows = {one.shape[1] if one.dim() > 1 else -1 for one in parts.values()}
     for name, (shape, dtype) in expected.items():
         one = parts[name]
         if one.dtype != dtype or (one.shape[0], *one.shape[2:]) != (config.num_layers, *shape):
             raise SessionError(
-                f"session: {name} is {one.dtype} {list(one.shape)}, here a row is {dtype} "
-                f"{list(shape)} in {config.num_layers} layers"
+                f"session: {name} is {one.dtype} {list(one.shape)}; this engine needs rows of "
+                f"{dtype} {list(shape)} in {config.num_layers} layers"
             )
     if len(rows) != 1 or max(rows) * size > tokens:
         raise SessionError(f"session: K and V of {rows} rows of {size}, but {tokens} tokens")
@@ -218,7 +218,7 @@ def _find(engine: Engine, what: What, salt: Hashable) -> tuple[list[int], dict[s
     token_ids = require_ids("what", ids, engine.lm.config.vocab_size)
     if len(token_ids) < 2:
         raise ValueError(f"what: must be at least 2 tokens, was {len(token_ids)}")
-    known = token_ids[:-1]  # of the last token K and V are not known yet
+    known = token_ids[:-1]  # K and V of the last token are not computed yet
     match = engine.cache.match(known, salt)
     if match.num_tokens < len(known) // size * size:
         engine.generate([known], SamplingParams(max_tokens=1, cache_salt=salt))
@@ -261,7 +261,7 @@ def _insert(
         table.release()
 
 
-# ── Smaller ───────────────────────────────────────────────────────────────────
+# ── In fewer bits ─────────────────────────────────────────────────────────────
 
 
 def quantise(kv_format: KVFormat, kv: torch.Tensor) -> dict[str, torch.Tensor]:

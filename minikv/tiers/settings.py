@@ -16,7 +16,7 @@ def join(runner: Runner, config: EngineConfig, parts: tuple) -> tuple[Any, tuple
     check_settings(config)
     if not config.prefix_cache:
         return None, parts
-    from minikv.tiers.joined import joined  # here, because it is much
+    from minikv.tiers.joined import joined  # here, because these import much
     from minikv.tiers.large import LargeTiers
     from minikv.tiers.tiers import Tiers
 
@@ -34,7 +34,7 @@ def check_settings(config: EngineConfig) -> None:
         config.prefix_cache and config.host_blocks >= config.blocks_per_large
     ):
         raise ValueError(
-            f"blocks_per_large: {config.blocks_per_large} blocks that go down together need a "
+            f"blocks_per_large: {config.blocks_per_large} blocks that are demoted together need a "
             f"prefix cache, and room on the host; prefix_cache was {config.prefix_cache}, "
             f"host_blocks {config.host_blocks}"
         )
@@ -43,7 +43,7 @@ def check_settings(config: EngineConfig) -> None:
     below = config.disk_path is not None or config.store is not None or config.write_through
     if below and not (config.host_blocks and config.prefix_cache):
         raise ValueError(
-            "disk_path, store, write_through: blocks come back by way of the host, and are found "
-            f"by the prefix cache; host_blocks was {config.host_blocks}, prefix_cache "
-            f"{config.prefix_cache}"
+            "disk_path, store, write_through: these need host_blocks, through which blocks come "
+            f"back, and prefix_cache, which finds them; host_blocks was {config.host_blocks}, "
+            f"prefix_cache {config.prefix_cache}"
         )

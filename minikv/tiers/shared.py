@@ -1,7 +1,7 @@
 """A store that other engines use too, as one engine sees it.
 
-What is there is not known but asked for. What this engine has written, or seen there, it takes to
-be there still, and does not write again: a question or a fetch that finds it gone puts that right.
+An engine cannot know what is there, so it asks. What it has written or seen there it assumes to be
+there still, and does not write again, until a question or a fetch finds it gone.
 """
 
 from time import perf_counter
@@ -10,13 +10,13 @@ from minikv.tiers.costs import Line
 from minikv.tiers.names import Name
 from minikv.tiers.store import Background, Fetch, Question, SharedTier, Unpack
 
-MOST_KNOWN = 1 << 18  # names; more are forgotten, and their blocks perhaps written once again
-FORGET_AFTER = 30.0  # seconds without a fetch, after which one that was slow is tried again
-PATIENCE = 2.0  # seconds that the end of an engine waits for what is being written
+MOST_KNOWN = 1 << 18  # names; beyond that all are forgotten, and blocks may be written again
+FORGET_AFTER = 30.0  # seconds without a fetch, after which a store that was slow is tried again
+PATIENCE = 2.0  # seconds that an engine which ends waits for what is being written
 
 
 class Shared:
-    """One thread asks and reads, another writes: no question waits behind blocks on their way."""
+    """One thread asks and reads, another writes: no question waits until blocks are written."""
 
     def __init__(self, tier: SharedTier):
         self.tier = tier
@@ -24,7 +24,7 @@ class Shared:
         self.known = self.reader.known = self.writer.known
 
     def __contains__(self, name: Name) -> bool:
-        """Whether it is there, as far as is known."""
+        """Whether it is there, as far as this engine knows."""
         return name in self.known
 
     def put(self, name: Name, identity: bytes, data: bytes) -> None:
@@ -40,8 +40,9 @@ class Shared:
 
     @property
     def reading(self) -> Line:
-        """Seconds of a fetch by its bytes, as it was lately: a network that was slow once is not
-        slow for ever, and where nothing is fetched nothing is measured."""
+        """Seconds of a fetch by its bytes, measured lately. After `FORGET_AFTER` seconds it is
+        forgotten: a network that was slow once is not slow for ever, and while nothing is fetched,
+        nothing is measured."""
         if perf_counter() - self.reader.read_at > FORGET_AFTER:
             self.reader.reading = Line()
         return self.reader.reading
@@ -51,6 +52,6 @@ class Shared:
         self.writer.wait()
 
     def close(self) -> None:
-        """Write what waits, if that is soon done, and end."""
+        """Write what waits, for `PATIENCE` seconds at most, and end."""
         self.writer.close(PATIENCE)
         self.reader.close(PATIENCE / 4)

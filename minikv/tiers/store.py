@@ -1,4 +1,4 @@
-"""What a lower tier must be able to do, and a thread that does it beside the engine."""
+"""The interface of a lower tier, and a thread that uses it beside the engine."""
 
 import logging
 import threading
@@ -19,10 +19,10 @@ Unpack = Callable[..., memoryview]
 
 
 class LowerTier(Protocol):
-    """Entries by name: a disk, or another machine. All of it may fail, forget, or be slow."""
+    """Entries by name: a disk, or another machine. It may fail, forget, or be slow."""
 
     def names(self) -> Iterable[Name]:
-        """What is there, as far as is known when it is opened."""
+        """The names of what is there when it is opened, as far as they are known."""
         ...
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
@@ -30,18 +30,19 @@ class LowerTier(Protocol):
         ...
 
     def put_many(self, entries: Mapping[Name, bytes]) -> list[Name]:
-        """Keep entries, if need be in place of older ones; returns the names that had to go."""
+        """Keep entries, if necessary in place of older ones; returns the names that were
+        dropped."""
         ...
 
     def remove(self, name: Name) -> None:
-        """Forget an entry, for it is damaged."""
+        """Forget an entry, because it is damaged."""
         ...
 
     def close(self) -> None: ...
 
 
 class SharedTier(LowerTier, Protocol):
-    """A tier that others write to as well: what is there has to be asked for."""
+    """A tier that others write to as well, so one has to ask what is there."""
 
     def contains(self, names: Seq[Name]) -> list[bool]:
         """Whether each of these entries is there now."""
@@ -49,11 +50,11 @@ class SharedTier(LowerTier, Protocol):
 
 
 class Question:
-    """Which of these names a shared tier has, on its way."""
+    """A question on its way: which of these names a shared tier has."""
 
     def __init__(self, names: list[Name]):
         self.names = names
-        self.there: set[Name] = set()  # complete once `done` is set
+        self.there: set[Name] = set()  # complete when `done` is set
         self.done = threading.Event()
 
 
@@ -62,17 +63,17 @@ class Fetch:
 
     def __init__(self, names: list[Name], unpack: Unpack):
         self.names, self.unpack = names, unpack
-        self.found: dict[Name, memoryview] = {}  # complete once `done` is set
+        self.found: dict[Name, memoryview] = {}  # complete when `done` is set
         self.done = threading.Event()
 
 
 class Background:
     """A lower tier in a thread of its own. No call waits for it, except `wait` and `close`.
 
-    What is still to be written is served from memory. At most `most_waiting` bytes wait to be
-    written: beyond that new entries are dropped, for a slow disk must not stop the engine.
-    Reads go before writes. An error of the tier is one line in the log, and a miss. Checksums are
-    computed in the thread, too.
+    Entries that are still to be written are served from memory. At most `most_waiting` bytes wait
+    to be written; beyond that new entries are dropped, because a slow disk must not stop the
+    engine. Reads go before writes. An error of the tier becomes one line in the log, and a miss.
+    The thread also computes the checksums.
     """
 
     BATCH = 16 << 20  # bytes written together
@@ -99,7 +100,7 @@ class Background:
         return name in self.known
 
     def put(self, name: Name, identity: bytes, data: bytes) -> bool:
-        """Let a block be written, as `entry.pack` does it. Returns False if it is dropped."""
+        """Queue a block to be written as an entry. Returns False if it is dropped."""
         with self._change:
             if name in self.known or name in self._waiting:
                 return True
@@ -141,7 +142,7 @@ class Background:
             )
 
     def close(self, patience: float | None = None) -> None:
-        """Write what waits, and end: after `patience` seconds, if given, with what is written."""
+        """Write what waits, and end; after `patience` seconds, if given, drop what is left."""
         self.wait(patience)
         with self._change:
             self._closed = True
@@ -207,7 +208,7 @@ class Background:
             except ValueError as error:
                 self.num_bad += 1
                 self.known.discard(name)
-                self._say(f"an entry is refused and forgotten: {error}")
+                self._say(f"an entry is refused and removed: {error}")
                 self._try("changed", lambda name=name: self.tier.remove(name))
         seconds = perf_counter() - started
         self.reading.add(size, seconds)

@@ -1,26 +1,27 @@
 """The tiers under the radix tree: where a block goes when the device needs its room, and back.
 
-    device     the radix tree's blocks. One that is evicted is copied to the host.
-    host       blocks by name (`HostPool`), in the memory that preemption by swap uses too.
-               One that has to make room is written to the disk.
+    device     the radix tree's blocks. An evicted block is copied to the host.
+    host       blocks by name (`HostPool`), in the memory that preemption by swap uses, too.
+               A block that has to make room is written to the disk.
     disk       entries by name, read and written by a thread beside the engine (`Background`)
     store      entries by name on a server, which other engines read and write as well (`Shared`)
 
-Each tier drops its least recently used first; what the last tier drops is forgotten. A block that
-was brought back stays in the lower tiers as well: evicted again, it need not be copied.
+Each tier drops its least recently used block first; what the last tier drops is forgotten. A block
+that was brought back stays in the lower tiers as well, so it need not be copied when it is evicted
+again.
 
-Going down: the pool (`joined`) sees that the last holder of a named block lets go. That happens
-while a step is planned, so the copy waits until the plan is complete and is made before it runs:
-until then nothing overwrites the block. To the store every full block is copied as soon as it is in
-the tree: others may want it.
+Going down: the pool (`joined`) notices when the last holder of a named block releases it. That
+happens while a step is planned. The copy is made when the plan is complete and before it runs,
+because until then nothing overwrites the block. Every full block is also copied to the store as
+soon as it is in the tree, for other engines.
 
-Coming back: before a step is planned, `bring_back` looks up the names of the sequences that could
-be admitted. What is on the host is copied into the tree, where the scheduler finds it like every
-other prefix. What is on the disk is fetched while other sequences run; its sequence stays out of
+Coming back: before a step is planned, `bring_back` looks up the blocks of the sequences that could
+be admitted. Those on the host are copied into the tree, where the scheduler finds them like any
+other prefix. Those on the disk are fetched while other sequences run; their sequence stays out of
 the queue for that time, but no longer than computing the tokens would take. The store is asked
-first, once per sequence and for all blocks that are nowhere else, and is waited for a moment only:
-no answer is a miss. A step copies no more tokens than it may compute (`max_batch_tokens`), so a
-decode is not delayed by more than one chunk.
+first, once per sequence, about all blocks that are nowhere else, and is given only a moment: no
+answer is a miss. A step copies no more tokens than it may compute (`max_batch_tokens`), so a decode
+is not delayed by more than one chunk.
 """
 
 from collections.abc import Hashable, Iterator
@@ -55,14 +56,14 @@ from minikv.tiers.store import Background, Fetch, Question, Unpack
 
 UNKNOWN_RATE = 100.0  # tokens per second: slow, until a prefill is measured
 AT_ONCE = 0.001  # seconds that the engine waits for the store's answer, before the next step
-ANSWER_SOON = 0.05  # seconds that the sequence waits for it at most, while others run
+ANSWER_SOON = 0.05  # seconds that a sequence waits for it at most, while others run
 
 
 @dataclass
 class TierStats:
-    """What one tier below the device has done. Blocks in units of the pool's."""
+    """What one tier below the device has done. Blocks are those of the device's size."""
 
-    blocks: int = 0  # that are there now; on the disk entries, which may have more than one
+    blocks: int = 0  # that are there now; for the disk its entries, which may be large blocks
     hits: int = 0  # blocks that sequences got from there
     bytes_in: int = 0  # written to the tier
     bytes_out: int = 0  # read from it
@@ -77,10 +78,10 @@ class Returning:
 
     names: list[Name]
     coming: list[Fetch | Question] = field(default_factory=list)
-    until: float = 0.0  # when it is waited for no more
+    until: float = 0.0  # when the sequence stops waiting for them
     in_store: set[Name] = field(default_factory=set)
-    fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; once, not again
-    # The names of the blocks in an entry that has more than one: see `minikv.tiers.large`.
+    fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; each only once
+    # By entry with more than one block, the names of these: see `minikv.tiers.large`.
     parts: dict[Name, list[Name]] = field(default_factory=dict)
 
 
@@ -117,8 +118,8 @@ class Tiers:
             finalize(self, self.shared.close)
 
     def start_over(self) -> None:
-        """Begin with an empty device and host. The disk keeps what it has: its entries are named
-        by the weights that computed them."""
+        """Begin with an empty device and host. The disk keeps its entries, because their names
+        depend on the weights that computed them."""
         self.host = self.make_host()
         self.names: dict[int, Name] = {}  # of the device blocks in the tree
         self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
@@ -131,7 +132,8 @@ class Tiers:
         return HostPool(self.config.host_blocks, self._leave_host)
 
     def _facts(self) -> dict[str, str]:
-        """What K and V depend on besides the tokens. On the host alone, all are this engine's."""
+        """What K and V depend on besides the tokens. Nothing, if only this engine's host has
+        them."""
         if self.config.disk_path is None and self.config.store is None:
             return {}
         return {
@@ -144,7 +146,7 @@ class Tiers:
 
     @contextmanager
     def planning(self) -> Iterator[None]:
-        """While a step is planned: copies to the host are collected, and made at the end."""
+        """While a step is planned, copies to the host are collected; they are made at the end."""
         self.is_planning = True
         with self.host.plan():
             yield
@@ -154,7 +156,7 @@ class Tiers:
     # ── Down ──────────────────────────────────────────────────────────────────
 
     def name(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
-        """Name the tree's blocks of a prefix, those that have no name yet."""
+        """Name those of the tree's blocks of a prefix that have no name yet."""
         size, first = self.config.block_size, len(block_ids)
         while first > 0 and block_ids[first - 1] not in self.names:
             first -= 1
@@ -170,8 +172,8 @@ class Tiers:
             self._share(self.shared, block_ids[first:])
 
     def let_go(self, block_id: int, pool: Any) -> None:
-        """Release the last hold on a device block; `pool.release` is the plain one. If the block
-        has a name, the host keeps its content."""
+        """Release the last hold on a device block, by the plain `pool.release`. If the block has a
+        name, the host keeps its content."""
         name = self.names.pop(block_id, None)
         if name is None:
             pool.release(block_id)
@@ -205,13 +207,13 @@ class Tiers:
         self.going_down[host] = device
 
     def _keep(self, host_block: int | None, name: Name) -> None:
-        """Name a host block that was just allocated, and let it be free again."""
+        """Name a host block that was just allocated, and release it."""
         assert host_block is not None
         self.host.remember(host_block, name)
         self.host.release(host_block)
 
     def _leave_host(self, block_id: int, name: Name) -> None:
-        """A host block is about to be given out for something else: write it to the disk."""
+        """A host block is about to be allocated for something else: write it to the disk."""
         if block_id in self.going_down:
             self.copy_down()
         if self.disk is not None:
@@ -237,14 +239,14 @@ class Tiers:
             self._leave_host(host_block, name)
 
     def _share(self, shared: Shared, block_ids: Seq[int]) -> None:
-        """Let the store have new blocks of the tree."""
+        """Send new blocks of the tree to the store."""
         new = [block_id for block_id in block_ids if self.names[block_id] not in shared]
         for block_id, data in zip(new, read_blocks(self.store, new), strict=True):
             shared.put(self.names[block_id], self.identity, data)
 
     def flush(self) -> None:
-        """Write everything that has a name to the disk, if there is one, and wait for it: so the
-        next process finds it. Bounded as ever by `disk_bytes`. The store is waited for, too."""
+        """Write every named block to the disk, if there is one, for the next process, within
+        `disk_bytes`. Returns when the disk and the store have what was sent to them."""
         if self.shared is not None:
             self.shared.wait()
         if self.disk is None:
@@ -260,9 +262,9 @@ class Tiers:
     # ── Back ──────────────────────────────────────────────────────────────────
 
     def bring_back(self, scheduler: Scheduler) -> list[Sequence]:
-        """Copy what the next sequences in the queue can use from the host into the tree, and begin
-        to fetch what is on the disk. Returns the sequences that must wait for more of it."""
-        # A sequence whose seat another took meanwhile keeps what came for it.
+        """For the next sequences in the queue, copy blocks from the host into the tree, and begin
+        to fetch those on the disk. Returns the sequences that must wait for more blocks."""
+        # A sequence whose seat was taken by another meanwhile keeps what came for it.
         self.returning = {
             sequence: state
             for sequence, state in self.returning.items()
@@ -363,7 +365,7 @@ class Tiers:
         for name in state.names[first:]:
             if name in self.host:
                 tiers.append("host")
-            elif name in state.fetched:  # and is not here: it is lost, or comes too late
+            elif name in state.fetched:  # but not on the host: it is lost, or comes too late
                 break
             elif self.disk is not None and name in self.disk:
                 tiers.append("disk")
@@ -377,7 +379,7 @@ class Tiers:
         """Copy these host blocks into the tree, behind `match`; returns how many."""
         cache, pool = self.cache, self.pool
         sources = [block for block in map(self.host.find, names) if block is not None]
-        for block_id in sources:  # before room is made: that may demote, and push out these
+        for block_id in sources:  # before room is made, which may demote and push these out
             self.host.acquire(block_id)
         cache.lock(match.node)
         pairs: list[tuple[int, int]] = []
@@ -423,8 +425,8 @@ class Tiers:
         return len(new)
 
     def _has_arrived(self, state: Returning) -> bool:
-        """Whether what is coming is there, or has taken too long: then it is left to come for
-        others. What there is goes to the host."""
+        """Whether everything has come, or has taken too long; then it may still come for others.
+        What has come goes to the host."""
         is_late = perf_counter() >= state.until
         if not (is_late or all(one.done.is_set() for one in state.coming)):
             return False
@@ -439,14 +441,14 @@ class Tiers:
         return True
 
     def _take_in(self, state: Returning, fetch: Fetch) -> None:
-        """Let the host have what was fetched, its beginning as the most recently used."""
+        """Put what was fetched on the host, the beginning of the prefix as most recently used."""
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
             if data is not None and not self._arrive(state, name, data):
                 break
 
     def _arrive(self, state: Returning, name: Name, data: memoryview) -> bool:
-        """Let the host have what was fetched. Returns False if there is no room."""
+        """Put a fetched block on the host. Returns False if there is no room."""
         if name not in self.host:
             try:
                 block_id = self.host.allocate()
@@ -457,19 +459,19 @@ class Tiers:
         return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
-        """What is measured so far. What is not measured yet is taken to be fast enough."""
+        """What has been measured so far. What has not been measured counts as fast enough."""
         start, rate = self.prefilling.fit() or (0.0, UNKNOWN_RATE)
         host = self.copying.fit() or (0.0, 1e30)
         links = {"host": Link(*host)}
         for name, below in (("disk", self.disk), ("store", self.shared)):
             if below is not None:
                 latency, bandwidth = below.reading.fit() or (0.0, 1e30)
-                # From there a block goes to the host first.
+                # A block from there goes to the host first.
                 links[name] = Link(latency + host[0], 1 / (1 / bandwidth + 1 / host[1]))
         return links, Prefill(start, rate)
 
     def measure(self, plan: Plan) -> None:
-        """Note how long the step before this plan took, if it was a prefill before all."""
+        """Note how long the step before this plan took, if most of it was prefill."""
         seconds = self.runner.seconds
         tokens, took = self._last_chunk, seconds - self._before
         if tokens:
@@ -479,7 +481,7 @@ class Tiers:
         self._last_chunk = chunks if chunks >= max(16, 4 * plan.num_decodes) else 0
 
     def wait(self, held: Seq[Sequence]) -> None:
-        """Wait until something comes for one of these sequences, or is waited for no more; for when
+        """Wait a moment for one of the blocks or answers that these sequences need. For when
         nothing else can run."""
         for sequence in held:
             state = self.returning[sequence]
@@ -489,7 +491,7 @@ class Tiers:
                     return
 
     def _unpacker(self) -> Unpack:
-        """What opens entries: with the identity of now, whatever the weights are by then."""
+        """What opens entries, with the present identity, even if the weights change meanwhile."""
         return partial(entry.unpack, identity=self.identity, num_bytes=self.block_bytes)
 
     # ── To look at ────────────────────────────────────────────────────────────
@@ -501,7 +503,7 @@ class Tiers:
 
     def everywhere(self, token_ids: Seq[int], salt: Hashable = None) -> list[list[str]]:
         """For each whole block of a prefix all tiers that have it, the fastest first. The store is
-        not asked: it has what was written or seen there."""
+        not asked: it counts as having what this engine has written or seen there."""
         root = root_name(self.identity, salt)
         names = block_names(root, token_ids, self.config.block_size) if root else []
         tiers: dict[str, Any] = {

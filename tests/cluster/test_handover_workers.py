@@ -141,7 +141,7 @@ def test_a_full_decode_pool_refuses_and_takes_it_later(llama):
     assert len(decode.loads) == 1 and decode.landings.num_blocks == 7
     refused = [one.message for one in network.on_the_way if one.message.kind == "refused"]
     assert [one.body["for_good"] for one in refused] == [False]
-    assert "8 blocks are needed" in refused[0].body["reason"]
+    assert "it needs 8 blocks" in refused[0].body["reason"]
     for _ in range(200):
         network.deliver_all()
         world.step()
@@ -309,6 +309,77 @@ def test_a_prefill_worker_given_up_too_early_writes_into_the_void(llama):
         network.deliver_all()
     assert world.front.answers[number].token_ids == one_engine(llama.lm, [prompt], greedy())[0]
     assert not prefill.jobs and not prefill.sendings.num_transfers
+
+
+def test_where_a_late_write_is_not_refused_its_blocks_wait(llama):
+    """The peer is silent, and is not fenced. Its blocks stay out of use until it has finished, or
+    for the grace time; meanwhile it is asked for nothing more."""
+    network = SlowNetwork()
+    world = World(llama.lm, network=network)
+    [decode], [prefill] = world.of("decode"), world.of("prefill")
+    decode.receiver.grace, decode.receiver.forget = 50.0, lambda peer: None
+    prompts = llama.prompts(40, 33, 37, 26)
+    numbers = []
+
+    def submit():
+        numbers.append(world.front.submit(prompts[len(numbers)], greedy()))
+        network.deliver_all()
+
+    submit()
+    decode.step()
+    network.deliver_all()
+    prefill.step()
+    late = [parcel for parcel in network.on_the_way if parcel.save is not None]
+    network.on_the_way.clear()
+
+    def drain(*workers):
+        for _ in range(100):
+            network.deliver_all()
+            for worker in workers:
+                worker.step(), worker.check()
+            world.front.poll()
+
+    def given_up():
+        [held] = [one.block_ids for one in decode.landings.landings.values()]
+        world.clock.now += LEASE + 1
+        submit()
+        drain(decode)
+        assert decode.landings.num_blocks == len(held) > 0 and not decode.loads
+        return held
+
+    held = given_up()
+    before = decode.engine.store.blocks.clone()
+    network.on_the_way += late
+    network.deliver_all()
+    others = [one for one in range(len(before[0])) if one not in held]
+    assert not torch.equal(before, decode.engine.store.blocks), "the write was not refused"
+    assert torch.equal(before[:, others], decode.engine.store.blocks[:, others])
+    drain(decode, prefill)
+    assert not decode.landings.landings and not prefill.jobs, "it has finished"
+
+    submit()
+    decode.step()
+    world.kill(prefill.mail.address)
+    given_up()
+    world.clock.now += 50
+    drain(decode)
+    assert not decode.landings.landings
+    answers = [world.front.answers[number].token_ids for number in numbers]
+    assert answers == one_engine(llama.lm, prompts, greedy())
+    assert_empty(decode.engine)
+
+
+def test_a_dead_prefill_worker_is_noticed_though_it_is_asked_again_and_again(llama):
+    world = World(llama.lm)
+    first = world.front.submit(llama.prompts(40)[0], greedy())
+    world.step()
+    world.kill(world.front.prefill[0])
+    for seed in range(5):
+        world.clock.now += LEASE / 4
+        world.front.submit(llama.prompts(20, seed=seed)[0], greedy())
+        for _ in range(20):
+            world.step()
+    assert world.front.answers[first].is_finished
 
 
 def test_a_dead_decode_worker(llama, prompts):

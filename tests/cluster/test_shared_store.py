@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -295,6 +296,16 @@ def test_a_full_mooncake_is_read_still(caplog):
         store.close()
 
 
+def stop(pid):
+    """Returns when all of its threads stand still: the signal itself does not wait for that."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    threads = list(Path(f"/proc/{pid}/task").glob("*/stat"))
+    while any(one.read_text().rpartition(") ")[2][0] != "T" for one in threads):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @needs_mooncake
 def test_a_client_that_hangs_is_killed(caplog):
     """The process that lends memory stands still: Mooncake would wait for it for ever."""
@@ -304,7 +315,7 @@ def test_a_client_that_hangs_is_killed(caplog):
         assert store.put_many(entries) == []
         [connection] = store._connections
         first = connection._process
-        os.kill(server.lender, signal.SIGSTOP)
+        stop(server.lender)
         store.timeout = 0.4
         started = time.perf_counter()
         assert store.get_many(list(entries)) == [None] * 5
@@ -316,6 +327,20 @@ def test_a_client_that_hangs_is_killed(caplog):
         assert first.wait(5) == -signal.SIGKILL and second.pid != first.pid
         store.close()
         assert not is_alive(second.pid) and store.contains(list(entries)) == [False] * 5
+
+
+@needs_mooncake
+def test_a_client_that_never_connects_ends():
+    """The line goes deaf before the client asks: Mooncake would wait for half a minute."""
+    with store_of_kind("mooncake") as server, line_to(server) as line:
+        line.fault = "deaf"
+        store = SharedStore(line.url(server), 0.3)
+        assert store.contains([b"n" * 32]) == [False]
+        [connection] = store._connections
+        assert connection._process.wait(20) == -signal.SIGALRM
+        line.fault, store.timeout = "none", LONG
+        assert is_soon(store, b"n" * 32)
+        store.close()
 
 
 @needs_mooncake

@@ -164,7 +164,7 @@ def test_damaged_entries_are_misses(engine_of, tmp_path, caplog):
     assert engine.stats().tiers["disk"].hits == 0
     assert engine.stats().tiers["disk"].dropped >= 1
     assert [r.message for r in caplog.records] == [
-        "an entry is refused and forgotten: the checksum is wrong"
+        "an entry is refused and removed: the checksum is wrong"
     ]
 
 

@@ -58,8 +58,8 @@ def test_entry_round_trip_and_refusals():
         "another block": (packed, HERE, OTHER, len(DATA)),
         "a block has 5": (packed, HERE, NAME, 5),
         "says 768": (packed[:-1], HERE, NAME, len(DATA) - 1),
-        "bytes, says": (packed + b"x", HERE, NAME, len(DATA)),
-        "a head has": (packed[:50], HERE, NAME, len(DATA)),
+        "its header says": (packed + b"x", HERE, NAME, len(DATA)),
+        "a header alone has": (packed[:50], HERE, NAME, len(DATA)),
         "begins with": (b"x" + packed[1:], HERE, NAME, len(DATA)),
     }.items():
         with pytest.raises(entry.EntryError, match=what):

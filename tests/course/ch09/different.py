@@ -1,7 +1,7 @@
 """Chapter 09: right solutions that are written otherwise than the reference."""
 
 DIFFERENT = {
-    "09.1": {  # slices instead of indices, a maximum for each token
+    "09.1": {  # whole slices at once, a maximum for each token
         "attend_heads": """
 @compiled
 def attend_heads(q, kv, block_tables, context_lens, out):
@@ -15,22 +15,16 @@ def attend_heads(q, kv, block_tables, context_lens, out):
             for p in range(context_lens[s]):
                 slot = kv[block_tables[s, p // size], p % size]
                 key, value = slot[0, h // group], slot[1, h // group]
-                score = np.float32(0)
-                for d in range(len(query)):
-                    score += query[d] * key[d]
-                score /= root
+                score = np.sum(query * key) / root
                 if score > best:
                     shrink = np.float32(math.exp(best - score))
                     weights *= shrink
-                    for d in range(len(query)):
-                        row[d] *= shrink
+                    row *= shrink
                     best = score
                 weight = np.float32(math.exp(score - best))
                 weights += weight
-                for d in range(len(query)):
-                    row[d] += weight * value[d]
-            for d in range(len(query)):
-                row[d] /= weights
+                row += weight * value
+            row /= weights
 """,
     },
     "09.2": {  # token by token: each key meets all heads of the group

@@ -21,8 +21,8 @@ def find_slot(self, num_tokens):
 def turn(k, deltas, frequencies):
     half = k.shape[-1] // 2
     z = torch.complex(k[..., :half].float(), k[..., half:].float())
-    angles = torch.outer(deltas.float(), frequencies.float()).unsqueeze(1)
-    z = z * torch.polar(torch.ones_like(angles), angles)
+    angles = torch.outer(deltas.double(), frequencies.double()).unsqueeze(1)
+    z = z * torch.polar(torch.ones_like(angles), angles).to(z.dtype)
     return torch.cat((z.real, z.imag), dim=-1).to(k.dtype)
 """,
     },

@@ -12,7 +12,7 @@ def of(path: str, *records: tuple) -> tuple[Mistake, ...]:
         else Mistake(name, cause, look, edits={path: change})
         for name, change, cause, look in (
             *records,
-            ("returns nothing", nothing, "nothing is returned", "what stands after `return`?"),
+            ("returns nothing", nothing, "nothing is returned", "what comes after `return`?"),
         )
     )
 
@@ -58,7 +58,7 @@ ATTENTION = (  # what can be wrong in 01.3 and 01.4
     ("no scale", ((" * q.shape[-1] ** -0.5", ""),),
      "the scores are not scaled", "where is 1 / sqrt(head_dim)?"),
     ("divides by head_dim", (("** -0.5", "** -1"),),
-     "the scores are divided by head_dim, not by its square root", "the factor beside q · k"),
+     "the scores are divided by head_dim, not by its square root", "the factor next to q · k"),
     ("masks what may be seen", (("masked_fill(~mask", "masked_fill(mask"),),
      "the keys that may be seen get -inf, and the others do not",
      "True in the mask means: may be seen"),
@@ -145,7 +145,7 @@ def attend_one_query(query, keys, values):
     return result
 """,
          "the result is as wide as the query, but values need not be as wide as keys",
-         "the result has one number for each place of a value"),
+         "the result has one number for each element of a value"),
         ("weights that are not divided by their sum", ((") / total", ")"),),
          "the weights do not add up to 1", "where is the sum of all exponentials used?"),
         ("largest score off above only",
@@ -159,7 +159,7 @@ def attend_one_query(query, keys, values):
          "where are `values` used?"),
         ("the best key alone", query_with("v[int(scores.argmax())]"),
          "only the value of the best key is returned",
-         "every key has a weight, if only a small one"),
+         "every key has a weight, even if it is a small one"),
         ("scales the query it was given", """
 def attend_one_query(query, keys, values):
     for i in range(len(query)):

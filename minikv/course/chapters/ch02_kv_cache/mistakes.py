@@ -69,7 +69,7 @@ MISTAKES = {
         ("new tokens in front",
          (("[self.k[layer], k]", "[k, self.k[layer]]"),
           ("[self.v[layer], v]", "[v, self.v[layer]]")),
-         "the new keys stand before the old ones", "in which order are old and new joined?"),
+         "the new keys come before the old ones", "in which order are old and new joined?"),
         ("keeps the first chunk and no more",
          ((KEEP, f"if self.k[layer] is None:\n        {KEEP}"),),
          "the joined tensors are never kept: the next call finds only the first chunk",
@@ -128,6 +128,12 @@ MISTAKES = {
            "fed = new_ids[-1:]\n        if fed[0] in lm.config.eos_ids:\n            break"),),
          "the loop stops at the end token, but it must return exactly `max_tokens` tokens",
          "what does the docstring say about the end token?"),
+        ("stops at a repetition",
+         (("fed = new_ids[-1:]",
+           "fed = new_ids[-1:]\n        if len(new_ids) > 2 and len(set(new_ids[-3:])) == 1:\n"
+           "            break"),),
+         "the loop stops when a token repeats, but it must return exactly `max_tokens` tokens",
+         "what does the docstring say about how many tokens are returned?"),
         ("counts from the prompt's own start",
          (("new_ids, fed = [], list(prompt_ids)", "new_ids, fed, n = [], list(prompt_ids), 0"),
           (POSITIONS, "n + torch.arange(len(fed), device=lm.device)"),
@@ -147,7 +153,7 @@ MISTAKES = {
           ("return new_ids", "return new_ids[start:]")),
          "the new tokens are appended to the caller's own list", "to which list do you append?"),
         ("forgets to return", (("return new_ids", "new_ids"),),
-         "nothing is returned", "what stands after the loop?"),
+         "nothing is returned", "what comes after the loop?"),
     ),
     "02.3": of(
         WRITTEN,
@@ -155,7 +161,7 @@ MISTAKES = {
          "one decode step too many: the last new token is never fed", "the number of decode steps"),
         ("only the old tokens", (("(steps + 1) // 2", "(steps - 1) // 2"),),
          "only the old tokens are counted; the new tensor also holds the new one",
-         "how many tokens has the tensor that torch.cat makes in the first step?"),
+         "how many tokens does the tensor hold that torch.cat makes in the first step?"),
         ("the prompt copied too",
          (("steps * prompt_tokens", "prompt_tokens + steps * prompt_tokens"),),
          "the prompt is counted, but it is kept as the model made it",
@@ -187,8 +193,8 @@ MISTAKES = {
         ("every layer counts", ((COUNT, "if True:"), ("num_tokens = end", "num_tokens += len(k)")),
          "every layer counts the tokens, so each token counts once per layer", COUNTS),
         ("the first layer counts", ((COUNT, "if layer == 0:"),),
-         "the first layer counts the tokens: the others then write behind them, and a "
-         "pass that fails halfway has counted tokens that not all layers have", COUNTS),
+         "the first layer counts the tokens: the other layers then write after them, and a pass "
+         "that fails halfway has counted tokens that not all layers have", COUNTS),
         ("the last layer but one counts", ((COUNT, "if layer == len(self.kv) - 2:"),),
          "num_tokens moves one layer too early", "the last layer's number"),
         ("never counts", (("self.num_tokens = end", "pass"),),
@@ -314,6 +320,12 @@ def attend(self, layer, q, k, v):
          "the request starts one position too late", FIRST),
         ("one position too early", (("self.num_prefix + torch", "self.num_prefix - 1 + torch"),),
          "the request starts one position too early", FIRST),
+        ("reads 16 tokens of a request",
+         (("    positions = self.num_prefix", "    token_ids = token_ids[:16]\n"
+           "    positions = self.num_prefix"), ("torch.arange(len(request_ids)",
+                                                "torch.arange(len(token_ids)")),
+         "only the first tokens of a long request are read",
+         "how many rows must the logits of a request have?"),
         ("computes the prefix again",
          {"SharedPrefix.__init__": '''
 def __init__(self, lm, prefix_ids, capacity):

@@ -19,6 +19,7 @@ from minikv.language_model import Cache, LanguageModel
 from minikv.model import Transformer
 
 PROMPT = "def fib(n):\n    if n"
+LINE_ENDS = "\n" * 6  # tinypy goes on with more of them
 MAIN = "if __name__ == '__main__':"  # the fifth token after it is the end token
 PREFIX = '"""Numbers in the order of their size."""\n\n\ndef '
 REQUESTS = ("fib(n):\n    if n", "is_even(n):\n    return n", "area(width, height):\n    return")
@@ -370,8 +371,9 @@ scenario(
           [(TWO_LAYERS, "in place", 0, ((PROMPT, 0, 3, 1),), "tokens"),
            (TINYPY, "in place", 0, (("import os\n\nclass ", 0, 6, 8),), "tokens")],
           "how many tokens of prompt and answer must go through the model?"),
-    Group("it continues after the end token",
-          [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens")],
+    Group("it continues after the end token, and when a token repeats",
+          [(TINYPY, "concat", 0, ((MAIN, 0, 9, 10),), "tokens"),
+           (TINYPY, "concat", 0, ((LINE_ENDS, 0, 6, 8),), "tokens")],
           "how many tokens must be returned?"),
     Group("a prompt that follows cached tokens",
           [(TWO_LAYERS, "concat", 6, ((PROMPT, 6, 4, 4),), "positions tokens"),
@@ -572,6 +574,9 @@ scenario(
           [(TINYPY, (1,), 8, (FIB,), "words"),
            (TINYPY, (17,), 2, ((0, REQUESTS[0], 1), (0, REQUESTS[1], 1)), "words")],
           "the position of the request's first token"),
+    Group("a request that is much longer than the prefix",
+          [(TWO_LAYERS, (17,), 70, ((0, REQUESTS[0], 70),), "words passes")],
+          "which of the request's tokens go through the model?"),
     Group("24 random ones, some to two prefixes in turns",
           [random_requests(seed) for seed in range(24)], ABOVE),
 )  # fmt: skip

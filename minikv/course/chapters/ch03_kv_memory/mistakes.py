@@ -40,7 +40,7 @@ FACTORS = "the factors of 2 · layers · KV heads · head dim · bytes: which is
 HEADS = "whose heads do you multiply by: those of the queries, or those of K and V?"
 FORMAT = "where do you use `bytes_per_number`?"
 LATENTS = "how many latents are there in a layer?"
-SILENCE = "what does the config say of KV heads, and what if it says nothing?"
+SILENCE = "what does the config say about KV heads, and what if it says nothing?"
 SIZE = "which heads share the hidden size, and when does it matter at all?"
 STEP = "what does one step read, and how many tokens does it give?"
 LAST = "how many tokens are stored when the request ends?"
@@ -49,7 +49,7 @@ OVER = "over which steps do you add up?"
 ADDS_UP = "the three add up to what is reserved"
 SPLIT = "what happens to the hole that a piece is taken from?"
 FIRST = "which hole is taken if several are large enough?"
-MERGE = "which holes does the piece touch: the one before, the one behind?"
+MERGE = "which holes does the piece touch: the one before it, the one after it?"
 NO_HOLE = "what is `size` compared with, and what if no hole is large enough?"
 SORTED = "`holes` is in the order of addresses"
 
@@ -213,7 +213,7 @@ MISTAKES = {
                     (None, "with 80 layers and 8 KV heads it would be 2.7 GB",
                      "4 GB divided by the right figure: which factors are off by that much?"),
                     ("groups of four", "groups of four alone would make it 5.4 GB, with 80 layers",
-                     "what else has to be less, to come down to 4 GB?"),
+                     "what else has to be smaller for a result of 4 GB?"),
                     ("fp32", "four bytes per number would make it 5.4 GB",
                      "4 GB divided by the right figure: which factors are off by that much?"),
                     ("query heads", "with MHA it would be 21 GB, and not 16 either",
@@ -254,7 +254,7 @@ MISTAKES = {
              + ")\n", "no claim is called wrong, but four of the six are", "compute one of them"),
             ("right and wrong", "def judge_claims():\n    return "
              + repr({key: key in CLAIMED[::2] for key in CLAIMED}) + "\n",
-             "True and False: the name of a mistake is asked for, or None",
+             "True and False are not answers: the name of a mistake is asked for, or None",
              "the names that the notebook prints"),
             ("words of its own", ('"another depth"', '"70 layers"', '"hidden size"', '"head dim"',
              '"groups of four"', '"groups"'),
@@ -278,9 +278,9 @@ MISTAKES = {
              "future and internal are swapped",
              "which of the two will this request fill?"),
             ("everything is future", (SLOTS, "used, reserved - used, 0"),
-             "all that is not used is called future; most of it never will be", LAST),
+             "all unused slots are called future, but most of them will never be used", LAST),
             ("everything is internal", (SLOTS, "used, 0, reserved - used"),
-             "all that is not used is called internal; some of it will be", LAST),
+             "all unused slots are called internal, but some of them will be used", LAST),
             ("future twice", (SLOTS, "used, final - used, reserved - used"),
              "the slots of the future are counted as internal, too", ADDS_UP),
             ("used twice", (SLOTS, "used, final, reserved - final"),
@@ -412,7 +412,7 @@ MISTAKES = {
              "worst fit: the largest hole is taken, not the first", FIRST),
             ("from the last hole", (
              LOOP, LOOP.replace("enumerate(self.holes)", "reversed(list(enumerate(self.holes)))")),
-             "holes are searched in another order than that of their addresses", FIRST),
+             "holes are not searched in the order of their addresses", FIRST),
         ),
         *made(
             "ContiguousMemory.release",
@@ -420,7 +420,7 @@ MISTAKES = {
              "raise ValueError(", "self.holes.append((start, 1)); raise ValueError("),
              "something is changed before the error is raised", "the lines above `raise`"),
             ("never sorts", ("sorted(self.holes)", "self.holes"),
-             "the new hole isn't at its place in the order of addresses", SORTED),
+             "the new hole is not at its place in the order of addresses", SORTED),
             ("gives nothing back", RELEASE,
              "a piece that is given back does not become a hole", MERGE),
             ("never joins", RELEASE + """

@@ -33,7 +33,7 @@ SWEEP = {  # key: the right number, and (a wrong one, its name, the cause, where
         (0, "none", "1,300 is not a multiple of 16", "how full is the last block?"),
     )),
     "entries at 1": (1300, (
-        (82, "the table at 16", "that is the table for blocks of 16",
+        (82, "the table at 16", "that is the number of entries for blocks of 16",
          "how many blocks of one token?"),
         (1, "one block", "every block has an entry", "how many blocks of one token?"),
     )),

@@ -519,8 +519,8 @@ def next_beams(beams, chosen):
         children.append(child)
     return children
 '''},
-            cause="the children share their parent's table instead of forking it: what one "
-            "writes, all have written",
+            cause="the children share their parent's table instead of forking it: what one of them "
+            "writes, all of them see",
             look="which method of a sequence gives a second one over the same blocks?",
         ),
         Mistake(

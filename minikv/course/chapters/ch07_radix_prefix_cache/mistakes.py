@@ -468,8 +468,8 @@ def evict(self, num_blocks):
         Mistake(
             "hashes each block by itself",
             edits={"chained_hashes": (("sha256(before + repr", "sha256(repr"),)},
-            cause="a name depends only on its own block's tokens, but behind another beginning "
-                  "the same block has other K and V",
+            cause="a name depends only on its own block's tokens, but after another beginning the "
+                  "same block has other K and V",
             look="what must go into the hash besides the block's own tokens?",
         ),
         Mistake(
@@ -1030,7 +1030,7 @@ def unlock(self, node):
         Mistake(
             "an empty plan is a step like any other",
             edits={"Loop.step": (("return len(plan.sequences) > 0", "return True"),)},
-            cause="nothing can run, and the step does not say so: `generate` asks forever",
+            cause="nothing can run, and the step does not say so: `generate` never ends",
             look="a plan without sequences",
         ),
         Mistake(
@@ -1084,7 +1084,7 @@ def unlock(self, node):
             edits={"guess_prompt": (
                 ("return fastest if times[fastest] < miss / 2 else None", "return fastest"),
             )},
-            cause="one of the guesses is always the fastest, also if none of them was sent",
+            cause="one of the guesses is always the fastest, even if none of them was sent",
             look="what the decoy is for",
         ),
         Mistake(
@@ -1113,7 +1113,7 @@ def unlock(self, node):
         Mistake(
             "returns the prompt",
             edits={"guess_prompt": (("return fastest if", "return guesses[fastest] if"),)},
-            cause="the guess is returned, and not its index",
+            cause="the guess is returned, not its index",
             look="what should be returned",
         ),
     ),

@@ -125,7 +125,7 @@ MISTAKES = {
         Mistake(
             "masks nothing",
             edits={"add_kernel": (("mask = element < size", "mask = element >= 0"),)},
-            cause="x and y are read past their end: elements behind `size` are not masked",
+            cause="x and y are read past their end: elements from `size` on are not masked",
             look="which elements of this tile exist? Does every `tl.load` have that mask?",
         ),
         Mistake(
@@ -212,7 +212,7 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
             cause="the interpreter is Python, and runs what no GPU can: Python's own functions, "
             "`break`, indexing a single number out of a tile, a variable whose shape or type "
             "changes between iterations",
-            look="the line named here",
+            look="the line that the report names",
         ),
         Mistake(
             "leaves a print in",
@@ -220,7 +220,7 @@ def add_kernel(x, y, out, size, TILE: tl.constexpr):
                 ("    total = tl.load", "    print(element)\n    total = tl.load"),
             )},
             cause="a print was left in: remove it",
-            look="the line named here",
+            look="the line that the report names",
         ),
     ),
     "08.2": (

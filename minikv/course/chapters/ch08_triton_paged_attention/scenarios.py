@@ -363,9 +363,14 @@ def decodes(function: str, mine, case: Case, log: Log) -> None:
             ),
         }
         if splits > 1:
-            share = -(-case.blocks(max(case.lens)) // splits)
             most = max(map(len, by_program.values()), default=0)
+            share = -(-case.blocks(max(case.lens)) // splits)
             sights["blocks that one split reads:"] = at_most(share, most)
+            per_row = seen.launches[0].grid[1] * splits  # programs of a sequence
+            sights["splits that read more blocks than their share:"] = sum(
+                len(read) > -(-case.blocks(case.lens[program // per_row]) // splits)
+                for program, read in by_program.items()
+            )
         return beyond, sights
 
     call = partial(getattr(mine, function), *arguments, **options)

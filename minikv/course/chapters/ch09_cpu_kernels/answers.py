@@ -18,13 +18,14 @@ from minikv.cpu.kernels import rms_norm, rotate_and_write, silu_mul
 
 @compiled
 def attend_heads(q, kv, block_tables, context_lens, out):
-    """One query for each of S sequences, through the block table: the loop of 04.4 in numbers.
+    """One query for each of S sequences, through the block table: the loop of 04.4 in plain
+    numbers.
 
     q, out (S, H, D); kv (num_blocks, block_size, 2, K, D) of one layer; block_tables (S, B) and
     context_lens (S,) int64. Query head h reads KV head h // (H // K). For each query head, every
-    key and value of the context is read once, a block at a time, and only `out` is written.
-    A sequence's entries past its last block are not read, nor are slots without a token: they
-    may hold anything, NaN too.
+    key and value of the context is read once, a block at a time, and only `out` is written. Entries
+    of the table past a sequence's last block are not read, nor are slots without a token: they may
+    hold anything, even NaN.
 
     All numbers are float32. A sum that starts as 0.0 is a float64 for Numba, so it starts as
     np.float32(0). A context of 6 in blocks of 4, with table [7, 1]: slots 0 to 3 of block 7,
@@ -84,9 +85,9 @@ def attend_groups(q, kv, block_tables, context_lens, out, first, last):
     """The same for a piece of the work, each block read once for all query heads of its group.
 
     Shapes as in `attend_heads`, but q may have more than H heads: its first H are the queries, and
-    out (S, H, D) says how many. G = H // K query heads are a group. Item w of the work is KV head
-    w % K of sequence w // K, with the G query heads that read it; there are S * K items. This
-    call does items `first` … `last` - 1 and writes their rows of `out` and no others.
+    the shape of `out` says how many that is. G = H // K query heads are a group. Item w of the work
+    is KV head w % K of sequence w // K, with the G query heads that read it; there are S * K items.
+    This call does items `first` … `last` - 1 and writes their rows of `out` and no others.
 
     For 2 sequences and 2 KV heads, items 1 and 2 are KV head 1 of sequence 0 and KV head 0 of
     sequence 1. Within an item, a block's K and V are read for all G heads before the next block
@@ -149,8 +150,8 @@ def share(context_lens: list[int], kv_heads: int, num_pieces: int) -> list[tuple
     """Cut the items of `attend_groups` into `num_pieces` pieces (first, last) of about equal work.
 
     Item w reads the context of sequence w // kv_heads, so that is its work, in tokens. The pieces
-    lie side by side, from item 0 to the last one, and every item is in exactly one; a piece may
-    be empty, as (3, 3). No piece has more work than the even share plus one longest context:
+    lie side by side, from item 0 to the last one, and every item is in exactly one; a piece may be
+    empty, such as (3, 3). No piece has more work than the even share plus the longest context:
     total / num_pieces + max(context_lens).
 
     Contexts of 90, 10, 10 and 10 and one KV head are 120 tokens, 60 for each of two pieces.
@@ -181,7 +182,7 @@ def attend_piece(q, kv, block_tables, context_lens, out, scores, first, last):
     """Items `first` … `last` - 1 as in `attend_groups`, in three passes over each context: all
     scores, their exponentials and sum, the weighted values.
 
-    `scores` (G, L) is room to work in, for L = B * block_size scores of each head of a group.
+    `scores` (G, L) is scratch memory: L = B * block_size scores for each head of a group.
     """
     dim, block_size, kv_heads = q.shape[2], kv.shape[1], kv.shape[3]
     group = q.shape[1] // kv_heads
@@ -244,7 +245,8 @@ def matmul(x, weight, out, add, first, last):
     are. For x = [[1, 2], [0, 1]] and weight = [[3, 4]], out is [[11], [4]]. If out was
     [[100], [100]] and `add` is true, it is then [[111], [104]].
 
-    Four rows of x at a time share each weight that is loaded; what is left is done one by one.
+    Four rows of x at a time share each weight that is loaded; the rows left over are computed one
+    by one.
     """
     rows, inputs = x.shape
     fours = rows // 4 * 4
@@ -276,7 +278,7 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
     """One token for each of S sequences, from its id to its logits: a decode step as one program.
 
     token_ids, positions, context_lens, slots (S,) int64: the newest token of each sequence, its
-    position, the tokens it attends to (itself included), and the slot for its K and V.
+    position, the number of tokens it attends to (itself included), and the slot for its K and V.
     `weights` is a `Weights`, whose docstring has the shapes. kv (N, num_slots, 2, K, D): the slots
     of all N layers. block_tables (S, B). logits (S, vocab).
 

@@ -60,9 +60,9 @@ contiguous.
             minutes=30,
             difficulty=2,
             kind="build",
-            matters="Chapter 04's loop over blocks was the right algorithm and far too slow in "
-            "Python. Written in plain numbers and compiled, it beats the copy that the engine "
-            "made instead.",
+            matters="Chapter 04's loop over blocks was the right algorithm, but far too slow in "
+            "Python. Written with plain numbers and compiled, it beats the gathered copy that the "
+            "engine made instead.",
             hints=(
                 "Take `blockwise_attention` of 04.4 and write out what each tensor operation "
                 "does: three loops around it (sequences, query heads, blocks), and inside them "
@@ -97,9 +97,9 @@ permission LLVM adds one product after another, to give exactly the digits that 
 `np.float32(0)` matters, because a Python 0.0 is a float64. With it, every product is widened before
 it is added, and half as many numbers fit into a register. The check looks for this.
 
-Nothing is gathered. The engine's way copies K and V of every sequence into one padded tensor, reads
-the copy, and throws it away: each byte is read, written and read again. Here it is read once for
-each query head. That is still more than needed (09.2).""",
+Nothing is gathered. The engine's attention in PyTorch copies K and V of every sequence into one
+padded tensor, reads the copy, and throws it away: each byte is read, written and read again. Here
+it is read once for each query head. That is still more than needed (09.2).""",
         ),
         Exercise(
             id="09.2",
@@ -131,12 +131,12 @@ for item in range(first, last):
     for g in range(G):  out[s, kv_head * G + g] = acc[g] / total[g]""",
             ),
             works="""\
-A CPU has no memory that you could put a block into, as a GPU's programs have. It has caches, which
+A GPU's program can put a block into on-chip memory. A CPU's program cannot: it has caches, which
 keep what was used last. So all that a kernel can do is use the same data again soon. A block of
 tinypy is 8 KiB of K and V for one KV head; a first-level cache has 32 KiB or more. After the first
 query head has read the block, the others find it there.
 
-Whether you see it in tokens per second depends on where the context would have come from otherwise.
+Whether you see it in tokens per second depends on where K and V would have come from otherwise.
 tinypy's contexts fit into the second-level cache, which is fast enough to feed one core, so the
 gain is small; with long contexts and many sequences it approaches G. The check therefore counts
 fetches, which do not depend on the machine.
@@ -157,7 +157,7 @@ because the library's handles one number at a time.""",
             difficulty=2,
             kind="build",
             matters="A step ends when its last thread ends. If one thread has the long contexts, "
-            "the other waits for it.",
+            "the others wait for it.",
             hints=(
                 "Two pieces with the same number of items: what goes wrong if one context is 900 "
                 "tokens and the others are 10?",
@@ -185,8 +185,9 @@ no free core for it. This is why more threads often make a small model slower.
 In a decode step the work of attention grows with the tokens that it reads, so tokens are a good
 measure. In a prefill they are not: there it grows with queries times keys.
 
-`nogil` is what lets threads help: while a compiled kernel runs, it holds no lock of Python. The
-pieces share no memory that is written, so they need no lock of their own either (09.4).""",
+`nogil` is what lets threads help: a compiled kernel does not hold Python's global lock while it
+runs. The pieces share no memory that is written, so they need no lock of their own either
+(09.4).""",
         ),
         Exercise(
             id="09.4",
@@ -195,12 +196,12 @@ pieces share no memory that is written, so they need no lock of their own either
             difficulty=3,
             kind="debug",
             matters="Both bugs usually stay hidden: one needs an old NaN in a slot, the other "
-            "needs two threads in the same place at the same time. Tests on fresh memory with one "
-            "thread never see either.",
+            "needs two threads that use the same memory at the same time. Tests on fresh memory "
+            "with one thread never see either.",
             hints=(
                 "The first symptom is NaN although every token's K and V is finite. Which slots "
-                "hold NaN here, and whose are they? The second needs two pieces: what do they "
-                "share?",
+                "hold NaN here, and do they hold tokens? The second bug needs two pieces: what do "
+                "they share?",
                 "What is 0 times NaN? And in the second function: for each array that a call gets, "
                 "ask who writes it, who reads it, and whether two calls get the same memory.",
                 """attend_piece: the loop over the values runs to the end of the last block.
@@ -211,17 +212,18 @@ decode_in_pieces: `scores` is scratch memory, and every call writes all of it.
             ),
             works="""\
 Zero times NaN is NaN, and so is zero times infinity. Multiplying by 0 is not a mask. Chapter 08 had
-the same bug in a GPU kernel. Here it comes from helping the compiler: loops without a ragged end
-are indeed faster. To have such a loop, make the memory safe (write zeros into the slots when a
-block is handed out). Otherwise stop at the end of the context; nearly all blocks are full, so that
-costs little.
+the same bug in a GPU kernel. Here it comes from an attempt to help the compiler: loops without a
+ragged end are indeed faster. To have such a loop, make the memory safe (write zeros into the slots
+when a block is handed out). Otherwise stop at the end of the context; nearly all blocks are full,
+so that costs little.
 
-The second is a race: two threads use the same memory, at least one of them writes, and nothing
+The second bug is a race: two threads use the same memory, at least one of them writes, and nothing
 orders them. Its symptom depends on timing. With one thread the result is right. With two it is
-right as long as they are in different places, which on a busy machine may be nearly always. A test
-that runs it a thousand times proves nothing. To prove something, look at which call writes what: no
-element may be written by one call and touched by another. That is what the check does. It also
-plays one interleaving, always the same, so that you can see the damage.
+right as long as one has finished with the scores before the other writes its own, which on a busy
+machine may be nearly always. A test that runs it a thousand times proves nothing. To prove
+something, look at which call writes what: no element may be written by one call and read or written
+by another. That is what the check does. It also plays one interleaving, always the same, so that
+you can see the damage.
 
 The compiler detects neither bug. A lock would be a bad fix for the second, because pieces that wait
 for each other do not run in parallel. Give each piece its own scratch memory.

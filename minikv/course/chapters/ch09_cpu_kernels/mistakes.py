@@ -17,21 +17,28 @@ MISTAKES = {
                 ("num_seqs, heads, dim = q.shape\n", "num_seqs, heads, *rest = q.shape\n"
                  "    dim = rest[0]\n"),
             )},
-            cause="this is Python that Numba does not compile: it knows numbers, arrays, tuples, "
-            "loops and the functions of `math` and many of NumPy's",
-            look="the line that is named here; write it in plainer words",
+            cause="Numba does not compile this Python: it knows numbers, arrays, tuples, loops, "
+            "the functions of `math` and many of NumPy's",
+            look="the line that the report names: write it with loops and plain numbers",
         ),
         Mistake(
             "has room for 16 scores",
             edits={"attend_heads": (("scores = np.empty(block_size", "scores = np.empty(16"),)},
-            cause="the array for the scores of a block does not have a place for each slot",
-            look="how many slots does a block have here? `kv.shape` says it",
+            cause="the array for the scores of a block does not have one element per slot",
+            look="how many slots does a block have here? See `kv.shape`",
+        ),
+        Mistake(
+            "starts the maximum at a number",
+            edits={"attend_heads": (("np.float32(-np.inf)", "np.float32(-100)"),)},
+            cause="`top` starts at a number, and all scores of a context may be far below it: then "
+            "every weight is 0, and so is `total`",
+            look="what is below every score?",
         ),
         Mistake(
             "has room for 64 channels",
             edits={"attend_heads": (("acc = np.empty(dim", "acc = np.empty(64"),)},
-            cause="`acc` does not have exactly one place for each channel",
-            look="how many channels does a vector have here? `q.shape` says it",
+            cause="`acc` does not have exactly one element per channel",
+            look="how many channels does a vector have here? See `q.shape`",
         ),
         Mistake(
             "reads whole blocks",
@@ -47,7 +54,7 @@ MISTAKES = {
                                      "context // block_size"),)},
             cause="the number of blocks is rounded down, so a last block that is not full is never "
             "read",
-            look="7 tokens in blocks of 4 need 2",
+            look="7 tokens in blocks of 4 need 2 blocks",
         ),
         Mistake(
             "runs one block too far",
@@ -86,7 +93,8 @@ MISTAKES = {
                 ("math.exp(scores[t] - new_top)", "np.exp(scores[t])"),
                 ("math.exp(top - new_top)", "1.0"),
             )},
-            cause="exp is taken of a score as it is; large scores overflow and low ones vanish",
+            cause="`exp` is applied to the score itself: large scores overflow and low ones become "
+            "0",
             look="what is subtracted from a score before `exp`?",
         ),
         Mistake(
@@ -105,9 +113,9 @@ MISTAKES = {
                  "                top, total = np.float32(-np.inf), np.float32(0)\n"
                  "                acc[:] = 0\n"),
             )},
-            cause="`top`, `total` and `acc` still hold the head before: they begin anew for each "
-            "sequence only",
-            look="what must be new for each query head?",
+            cause="`top`, `total` and `acc` still hold the previous head's values: they are reset "
+            "for each sequence only",
+            look="what must be reset for each query head?",
         ),
         Mistake(
             "does not divide",
@@ -119,7 +127,7 @@ MISTAKES = {
             "reads values where keys are",
             edits={"attend_heads": (("kv[block, t, 1, kv_head, d]", "kv[block, t, 0, kv_head, "
                                                                     "d]"),)},
-            cause="the weighted sum is one of keys: index 0 is K, index 1 is V",
+            cause="the weighted sum adds up keys, not values: index 0 is K, index 1 is V",
             look="the third index of kv",
         ),
         Mistake(
@@ -128,11 +136,30 @@ MISTAKES = {
                                     ("                new_top = top\n", "                "
                                                                         "new_top = "
                                                                         "np.float32(-np.inf)\n"))},
-            cause="`top` is never moved to the new maximum, so each block forgets those before it",
+            cause="`top` is never set to the new maximum, so each block discards the blocks before "
+            "it",
             look="the three things that are carried from block to block",
         ),
     ),
     "09.2": (
+        Mistake(
+            "starts the maximum at 0",
+            edits={"attend_groups": (("top[:] = -np.inf", "top[:] = 0"),)},
+            cause="`top` starts at 0, and all scores of a context may be far below it: then every "
+            "weight is 0, and so is `total`",
+            look="what is below every score?",
+        ),
+        Mistake(
+            "has room for 4 heads",
+            edits={"attend_groups": (
+                ("np.empty(group, np.float32), np.empty(group, np.float32)",
+                 "np.empty(4, np.float32), np.empty(4, np.float32)"),
+                ("np.empty((group, dim)", "np.empty((4, dim)"),
+            )},
+            cause="`top`, `total` and `acc` do not have one element or row per query head of a "
+            "group",
+            look="how many query heads does a group have here? See the shapes of `out` and `kv`",
+        ),
         Mistake(
             "reads a block for each head",
             edits={"attend_groups": (
@@ -149,7 +176,7 @@ MISTAKES = {
             )},
             cause="each query head walks through all blocks before the next begins, so a group "
             "fetches every block G times",
-            look="which loop stands outside, that over blocks or that over heads?",
+            look="which loop is the outer one, over blocks or over heads?",
         ),
         Mistake(
             "counts the heads of q",
@@ -166,7 +193,7 @@ MISTAKES = {
                 ("                top[g] = new_top\n", "                top[0] = new_top\n"),
             )},
             cause="all query heads of a group share one maximum, though each has its own scores",
-            look="what has each head of a group for itself?",
+            look="what does each head of a group need for itself?",
         ),
         Mistake(
             "adds all heads up",
@@ -185,8 +212,8 @@ MISTAKES = {
                  "            top[:] = -np.inf\n            total[:] = 0\n"
                  "            acc[:] = 0\n"),
             )},
-            cause="`top`, `total` and `acc` still hold the item before",
-            look="what must be new for each item?",
+            cause="`top`, `total` and `acc` still hold the previous item's values",
+            look="what must be reset for each item?",
         ),
         Mistake(
             "counts by KV head first",
@@ -253,17 +280,17 @@ def share(context_lens, kv_heads, num_pieces):
     cuts = [items * i // num_pieces for i in range(num_pieces + 1)]
     return list(zip(cuts, cuts[1:]))
 """},
-            cause="the pieces have equally many items, not equally much work: one of them gets the "
+            cause="the pieces have equal numbers of items, not equal work: one of them gets the "
             "long contexts",
-            look="the work of an item is the context that it reads",
+            look="the work of an item is the number of tokens that it reads",
         ),
         Mistake(
             "counts sequences",
             edits={"share": (
                 ("np.repeat(np.asarray(context_lens), kv_heads)", "np.asarray(context_lens)"),
             )},
-            cause="the items are counted as sequences: each sequence has K of them",
-            look="how many items are 2 sequences with 2 KV heads?",
+            cause="there is one item per sequence here: each sequence has K of them",
+            look="how many items do 2 sequences with 2 KV heads have?",
         ),
         Mistake(
             "drops the rest",
@@ -300,6 +327,23 @@ def share(context_lens, kv_heads, num_pieces):
 """},
             cause="there are not always `num_pieces` pieces, and the last items may be in none",
             look="what is left when the last piece is not full? How many pieces for one item?",
+        ),
+        Mistake(
+            "puts empty pieces at 0",
+            sources={"share": """
+def share(context_lens, kv_heads, num_pieces):
+    work = [n for n in context_lens for _ in range(kv_heads)]
+    pieces, first, held = [], 0, 0
+    for item, tokens in enumerate(work):
+        held += tokens
+        if held * num_pieces >= sum(work) * (len(pieces) + 1) and len(pieces) < num_pieces - 1:
+            pieces.append((first, item + 1))
+            first = item + 1
+    pieces.append((first, len(work)))
+    return pieces + [(0, 0)] * (num_pieces - len(pieces))
+"""},
+            cause="empty pieces are put at (0, 0), not where the piece before them ends",
+            look="the pieces lie side by side: where does an empty one lie after the last item?",
         ),
         Mistake(
             "puts the rest into the first",
@@ -355,8 +399,9 @@ def share(context_lens, kv_heads, num_pieces):
                  "strict=True)]",
                  "[(*arrays, scores, first, last) for first, last in pieces]"),
             )},
-            cause="two calls still get the same room for their scores",
-            look="for each array that a call gets: who else has it, and who writes it?",
+            cause="two calls still get the same scratch memory for their scores",
+            look="for each array that a call gets: which other call gets it, and which calls write "
+            "to it?",
         ),
         Mistake(
             "gives two pieces room and no more",
@@ -365,8 +410,53 @@ def share(context_lens, kv_heads, num_pieces):
                  "strict=True)]",
                  "[(*arrays, scores[i % 2], *piece) for i, piece in enumerate(pieces)]"),
             )},
-            cause="there is room for two pieces: a third one gets that of the first",
-            look="how many calls are there, and which room does call 2 get?",
+            cause="there is scratch memory for two pieces: a third one gets the first one's",
+            look="how many calls are there, and which scratch memory does call 2 get?",
+        ),
+        Mistake(
+            "leaves NaN out",
+            edits={"attend_piece": (
+                ("            acc[:] = 0\n            for p in range(context):\n",
+                 "            acc[:] = 0\n"
+                 "            whole = (context + block_size - 1) // block_size * block_size\n"
+                 "            scores[g, context:whole] = 0\n            for p in range(whole):\n"),
+                ("                for d in range(dim):\n                    acc[d] +=",
+                 "                for d in range(dim):\n"
+                 "                    if math.isnan(kv[block, offset, 1, kv_head, d]):\n"
+                 "                        continue\n                    acc[d] +="),
+            )},
+            cause="slots without a token are still read, and only NaN is left out: 0 times "
+            "infinity is NaN, too",
+            look="which slots does the loop over the values read?",
+        ),
+        Mistake(
+            "erases the slots of others",
+            edits={"attend_piece": (
+                ("            acc[:] = 0\n            for p in range(context):\n",
+                 "            acc[:] = 0\n"
+                 "            whole = (context + block_size - 1) // block_size * block_size\n"
+                 "            scores[g, context:whole] = 0\n"
+                 "            for p in range(context, whole):\n"
+                 "                kv[block_tables[s, p // block_size], p % block_size, 1, kv_head] "
+                 "= 0\n            for p in range(whole):\n"),
+            )},
+            cause="attention writes to the cache: it may read K and V, but `out` is all that it "
+            "may write",
+            look="which array may a call write to?",
+        ),
+        Mistake(
+            "makes the calls one after another",
+            edits={"decode_in_pieces": (
+                ("    scores = np.empty((num_pieces, group, room), np.float32)\n",
+                 "    scores = np.empty((group, room), np.float32)\n"),
+                ("    run(\n        attend_piece,\n        [(*arrays, own, first, last) for own, "
+                 "(first, last) in zip(scores, pieces, strict=True)],\n    )\n",
+                 "    for first, last in pieces:\n"
+                 "        run(attend_piece, [(*arrays, scores, first, last)])\n"),
+            )},
+            cause="the pieces wait for each other, because each is given to a `run` of its own: "
+            "none of them run side by side",
+            look="one `run` gets all calls; what may they share then?",
         ),
         Mistake(
             "makes one piece of all",
@@ -374,8 +464,8 @@ def share(context_lens, kv_heads, num_pieces):
                 ("share(context_lens.tolist(), kv.shape[3], num_pieces)",
                  "[(0, len(q) * kv.shape[3])] * num_pieces"),
             )},
-            cause="every call does all items, so all of them write the same rows of `out`",
-            look="what does each call get: which items?",
+            cause="every call computes all items, so all calls write the same rows of `out`",
+            look="which items does each call get?",
         ),
     ),
     "09.5": (
@@ -389,9 +479,9 @@ def share(context_lens, kv_heads, num_pieces):
                  "    for row in range(rows):\n        for o in range(first, last):\n"
                  "            total"),
             )},
-            cause="the loop over the rows of x stands outside, so the whole weight is read again "
+            cause="the loop over the rows of x is the outermost, so the whole weight is read again "
             "for each row",
-            look="in which order do the loops stand?",
+            look="in which order are the loops nested?",
         ),
         Mistake(
             "forgets the rows left over",
@@ -399,7 +489,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("        for row in range(fours, rows):", "        for row in range(fours, "
                                                            "fours):"),
             )},
-            cause="rows that are no multiple of four are left out",
+            cause="the rows left over after the last four are not computed",
             look="5 rows: four at a time, and then?",
         ),
         Mistake(
@@ -408,7 +498,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("        for row in range(fours, rows):",
                  "        for row in range(fours if fours else rows, rows):"),
             )},
-            cause="fewer than four rows are not computed at all",
+            cause="if there are fewer than four rows, none is computed",
             look="what does the loop do for a single row?",
         ),
         Mistake(
@@ -442,7 +532,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("c + out[row + 2, o] if add else c", "c"),
                 ("d + out[row + 3, o] if add else d", "d"),
             )},
-            cause="`add` is used for some of the four rows only",
+            cause="`add` is used for only some of the four rows",
             look="each of the four sums has its own row of `out`",
         ),
         Mistake(
@@ -458,7 +548,26 @@ def share(context_lens, kv_heads, num_pieces):
                  "out[row, o - first] = total + out[row, o - first] if add else total"),
             )},
             cause="the columns of `out` are counted from `first`, but `out` is the whole matrix",
-            look="output o belongs into column o",
+            look="output o belongs in column o",
+        ),
+        Mistake(
+            "has room for 16 rows",
+            sources={"matmul": """
+@compiled
+def matmul(x, weight, out, add, first, last):
+    rows, inputs = x.shape
+    sums = np.empty(16, np.float32)
+    for o in range(first, last):
+        for row in range(rows):
+            sums[row] = out[row, o] if add else np.float32(0)
+        for i in range(inputs):
+            for row in range(rows):
+                sums[row] += weight[o, i] * x[row, i]
+        for row in range(rows):
+            out[row, o] = sums[row]
+"""},
+            cause="the array of sums does not have one element per row of x",
+            look="how many rows does x have? See `x.shape`",
         ),
         Mistake(
             "multiplies row 0 four times",
@@ -467,11 +576,33 @@ def share(context_lens, kv_heads, num_pieces):
                 ("c += w * x[row + 2, i]", "c += w * x[row, i]"),
                 ("d += w * x[row + 3, i]", "d += w * x[row, i]"),
             )},
-            cause="all four sums are of the same row of x",
+            cause="all four sums use the same row of x",
             look="which row of x does the second sum belong to?",
         ),
     ),
     "09.6": (
+        Mistake(
+            "knows eps by heart",
+            edits={"decode_step": (
+                ("rms_norm(x, weights.norm_1[layer], weights.eps, normed)",
+                 "rms_norm(x, weights.norm_1[layer], np.float32(1e-5), normed)"),
+                ("rms_norm(x, weights.norm_2[layer], weights.eps, normed)",
+                 "rms_norm(x, weights.norm_2[layer], np.float32(1e-5), normed)"),
+                ("rms_norm(x, weights.norm, weights.eps, normed)",
+                 "rms_norm(x, weights.norm, np.float32(1e-5), normed)"),
+            )},
+            cause="eps is written into the program, but each model has its own",
+            look="the fields of `Weights`",
+        ),
+        Mistake(
+            "has room for 64 sequences",
+            edits={"decode_step": (
+                ("    x = np.empty((num_seqs, hidden), np.float32)\n",
+                 "    x = np.empty((64, hidden), np.float32)[:num_seqs]\n"),
+            )},
+            cause="an array has a fixed number of rows, but there may be more sequences",
+            look="the rows of each array that you make: `num_seqs`",
+        ),
         Mistake(
             "forgets the last norm",
             edits={"decode_step": (
@@ -520,7 +651,8 @@ def share(context_lens, kv_heads, num_pieces):
                 ("attend_groups(by_head, blocks,",
                  "attend_groups(by_head[:, kv_heads:].copy(), blocks,"),
             )},
-            cause="what is projected holds the queries first, then the keys, then the values",
+            cause="the heads that attention gets do not begin with the first query: a projection "
+            "holds the queries first, then the keys, then the values",
             look="which heads of the projection are the queries?",
         ),
         Mistake(
@@ -537,7 +669,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("weights.rope, positions, slots, kv[layer]",
                  "weights.rope, slots % len(weights.rope), slots, kv[layer]"),
             )},
-            cause="RoPE turns by the slot, but a token's angle is that of its position",
+            cause="RoPE rotates by the slot, but a token's angle depends on its position",
             look="positions and slots are two different numbers",
         ),
         Mistake(
@@ -546,7 +678,7 @@ def share(context_lens, kv_heads, num_pieces):
                 ("        rms_norm(x, weights.norm_2[layer], weights.eps, normed)\n", ""),
             )},
             cause="the MLP gets what was normalised before attention: x has changed since",
-            look="how many norms has a layer?",
+            look="how many norms does a layer have?",
         ),
         Mistake(
             "swaps the norms",
@@ -555,8 +687,8 @@ def share(context_lens, kv_heads, num_pieces):
                 ("weights.norm_2[layer]", "weights.norm_1[layer]"),
                 ("weights.norm_B[layer]", "weights.norm_2[layer]"),
             )},
-            cause="the two norms of a layer have changed places",
-            look="norm_1 stands before attention, norm_2 before the MLP",
+            cause="the two norms of a layer are swapped",
+            look="norm_1 comes before attention, norm_2 before the MLP",
         ),
         Mistake(
             "attends for the first sequence only",

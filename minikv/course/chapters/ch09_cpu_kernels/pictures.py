@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.ticker import LogLocator
 
 from minikv.course.chapters.ch03_kv_memory.pictures import canvas
 from minikv.course.chapters.ch08_triton_paged_attention.pictures import Roof
@@ -250,11 +251,13 @@ def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
         axes.plot([p.intensity for p in of], [p.rate / 1e9 for p in of], mark, linestyle=":",
                   color=style.PALETTE[(3, 5, 1, 4)[place]], markersize=7, label=name)  # fmt: skip
         for point in of:
-            axes.annotate(f"{point.batch}", (point.intensity, point.rate / 1e9), (6, -9),
+            aside = (6, -9) if place % 2 == 0 else (-11, 5)  # where marks meet, on other sides
+            axes.annotate(f"{point.batch}", (point.intensity, point.rate / 1e9), aside,
                           textcoords="offset points", fontsize=8, color=style.INK)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=ends)
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 3)))
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
     told = "; ".join(

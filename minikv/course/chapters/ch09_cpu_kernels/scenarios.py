@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import pairwise
 from time import perf_counter
 from weakref import WeakSet
 
@@ -44,7 +45,7 @@ from minikv.course.harness.scenarios import (
     sealed,
 )
 
-COMPILES = "Numba compiles it, and it is as right as in Python"
+COMPILES = "Numba compiles it, and the result is right as in Python"
 
 wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
 
@@ -204,7 +205,7 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
         least = sum(-(-case.lens[w // case.kv_heads] // case.block_size) for w in range(*rows))
         block = case.block_size * slot
         fetches = watch.fetches("kv", lambda e: (e // block, e // token % case.kv_heads))
-        sights["blocks that a cache fetches which has room for one:"] = at_most(least, fetches)
+        sights["blocks that a cache with room for one block fetches:"] = at_most(least, fetches)
     log("", sights)
 
 
@@ -255,6 +256,13 @@ def call(run: Callable, file: str) -> None:
     """Run what is compiled on its way, and word what Numba refuses."""
     try:
         run()
+    except ImportError as error:
+        raise Wrong(
+            f"Numba cannot compile this: {error}",
+            "Numba turns `@`, `np.dot` and `np.linalg` into calls of SciPy's libraries, which this "
+            "course does not install",
+            "which product of your code can be a loop, or a sum over a slice?",
+        ) from None
     except Exception as error:
         if not type(error).__module__.startswith("numba"):
             raise
@@ -284,8 +292,8 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
     if differs is not None:
         raise Wrong(
             f"{what}: {differs}",
-            "compiled it is not what it is in Python: an index that wraps around, an integer that "
-            "overflows, memory that nobody has written",
+            "the compiled kernel does not do what it does in Python: an index that wraps around, "
+            "an integer that overflows, or memory that was never written",
             "what does your kernel read that it has not written?",
         )
 
@@ -304,13 +312,15 @@ scenario(
          Case((7,)), Case((1,)), Case((9,), 4, fill=1000.0)),
     line("several query heads and KV heads", "which KV head does query head h read?",
          Case((5,), 4, 4, 2), Case((3,), 2, 3, 3), Case((3,), 4, 4, 1)),
-    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+    line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
          Case((6, 3)), Case((1, 9, 4), 4, 2, 1)),
     line("NaN in slots without a token", "what is read past the context?",
          Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
-         Case((7,), lift=300.0), Case((7,), lift=-300.0)),
-    line("large blocks and long vectors", ROOM_FOR, Case((20,), 20), Case((3,), dim=72)),
+         Case((7,), lift=300.0), Case((7,), lift=-300.0), Case((3,), lift=-300.0)),
+    line("large blocks, long vectors and long contexts", ROOM_FOR, Case((20,), 20),
+         Case((3,), dim=72), Case((1030,), 1030, dim=1), Case((1,), 1, dim=1030),
+         Case((1030,), 10, dim=1)),
 )  # fmt: skip
 
 
@@ -331,15 +341,18 @@ scenario(
          Case((7,), 4, 2), Case((5,), 2, 6, 2), Case((9,), 4, 4)),
     line("more heads in q than there are queries", "what says how many query heads there are?",
          Case((5,), 4, 2, more_heads=2), Case((3, 6), 2, 4, 2, more_heads=4)),
-    line("several sequences", "the row of q, of the table, of the lengths; what begins anew?",
+    line("several sequences", "the row of q, of the table, of the lengths; what must be reset?",
          Case((6, 3), 4, 4, 2), Case((1, 9, 4), 4, 2)),
     line("some of the items", "which sequence and KV head is item w?",
          *(Case((6, 3, 9), 4, 4, 2, items=items) for items in ((0, 1), (3, 5), (5, 6), (2, 2)))),
     line("NaN in slots without a token", "what is read past the context?",
          Case((6,), 4, 2, fill=np.nan), Case((3, 5), 2, 4, 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
-         Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0)),
-    line("large blocks and long vectors", ROOM_FOR, Case((20,), 20, 2), Case((3,), 4, 2, dim=72)),
+         Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0),
+         Case((3,), 4, 2, lift=-300.0)),
+    line("large groups and blocks, long vectors and contexts", ROOM_FOR, Case((20,), 20, 2),
+         Case((3,), 4, 2, dim=72), Case((1,), 1, 72, dim=1), Case((1030,), 1030, dim=1),
+         Case((1,), 1, dim=1030), Case((1030,), 10, dim=1)),
 )  # fmt: skip
 
 
@@ -369,14 +382,24 @@ def shares(mine, case, log: Log) -> None:
         log("", {"pieces, as pairs (first, last):": False})
         return
     work = [length for length in lens for _ in range(kv_heads)]
+    joins = [(before[1], first) for before, (first, _) in pairwise(pieces)]
     items = [item for first, last in pieces for item in range(first, last)]
     even = sum(work) / num_pieces + max(lens)
     longest = max((sum(work[first:last]) for first, last in pieces), default=0)
     log("", {
         "items, from the first piece to the last:": items,
         "pieces:": len(pieces),
+        "pieces that end before they begin, or do not begin where the previous one ends:": sum(
+            first > last for first, last in pieces) + sum(end != first for end, first in joins),
         "the piece with the most work, in tokens:": at_most(int(even), longest),
     })  # fmt: skip
+
+
+def random_batch(seed: int) -> tuple[tuple[int, ...], int, int]:
+    draw = random.Random(seed)
+    most = draw.choice((3, 40, 2000))
+    lens = tuple(draw.randrange(1, most) for _ in range(draw.randrange(1, 2 + seed // 8)))
+    return lens, draw.choice((1, 2, 8)), draw.randrange(1, 9)
 
 
 scenario(
@@ -389,12 +412,14 @@ scenario(
          ((*(10,) * 31, 900), 2, 4), ((1, 500, 1, 1, 500, 1), 1, 3)),
     line("fewer items than pieces", "a piece may be empty",
          ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
+    line("200 random batches", "the lines above: tokens, cuts, and what is left for the last piece",
+         *map(random_batch, range(200))),
 )  # fmt: skip
 
 
 @check(
-    "09.3", "in threads it gives what one piece gives",
-    "two pieces that have an item in common, or an item in none",
+    "09.3", "two pieces of a real batch hold all of its items",
+    "two pieces have an item in common, or an item is in no piece",
     "what does decode_in_threads do with the pieces?",
 )  # fmt: skip
 def _(mine):
@@ -417,9 +442,12 @@ def in_pieces(mine, case: Case, log: Log) -> None:
     """`decode_in_pieces`, its calls one after another or in turns."""
     q, kv, tables, lens = (tensor(value) for value in case.arguments)
     tables = tables[:, :-1].masked_fill(tables[:, :-1] == 10**9, 0)
-    races = [0]
+    inputs = [q, kv, tables, lens]
+    before = [value.clone() for value in inputs]
+    races, together = [0], []
 
     def run(kernel, calls):
+        together.append(sum(call[-2] < call[-1] for call in calls))
         kernel = getattr(kernel, "py_func", kernel)
         if case.turns:
             races[0] = in_turns(kernel, calls)
@@ -433,26 +461,32 @@ def in_pieces(mine, case: Case, log: Log) -> None:
         what, partial(mine.decode_in_pieces, q, kv, tables, lens, case.pieces, run), see=False
     )
     if log.events[-1].error is None:
-        said = {"result": found}
+        changed = [not torch.equal(now.nan_to_num(), old.nan_to_num())
+                   for now, old in zip(inputs, before, strict=True)]  # fmt: skip
+        said = {
+            "result": found,
+            "pieces with work, in each call of `run`:": together,
+            "inputs that have changed:": sum(changed),
+        }
         if case.turns:
             said["numbers that one piece writes and another reads or writes:"] = races[0]
         log("", said)
 
 
 LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
-ROOM = "for each array that a call gets: who else has it, and who writes it?"
+ROOM = "for each array that a call gets: which other call gets it, and which calls write to it?"
 scenario(
     "09.4", until_wrong("09.4", in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
-    line("one piece, NaN in slots without a token", LAST_SLOTS,
+    line("one piece, NaN or infinity in slots without a token", LAST_SLOTS,
          Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
-         Case((5, 7), 4, 4, 2, fill=np.nan)),
+         Case((5, 7), 4, 4, 2, fill=np.nan), Case((3,), fill=np.inf)),
     line("two pieces, one after another", ROOM,
          Case((4, 4), pieces=2), Case((8, 4), 4, 4, 2, pieces=2)),
     line("two pieces, side by side", ROOM,
          Case((4, 4), pieces=2, turns=True), Case((4, 8), 4, 2, pieces=2, turns=True)),
     line("more pieces, side by side", ROOM,
-         Case((4, 4, 4), pieces=3, turns=True),
+         Case((4, 4, 4), pieces=3, turns=True), Case((4, 4, 4, 4), pieces=2, turns=True),
          Case((3, 5), 2, 4, 2, fill=np.nan, pieces=4, turns=True)),
 )  # fmt: skip
 
@@ -487,25 +521,29 @@ def multiplies(mine, case, log: Log) -> None:
     read = watch.reads.get("weight", [])
     log("", {
         "out": tensor(out),
-        "rows of the weight that a cache fetches which has room for one:": at_most(
+        "rows of the weight that a cache with room for one row fetches:": at_most(
             last - first, watch.fetches("weight", lambda element: element // inputs)),
-        "rows of the weight that other pieces of the work need, and are read:": len(
+        "rows of the weight that are read and belong to other pieces:": len(
             {element // inputs for element in read} - set(range(first, last))),
         "inputs that are written to:": sorted(watch.writes),
     })  # fmt: skip
 
 
+ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that you make?"
+
 scenario(
     "09.5", until_wrong("09.5", multiplies),
     line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
-    line("several rows", "in which order do the loops stand?",
+    line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
-    line("rows that are no multiple of four", "which rows are left over?",
+    line("a number of rows that is not a multiple of four", "which rows are left over?",
          (5, 3, 2), (6, 2, 2), (7, 3, 3), (9, 2, 1)),
     line("added to what is there", "what does `add` add to?",
          (1, 3, 2, True, (0, 2)), (4, 3, 2, True, (0, 2)), (6, 2, 3, True, (0, 3))),
     line("some of the outputs", "which columns of `out` belong to this call?",
          (1, 3, 6, False, (2, 4)), (5, 2, 6, True, (5, 6)), (4, 2, 3, False, (1, 1))),
+    line("many rows, inputs and outputs", ROOM_FOR_SUMS,
+         (70, 1, 1), (1, 5, 7), (13, 6, 1), (1, 1030, 1), (1, 1, 1030), (530, 1, 1)),
 )  # fmt: skip
 
 
@@ -535,6 +573,7 @@ class Step:
     hidden: int = 6
     inner: int = 3
     block_size: int = 2
+    eps: float = 1e-5
 
     @cached_property
     def arguments(self) -> tuple:
@@ -553,7 +592,7 @@ class Step:
             qkv=drawn(layers, rows, hidden), out=drawn(layers, hidden, self.heads * self.dim),
             norm_2=1 + drawn(layers, hidden) / 4, gate_up=drawn(layers, 2 * inner, hidden),
             down=drawn(layers, hidden, inner), norm=1 + drawn(hidden) / 4, head=drawn(9, hidden),
-            rope=np.stack([cos, sin], 1).astype(np.float32), eps=np.float32(1e-5),
+            rope=np.stack([cos, sin], 1).astype(np.float32), eps=np.float32(self.eps),
             block_size=self.block_size,
         )  # fmt: skip
         _, kv, tables, lens = case.arguments
@@ -568,17 +607,18 @@ class Step:
 
     @property
     def what(self) -> str:
-        lens = ", ".join(map(str, self.lens))
+        lens = ", ".join(map(str, self.lens[:8])) + ", …" * (len(self.lens) > 8)
         heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
         return (f"contexts of {lens} with the new token, {number(self.layers, 'layer')}, {heads}, "
                 f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
-                f"{self.block_size}")  # fmt: skip
+                f"{self.block_size}, eps {self.eps:g}")  # fmt: skip
 
 
 def steps(mine, case: Step, log: Log) -> None:
     *inputs, weights, kv = case.arguments
     copies, kv = [value.copy() for value in inputs], kv.copy()
     old = [np.array(value) for value in weights]
+    weights = Weights(*(one.copy() if isinstance(one, np.ndarray) else one for one in weights))
     logits = np.full((len(case.lens), 9), np.nan, np.float32)
     log.call(case.what, partial(mine.decode_step, *copies, weights, kv, logits), see=False)
     if log.events[-1].error is not None:
@@ -611,6 +651,8 @@ scenario(
          Step((3, 1), heads=2), Step((5, 2, 4), 2, 4, 2), Step((2, 2, 3, 1, 6), 1, 2, 2)),
     line("any sizes", "the shapes: hidden, heads * dim and inner are three different numbers",
          Step((3, 4), 2, 4, 2, 2, 5, 7), Step((5,), 1, 3, 1, 6, 4, 9, 4)),
+    line("another eps, and many sequences", "`weights.eps`; and the rows of each array",
+         Step((2, 1), eps=0.5), Step((1,) * 70, dim=2, hidden=2, inner=1, block_size=1)),
 )  # fmt: skip
 
 

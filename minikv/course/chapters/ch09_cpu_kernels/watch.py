@@ -144,6 +144,8 @@ class Watched(NDArrayOperatorsMixin):
             return lambda *a: Watched(values(*a), self._name, self._watch, ids(*a))
         if name == "fill":
             return lambda value: self.__setitem__(..., value)
+        if name.startswith("__"):  # NumPy asks for these before it calls __array__
+            raise AttributeError(name)
         return getattr(np.asarray(self), name)
 
 

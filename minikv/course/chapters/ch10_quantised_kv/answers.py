@@ -31,8 +31,8 @@ def int4_along(x: torch.Tensor, dim: int) -> torch.Tensor:
 def better_axis(x: torch.Tensor) -> int:
     """-1 (by token) or -2 (by channel): along which of them 4 bits read x back more closely.
 
-    x (..., T, D). "More closely" means a smaller mean of the squared errors, over all of x. If
-    both are equal: -1, because a token can be stored by itself as soon as it is there.
+    x (..., T, D). "More closely" means a smaller mean of the squared errors, over all of x. If both
+    are equal: -1, because a token can be stored by itself as soon as it arrives.
 
     Worked example: x = [[0, 100, 2], [1, 101, 3]] has a large channel: -2. Its transpose has a
     large token: -1.
@@ -54,8 +54,8 @@ def attend_int8(
 
     k_codes, v_codes (num_blocks, K, block_size, D) int8 and k_scale, v_scale
     (num_blocks, K, block_size) bfloat16 are one layer's storage. The sequence's tokens are in
-    blocks `block_ids`, in this order; there are `context_len` of them, at least 1, and what is in
-    later slots means nothing. Query head h belongs to KV head h // (H / K).
+    blocks `block_ids`, in this order; there are `context_len` of them, at least 1. Later slots
+    hold no tokens, whatever is in them. Query head h belongs to KV head h // (H / K).
 
     Codes are read a block at a time: no tensor of floats is ever larger than one block. A key is
     scale * code, so q . k = scale * (q . code); a value is scale * code, so w v = (w scale) code.
@@ -122,7 +122,7 @@ class Int8Blocks:
         return k, v
 
     def copy(self, source: int, target: int) -> None:
-        """Let block `target` read as block `source` does now. From then on a write to either of
+        """Make block `target` read as block `source` does now. From then on a write to either of
         them changes only that one. What `target` held before is lost."""
         for name in ("k", "v"):
             self.codes[name][target] = self.codes[name][source]

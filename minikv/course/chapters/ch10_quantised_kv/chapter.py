@@ -41,8 +41,8 @@ CHAPTER = Chapter(
             minutes=20,
             difficulty=2,
             kind="build",
-            matters="All 8-bit formats are variations of these three lines. If one of the lines is "
-            "wrong, the cache still looks plausible.",
+            matters="All 8-bit integer formats are variations of these three lines. If one of the "
+            "lines is wrong, the cache still looks plausible.",
             hints=(
                 "The largest number of the vector, without its sign, has to get code 127 or -127. "
                 "So how far apart are two marks? And which number is stored for that distance?",
@@ -64,7 +64,7 @@ must be read with the ruler that they were measured with, so they are computed w
 scale.
 
 Every number of the vector has the same bound, whether it is large or small. That is the price of
-one ruler: a number far below scale / 2 becomes 0.
+one ruler: a number below scale / 2 becomes 0.
 
 Why 127 and not 128? int8 has the codes -128 to 127, and a symmetric ruler leaves the first unused.
 0 stays exactly 0. The asymmetric ruler of int4 cannot afford to leave marks unused; it stores where
@@ -106,8 +106,8 @@ each token's ruler is stretched by that channel, and the other channels get coar
 channel, the large numbers share a ruler only with each other, and the other channels keep fine
 marks.
 
-K has such channels: RoPE turns pairs of channels, some of them so slowly that they keep a large
-mean. KIVI (Liu et al., 2024) and KVQuant (Hooper et al., 2024) found this at about the same time,
+K has such channels: RoPE turns pairs of channels, some of them so slowly that their mean stays
+large. KIVI (Liu et al., 2024) and KVQuant (Hooper et al., 2024) found this at about the same time,
 and both store K by channel. The price is waiting: a channel's scale is known only when the last
 token of its block has arrived, so the newest tokens stay in full precision for a while.
 
@@ -142,13 +142,13 @@ Four bits hold 0 to 15, and two codes fill a byte without a gap. With uint8 the 
 in zeros; with int8 it would copy the sign, and codes of 8 and more would come back negative.
 
 Which two channels share a byte is a convention; reader and writer must agree on it. Neighbours look
-natural, but unpacking them gives every second channel. With halves, the lower bits of all bytes are
-the first half of the channels, in order, and the upper bits the second: a kernel that loads 32
-bytes gets two contiguous pieces of 32 channels, and multiplies each by its piece of q. llama.cpp's
-q4_0 has the same order within its blocks of 32.
+natural, but then the lower bits of all bytes hold every second channel. With halves, the lower bits
+of all bytes are the first half of the channels, in order, and the upper bits the second: a kernel
+that loads 32 bytes gets two contiguous pieces of 32 channels, and multiplies each by its piece of
+q. llama.cpp's q4_0 has the same order within its blocks of 32.
 
-A wrong convention is not visible in shapes, dtypes or sizes. Channels of q are just multiplied by
-the wrong channels of K.""",
+A wrong convention is not visible in shapes, dtypes or sizes: channels of q are multiplied by the
+wrong channels of K.""",
         ),
         Exercise(
             id="10.4",
@@ -183,8 +183,8 @@ adds up share one scale. For values the sum runs over tokens, so each weight is 
 scale of its token.
 
 K by channel, as in int4, needs a different trick: q is multiplied by the scales of the channels,
-once per block, and the zero points add q . low to every score of the block. In either layout there
-is a cheap place for the scales.
+once per block, and the zero points add q . low to every score of the block. Each of the two layouts
+has a cheap place for the scales.
 
 The sum of the weights must not include the scales, which are part of V and not of the softmax.
 
@@ -226,7 +226,7 @@ zero points. One loop over these tensors copies them, for copy-on-write and for 
 so a new part cannot be forgotten. `QuantisedStore.copy_to` in minikv/quant/store.py is that loop.
 
 Data that is kept beside the blocks, and not in them, has to be moved by every feature that moves
-blocks. Sooner or later one of these features forgets it.""",
+blocks. Each of these features can forget it.""",
         ),
         Exercise(
             id="10.6",

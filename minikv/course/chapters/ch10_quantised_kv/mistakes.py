@@ -15,7 +15,7 @@ PAIRS = "channel i shares a byte with channel i + D / 2"
 SCALES = "where are the scales of K and of V multiplied?"
 RUNNING = "M = max(m, m'), and what shrinks when it grows"
 EMPTY = "which slots of the last block hold tokens?"
-STILL = "both blocks still have one tensor of scales: a slice, `detach` or a new list copies none"
+STILL = "both blocks still share one tensor of scales: a slice, `detach` or a new list is no copy"
 BOTH = "what do both blocks hold after the copy?"
 
 SCALE = "scale = round_up(x.float().abs().amax(-1) / 127)"
@@ -38,6 +38,14 @@ def crossed(key: str, number: float, name: str, cause: str, look: str, **others)
     return Mistake(name, cause, look, sources={"before_the_crossover": text})
 
 
+AT_ONCE = (
+    "floats of many blocks are held at once, whether codes or scores, so a step writes and reads "
+    "more bytes than int8 saves"
+)
+BLOCK_BY_BLOCK = (
+    "a loop over `block_ids` that converts one block at a time, and keeps a maximum and two sums"
+)
+
 MISTAKES = {
     "10.1": (
         *made(
@@ -57,18 +65,19 @@ MISTAKES = {
             ("along the wrong dimension", (SCALE,
              "scale = round_up(x.float().abs().amax(0) / 127)", ".clamp_min(TINY)[..., None]",
              ".clamp_min(TINY)"),
-             "the scale is that of a channel of all vectors, not of a vector", OWN),
+             "there is one scale per channel, over all vectors, and not one per vector", OWN),
             ("forgets the sign", ("x.float().abs().amax(-1)", "x.float().amax(-1)"),
              "the largest number is taken with its sign, so a larger negative one has no mark",
              MARKS),
             ("255 marks", ("/ 127)", "/ 255)"),
-             "the marks lie half as far apart as 127 of them on each side need", MARKS),
+             "the marks are too close together: 127 of them on each side reach only half of the "
+             "largest number", MARKS),
             ("128 marks", ("/ 127)", "/ 128)"),
              "the largest number would get code 128, which int8 does not have", MARKS),
             ("half the marks", ("abs().amax(-1) / 127)", "abs().amax(-1) / 63)"),
              "half of the codes are never used", MARKS),
             ("cuts off", (".nan_to_num(0, 0, 0).round()", ".nan_to_num(0, 0, 0)"),
-             "numbers are cut off toward 0, not rounded to the nearest mark", MARKS),
+             "numbers are truncated toward 0, not rounded to the nearest mark", MARKS),
             ("rounds down", (".nan_to_num(0, 0, 0).round()", ".nan_to_num(0, 0, 0).floor()"),
              "numbers are rounded down, not to the nearest mark", MARKS),
             ("stores floats", (".round().to(torch.int8)", ".round()"),
@@ -77,7 +86,7 @@ MISTAKES = {
             ("asymmetric codes", ("torch.int8", "torch.uint8"),
              "uint8 has no negative codes", "the dtype of the codes"),
             ("keeps the dimension", (", scale\n", ", scale[..., None]\n"),
-             "the scale has a dimension too many", "the shape of the scale in the contract"),
+             "the scale has one dimension too many", "the shape of the scale in the contract"),
             ("swaps the results", ("return " + CODES + ", scale", "return scale, " + CODES),
              "codes and scale are returned in the wrong order", "the order in the contract"),
         ),
@@ -89,14 +98,15 @@ MISTAKES = {
             ("forgets the scale", (" * scale.float()[..., None]", ""),
              "codes are returned as they are, without their scale", READ),
             ("divides by the scale", ("* scale", "/ scale"),
-             "codes are divided by the scale, which was divided by before", READ),
+             "codes are divided by the scale: x was divided by it, so codes are multiplied", READ),
             ("scale along the last dimension", ("scale.float()[..., None]", "scale.float()"),
              "the scales are lined up with the channels, not with the vectors", READ),
         ),
         *made(
             "logit_bound",
             ("signs cancel", ("q.abs() * k_error", "q * k_error"),
-             "negative numbers in q make the bound smaller, but an error can have any sign", LOGIT),
+             "negative numbers in q make the bound smaller, but an error can have either sign",
+             LOGIT),
             ("not divided", (" * q.shape[-1] ** -0.5", ""),
              "a logit is q . k divided by the root of D, and so is its error", LOGIT),
             ("divided by D", ("** -0.5", "** -1.0"),
@@ -143,7 +153,7 @@ MISTAKES = {
             ("the worse one", ("errors[-2] < errors[-1]", "errors[-2] > errors[-1]"),
              "the axis with the larger error is chosen", ERRORS),
             ("by channel if equal", ("errors[-2] < errors[-1]", "errors[-2] <= errors[-1]"),
-             "if both are equal, by channel is chosen, but a token can be stored at once",
+             "if both errors are equal, by channel is chosen, but a token can be stored at once",
              "the last sentence of the contract"),
             ("errors cancel", (".square().mean()", ".mean().abs()"),
              "positive and negative errors cancel in this mean", ERRORS),
@@ -154,6 +164,10 @@ MISTAKES = {
             ("measures the result", ("(int4_along(x, dim) - x).square()",
              "int4_along(x, dim).square()"),
              "what is read back is measured, not its difference from x", ERRORS),
+            ("looks at the first 16 tokens",
+             ("    errors =", "    x = x[..., :16, :]\n    errors ="),
+             "only the first tokens decide, but a later one may be the largest",
+             "the mean of the squared errors, over all of x"),
             ("always by channel", "def better_axis(x):\n    return -2\n",
              "by channel is always chosen, whatever x holds", ERRORS),
             ("counts from the front", ("return -2 if", "return 0 if", "else -1", "else 1"),
@@ -178,7 +192,7 @@ MISTAKES = {
             ("shifts both", ("low | high << 4", "(low | high) << 4"),
              "both codes are in the upper four bits", HALF),
             ("and, not or", ("low | high << 4", "low & high << 4"),
-             "`&` keeps the bits that both have: none", HALF),
+             "`&` keeps only the bits that both have: here, none", HALF),
             ("splits another dimension", ("chunk(2, -1)", "chunk(2, 0)"),
              "the first dimension is split, not the channels", PAIRS),
             ("whole numbers of 64 bits", ("low | high << 4", "low.long() | high.long() << 4"),
@@ -192,13 +206,13 @@ MISTAKES = {
             ("upper halves first", ("[packed & 15, packed >> 4]", "[packed >> 4, packed & 15]"),
              "the upper bits come first", HALF),
             ("no mask", ("packed & 15", "packed"),
-             "the lower code still has the upper one above it", HALF),
+             "the lower code still has the upper code in its upper bits", HALF),
             ("masks one bit too few", ("packed & 15", "packed & 7"),
              "only three bits of the lower code are kept: 15 is 1111", HALF),
             ("masks too much", ("packed & 15", "packed & 16"),
              "`& 16` keeps a single bit, and not one of the lower four", HALF),
             ("does not move down", ("packed >> 4", "packed & 240"),
-             "the upper code is still sixteen times as large", HALF),
+             "the upper code is not shifted down, so it is sixteen times too large", HALF),
             ("signed", ("packed >> 4", "(packed.view(torch.int8) >> 4).view(torch.uint8)"),
              "a shift of int8 copies the sign: codes from 8 on come back wrong", HALF),
             ("joins another dimension", ("], -1)", "], 0)"),
@@ -218,7 +232,7 @@ MISTAKES = {
          "        weights = torch.exp(scores - new_top)\n"
          "        weights = weights * v_scale[block_id, :, None, :filled].float()\n",
          "        " + V_SCALE + "\n", "        scaled = weights\n"),
-         "the values' scales are in the sum of the weights, but they are no part of the softmax",
+         "the values' scales are in the sum of the weights, but they are not part of the softmax",
          SCALES),
         ("the scale after the softmax", (K_SCALE, "", "weights = torch.exp(scores - new_top)",
          "weights = torch.exp(scores - new_top) * k_scale[block_id, :, None, :filled].float()"),
@@ -235,10 +249,10 @@ MISTAKES = {
         ("reads empty slots", ("filled = min(block_size, context_len - i * block_size)",
          "filled = block_size"),
          "slots that hold no token are read", EMPTY),
-        ("reads blocks behind the context", ("block_ids[: -(-context_len // block_size)]",
+        ("reads blocks after the context", ("block_ids[: -(-context_len // block_size)]",
          "block_ids", "filled = min(block_size, context_len - i * block_size)",
          "filled = min(block_size, max(1, context_len - i * block_size))"),
-         "blocks behind the last token are read, too", "how many blocks hold tokens?"),
+         "blocks after the last token are read, too", "how many blocks hold tokens?"),
         ("forgets the last block", ("-(-context_len // block_size)", "context_len // block_size"),
          "a last block that is not full is left out", EMPTY),
         ("takes blocks in order of memory", (
@@ -256,7 +270,7 @@ MISTAKES = {
         ("the output does not shrink", ("out = out * shrink", "out = out"),
          "the output is not corrected when the maximum grows", RUNNING),
         ("the maximum never moves", ("        top = new_top\n", ""),
-         "the maximum is never kept: the next block starts again from -inf", RUNNING),
+         "the new maximum is never stored: the next block starts again from -inf", RUNNING),
         ("no root of D", (" * dim**-0.5", ""),
          "the scores are not divided by the root of the head dim", "D^-0.5"),
         ("groups the wrong way", ("q = q.float().view(kv_heads, -1, dim) * dim**-0.5",
@@ -274,8 +288,23 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
     k, v = (x.repeat_interleave(group, 1) for x in (k, v))
     scores = torch.einsum("hd,lhd->hl", q.float(), k) * q.shape[1] ** -0.5
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
-""", "codes of many blocks are turned into floats at once, so a step writes and reads more "
-         "bytes than int8 saves", "a loop over `block_ids` that converts one block at a time"),
+""", AT_ONCE, BLOCK_BY_BLOCK),
+        ("keeps all scores", """
+def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
+    heads, dim = q.shape
+    _, kv_heads, size, _ = k_codes.shape
+    q = q.float().view(kv_heads, -1, dim) * dim**-0.5
+    scores, out = [], torch.zeros_like(q)
+    filled = [min(size, context_len - i) for i in range(0, context_len, size)]
+    for block, end in zip(block_ids, filled):
+        found = q @ k_codes[block, :, :end].float().mT
+        scores.append(found * k_scale[block, :, None, :end].float())
+    weights = torch.cat(scores, -1).softmax(-1).split(filled, -1)
+    for block, end, some in zip(block_ids, filled, weights):
+        some = some * v_scale[block, :, None, :end].float()
+        out += some @ v_codes[block, :, :end].float()
+    return out.view(heads, dim)
+""", AT_ONCE, BLOCK_BY_BLOCK),
     ),
     "10.5": made(
         "Int8Blocks.copy",
@@ -331,10 +360,10 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
                 "some scales are missing: every layer has K and V of two heads",
                 "how many vectors of 64 numbers does a token have, in all layers?"),
         crossed("int8 bytes", 1300, "scales of K alone",
-                "half of the scales are missing: K and V have some",
+                "half of the scales are missing: K and V both have them",
                 "how many vectors of 64 numbers does a token have, in all layers?"),
         crossed("int8 bytes", 1360, "scales in float32",
-                "the scales are counted with 4 bytes each", "how many bytes has a scale?"),
+                "the scales are counted with 4 bytes each", "how many bytes does a scale take?"),
         crossed("int8 bytes", 2560, "two bytes", "two bytes per number are float16, not int8",
                 "1 byte per number, and how many scales?"),
         crossed("crossover", 95 / 0.192, "a crossover without scales",
@@ -360,7 +389,7 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
         crossed("crossover at 8", 445 / 0.19, "one sequence saves",
                 "the extra time of 8 sequences is divided by what one of them saves, or this is "
                 "the number of tokens of all 8 together",
-                "who saves bytes? The context of each sequence is asked for"),
+                "which sequences save bytes? The answer is the context of each of them"),
         crossed("times at 4,096", 5120 / 1320, "only the bytes of K and V",
                 "weights and extra time are left out: they are part of a step",
                 "weights, extra time, K and V: all of a step"),
@@ -380,7 +409,7 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
                 "this is the quotient at 4,096 tokens; it grows with the context",
                 "what is left of a step if K and V are all?"),
         crossed("slowest reading", 20.0, "as fast as memory",
-                "this is the speed of memory: int8 has fewer bytes, so less is enough",
+                "this is the speed of memory: int8 has fewer bytes, so a lower speed is enough",
                 "both take equally long per token: bytes over speed"),
         crossed("slowest reading", 20 * 5120 / 1320, "upside down, too",
                 "the quotient of the bytes is upside down: fewer bytes may be read more slowly",

@@ -87,8 +87,8 @@ class OutlierFilm:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold", color=style.INK)
         words = " ".join(map(self.describe, shown))
         caption = (
-            "A block of K: rows are tokens, columns channels. Signs are left out. Dark is large, "
-            "and what is black is at least as large as the number in the title says."
+            "A block of K: rows are tokens, columns are channels. Signs are left out. The larger a "
+            "number, the darker; black is the number in the title, or more."
         )
         return style.Picture(figure, f"{title}. {words}", caption)
 

@@ -70,30 +70,31 @@ CHAPTER = Chapter(
                 "Write down every cell at which a run could begin, in the order in which they are "
                 "tried. How many are there, and which of them come too close to the end?",
                 "Two things end the search: a run whose cells are all free, or no beginning left "
-                "to try. A run may begin before `head` and go on beyond it. It may not go over "
+                "to try. A run may begin before `head` and extend past it. It may not extend past "
                 "the end of the buffer.",
                 """refuse a number below 1 or above num_cells
 for start in: head, head + 1, …, num_cells - 1, and then 0, 1, …, head - 1:
-    if start + num_tokens > num_cells: go on with the next start
+    if start + num_tokens > num_cells: continue with the next start
     if all of the cells start … start + num_tokens - 1 are free: return start
 raise OutOfCells(num_tokens, self.num_free, self.longest_run)""",
             ),
             works="""\
 The head is only a hint: it says where free cells are likely. A text that grows finds its next cell
-at once, because `head` stands right behind the last one. Nothing would be wrong without it; every
-step would search the used front of the buffer again.
+at once, because `head` is right after the last one. Without it nothing would be wrong, but
+every step would search the used front of the buffer again.
 
-The reference skips faster than the pseudocode: if some cell of a run is taken, no run can begin at
-or before it, so the search goes on behind the last taken one. Each cell is looked at about once.
+The reference skips faster than the pseudocode: if a run contains a taken cell, no free run can
+begin at or before that cell, so the search continues after the last taken one. Each cell is looked
+at about once.
 
-All or nothing, and nothing is changed: the caller (`place`) writes positions and sequences only
-after the search has succeeded. So a batch that does not fit leaves no trace, and can be tried again
-with fewer tokens, or after a shift.
+The search changes nothing: the caller (`place`) writes positions and sequences only after it has
+succeeded. So a batch that does not fit leaves no trace, and can be tried again with fewer tokens,
+or after a shift.
 
 The search asks for a *run*, because llama.cpp wrote the K of a batch as one slice. So 10 free cells
 in 10 holes cannot hold 2 tokens. Paged blocks have no such problem: any free block does. Since
 August 2025 llama.cpp writes K and V by index (pull requests 14285 and 15473), and any free cells
-do; that is `find_cells` in the file beside this one. A run is still asked for in some places: in
+do; that is `find_cells` in minikv/ring/cells.py. A run is still asked for in some places: in
 December 2025 a saved state could not be restored into a ring with holes (17982).""",
         ),
         Exercise(
@@ -106,7 +107,7 @@ December 2025 a saved state could not be restored into a ring with holes (17982)
             "which costs six operations per pair of channels instead of a pass through the model.",
             hints=(
                 "A key at position p was turned by p times the frequency, in each pair of "
-                "channels. It is to look as if it had been turned by (p + delta) times the "
+                "channels. It should look as if it had been turned by (p + delta) times the "
                 "frequency. What is missing?",
                 "The pairs are channels i and i + D/2. A pair (a, b) turned by an angle is "
                 "(a cos − b sin, b cos + a sin). Each cell has an angle per pair, the same for "
@@ -115,28 +116,28 @@ December 2025 a saved state could not be restored into a ring with holes (17982)
                 """angles (N, D / 2) = deltas[:, None] * frequencies, in float32 at least
 cos, sin = those of the angles, (N, 1, D / 2): the 1 is for the heads
 a, b = the two halves of k in float32, (…, N, K, D / 2) each
-out = a cos - b sin beside b cos + a sin, joined along the last dimension
+out = a cos - b sin and b cos + a sin, joined along the last dimension
 return out in the dtype of k""",
             ),
             works="""\
-Two turns in a plane add up. K at position p + delta is R(p + delta) k = R(delta) R(p) k, and R(p) k
-is what the cache holds. So the key moves without the hidden state that it was made from.
+Two turns in a plane add up. The key at position p + delta is R(p + delta) k = R(delta) R(p) k, and
+R(p) k is what the cache holds. So the key moves without the hidden state that it was made from.
 
 V is not turned by RoPE, so V does not change. This is why a shift moves no value and reads half of
 the cache.
 
 What moves is the position, and nothing else. The key was computed from a hidden state that had
 attended to the tokens before it. If some of these are gone, a key computed from scratch would be
-another one. The K-shift does not pretend otherwise; the section on what is lost measures it.
+different. The section on what is lost measures the difference.
 
 Each turn rounds. In float32 ten thousand turns of a key leave an error that no logit shows; in
 bfloat16, which has 8 bits, each turn of a stored key adds one more rounding. Two remedies: gather
 shifts and turn once by their sum, as the engine does, or keep K unturned and turn it at every read.
-llama.cpp weighed both before it wrote a line (issue 2060, June 2023), and keeps K turned: reading
-is what a decode step spends its time on.
+llama.cpp's authors weighed both before the first line was written (issue 2060, June 2023), and keep
+K turned: reading is what a decode step spends its time on.
 
-In GGUF files the channels of a pair stand beside each other, (2i, 2i + 1), and not half a head
-apart. Turning the pairs of one layout in a cache of the other raises no error.""",
+In GGUF files the channels of a pair are neighbours, (2i, 2i + 1), and not half a head apart.
+Turning the pairs of one layout in a cache of the other raises no error.""",
         ),
         Exercise(
             id="11.3",
@@ -151,9 +152,9 @@ apart. Turning the pairs of one layout in a cache of the other raises no error."
                 "has each, before and after? What has to happen first, so that no two tokens "
                 "ever stand at one position?",
                 "`drop`: remove p0 … p1 - 1, then move the rest by p0 - p1. Two things can go "
-                "wrong: nothing remains to be moved, or what remains belongs to another "
-                "sequence, too. The second has to be found out before anything is removed. "
-                "`context_shift`: half of what is not kept, and refuse if that is nothing.",
+                "wrong: nothing remains to be moved, or what remains belongs to another sequence, "
+                "too. Check for the second before anything is removed. `context_shift`: half of "
+                "what is not kept, and refuse if that is nothing.",
                 """drop:  refuse p1 < p0
     for each cell of seq from p1 on: refuse if another sequence owns it, too
     seq_rm(seq, p0, p1)
@@ -164,18 +165,18 @@ context_shift:  left = (last position + 1) - n_keep
     drop n_keep … n_keep + n_discard - 1;  return n_discard""",
             ),
             works="""\
-One token is discarded in a shift of one token; half of the rest in llama.cpp. Half means that a
+A shift could discard one token; llama.cpp discards half of what is not kept. Half means that a
 shift is rare: with 2,048 cells, once in about a thousand tokens. Its cost, one turn of the
-remaining keys in all layers, is spread over as many steps. The price is that the model sees
+remaining keys in all layers, is spread over as many steps. The price is that the context varies
 between half of the buffer and all of it.
 
-`n_keep` protects the beginning: a system prompt, or, as Xiao et al. (2023) found out, just the
-first four tokens, which many models need as a place for attention that has nothing to look at.
-llama.cpp had this as `n_keep` before the paper had a name for it (issue 3440).
+`n_keep` protects the beginning: a system prompt, or, as Xiao et al. (2023) found, just the first
+four tokens, on which many models put the attention that has nothing else to go to. llama.cpp had
+this as `n_keep` before the paper had a name for it (issue 3440).
 
 The order matters. A move onto positions that are still taken would make two tokens claim one
-position. And a check after the removal comes too late: the caller gets an error and a sequence
-with a gap. So everything that can be refused is refused first.
+position. And a check after the removal comes too late: the caller gets an error and a sequence with
+a gap. So every check comes before the first change.
 
 n_keep has to leave something. In November 2023 a llama.cpp server was sent a prompt longer than
 its buffer, and n_keep was set to the prompt's length. It printed "context shift" without end
@@ -211,12 +212,12 @@ write(positions):  for each layer's buffer (2, size, K, D) and chunk (2, T, K, D
             works="""\
 `held` is the whole bookkeeping: a formula instead of a table. A cell's position follows from its
 number and the length of the text, so nothing has to be stored, found or freed. This is the cheapest
-allocator in the course, and it works because exactly one token leaves when one comes.
+allocator in the course, and it works because exactly one token leaves for each one that arrives.
 
 A chunk of T tokens cannot be written first and attended to afterwards: its last tokens would
 overwrite what its first ones still see. So attention runs over the old buffer and the chunk side by
 side, and the buffer is written when all layers are done. Prompts longer than the window are
-prefilled in chunks of at most W.
+prefilled in chunks of at most W tokens.
 
 The window is exact. A query sees the last W tokens, as the oracle with the same window does, and
 every token equals the oracle's. But W tokens per layer is not W tokens of text: a token in layer 2
@@ -255,12 +256,12 @@ return moves""",
             ),
             works="""\
 If u cells are used and all lie in front, they lie in cells 0 … u - 1. A free cell below u is a
-hole, a used cell from u on has to move, and there are as many of one as of the other. So the number
-of cells that move is as small as it can be: no used cell below u is touched.
+hole, a used cell from u on has to move, and there are equally many of both. So the number of cells
+that move is as small as it can be: no used cell below u is touched.
 
 Pushing everything together in order would move nearly all of the buffer for one hole at the front.
-The order of the cells means nothing to attention, because each cell knows its position. That is
-the freedom that this plan uses.
+The order of the cells means nothing to attention, because each cell knows its position. This plan
+makes use of that.
 
 Runs matter because each move is a copy in every layer, and a copy of 30 cells costs about as much
 to start as a copy of one. llama.cpp bounded the moves per call, since each was a node in its
@@ -282,8 +283,8 @@ measures both.""",
             matters="Every position in the cache is right, and every test of positions passes. But "
             "the keys are turned to other positions.",
             hints=(
-                "The engine turns a key by what stands in `shifts`. For each line of the report "
-                "that fails: by how much should the key be turned, and by how much is it?",
+                "The engine turns a key by what `shifts` says. For each line of the report "
+                "that fails: by how much should the key be turned, and by how much is it turned?",
                 "There are two bugs. One shows only if a cell moves twice before the engine turns "
                 "anything. The other shows whenever positions are divided.",
                 """a cell at position 10, moved by -4, then by -3, before a step:
@@ -293,10 +294,10 @@ a cell at position 10, divided by 2:
 in general: shifts = where it stands now - where its key is turned to""",
             ),
             works="""\
-`shifts[i]` is where the cell stands now, less where its key is turned to. Each move adds new − old
-to it, and one turn brings it back to 0.
+`shifts[i]` is the cell's position minus the position that its key is turned to. Each move adds new
+− old to it, and a turn by `shifts[i]` sets it back to 0.
 
-The first bug replaced what was pending by the last move. llama.cpp had it for a month: "the
+The first bug replaced the pending shift with the last move. llama.cpp had it for a month: "the
 position is cumulative, but the delta maintains the value of the last shift" (issue 3825, October
 2023, fixed in pull request 3835). One shift between two steps works. Two do not.
 
@@ -305,9 +306,9 @@ since its cells were rewritten in 2025; `pos_add`, a few lines above it, has the
 on a build of October 2026 with tinypy's weights, the keys after `seq_div` were 8.1 away from the
 right rotation and 0.015 from the one with the wrong sign.
 
-Why does nobody notice? SelfExtend is the only user of `seq_div`, the option is rare, and text with
-wrongly turned keys is not garbage: the neighbours, which matter most, have exact positions. The
-quality is worse than it could be, and no test knows how good it could be.
+Why did it stay unnoticed? SelfExtend is the only user of `seq_div`, the option is rare, and text
+with wrongly turned keys is not garbage: the nearest tokens, which matter most, have exact
+positions. The quality is worse than it could be, and no test knows how good it could be.
 
 The fix is not only a sign. Two copies of one rule became one: `seq_add` and `seq_div` differ in
 the new position and in nothing else, so both call `_move`. And the test compares keys with keys
@@ -342,8 +343,8 @@ done when they return. `shifts` has nothing to remember, so neither bug of 11.6 
 key is rounded once, when it is stored, whatever happens to its position later.
 
 The price: a decode step turns every key that it reads, in every layer, where `RingCache` turns a
-key once when it is made and once more when it moves. About six operations per pair of channels,
-beside four for its score with one query head.""",
+key once when it is made and once more when it moves. That is about six operations per pair of
+channels, compared with four for its score with one query head.""",
         ),
     ),
 )

@@ -16,8 +16,9 @@ MISTAKES = {
                 ("            start, tested = 0, tested + self.num_cells - start\n"
                  "            continue\n", "            break\n"),
             )},
-            cause="the search ends at the end of the buffer: the cells before `head` are not tried",
-            look="what happens when start + num_tokens is over the end?",
+            cause="the search stops at the end of the buffer: the cells before `head` are not "
+            "tried",
+            look="what happens when start + num_tokens is past the end?",
         ),
         Mistake(
             "wraps inside a run",
@@ -31,7 +32,7 @@ def find_slot(self, num_tokens):
             return start
     raise OutOfCells(num_tokens, self.num_free, self.longest_run)
 '''},
-            cause="a run goes over the end of the buffer and on at its beginning",
+            cause="a run continues past the end of the buffer, at its beginning",
             look="K of a batch is written as one slice: can it be in two pieces?",
         ),
         Mistake(
@@ -59,7 +60,7 @@ def find_slot(self, num_tokens):
         raise OutOfCells(num_tokens, len(free), self.longest_run)
     return free[0]
 '''},
-            cause="the free cells are counted, wherever they are: they have to lie in one run",
+            cause="free cells are counted wherever they are, but they have to lie in one run",
             look="A.A. has two free cells; is there room for two tokens?",
         ),
         Mistake(
@@ -69,9 +70,9 @@ def find_slot(self, num_tokens):
                  "cell inside it\n        start = taken[-1] + 1\n",
                  "        tested += num_tokens\n        start = end\n"),
             )},
-            cause="after a run that is not free the next num_tokens cells are skipped: a run that "
+            cause="after a run that is not free, the search skips num_tokens cells: a run that "
             "begins among them is missed",
-            look="from where on does the search go on after a taken cell?",
+            look="where does the search continue after a taken cell?",
         ),
         Mistake(
             "stops at the head",
@@ -84,8 +85,8 @@ def find_slot(self, num_tokens):
                 return start
     raise OutOfCells(num_tokens, self.num_free, self.longest_run)
 '''},
-            cause="a run that begins before `head` and goes beyond it is missed",
-            look="the second part of the search: which is its last beginning, and where may that "
+            cause="a run that begins before `head` and extends past it is missed",
+            look="the second part of the search: where does its last run begin, and where may that "
             "run end?",
         ),
         Mistake(
@@ -105,7 +106,7 @@ def find_slot(self, num_tokens):
                  "        if not taken:\n            self.head = (start + num_tokens) % "
                  "self.num_cells\n            return start\n"),
             )},
-            cause="`head` is moved behind the run; the search changes nothing",
+            cause="`head` is moved to the end of the run, but the search must change nothing",
             look="who moves the head, and when?",
         ),
         Mistake(
@@ -114,7 +115,7 @@ def find_slot(self, num_tokens):
                 ("        if not taken:\n            return start\n",
                  "        if not taken:\n            return list(range(start, end))\n"),
             )},
-            cause="a list of cells is returned; the first one is asked for",
+            cause="a list of cells is returned, not the first of them",
             look="what comes after `return`?",
         ),
         Mistake(
@@ -123,7 +124,7 @@ def find_slot(self, num_tokens):
                 ("    raise OutOfCells(num_tokens, self.num_free, self.longest_run)\n",
                  "    return None\n"),
             )},
-            cause="without a run nothing is raised: the caller goes on with None",
+            cause="if there is no run, nothing is raised: the caller continues with None",
             look="the last line",
         ),
         Mistake(
@@ -132,7 +133,7 @@ def find_slot(self, num_tokens):
                 ("    raise OutOfCells(num_tokens, self.num_free, self.longest_run)\n",
                  "    return -1\n"),
             )},
-            cause="without a run -1 is returned, and cell -1 is the last one",
+            cause="if there is no run, -1 is returned, and cell -1 is the last cell",
             look="the last line",
         ),
         Mistake(
@@ -142,7 +143,7 @@ def find_slot(self, num_tokens):
             )},
             cause="a number of tokens that no ring of this size can hold, or no number at all, is "
             "not refused",
-            look="waiting helps against OutOfCells; does it help here?",
+            look="after OutOfCells a caller can wait for free cells; would that help here?",
         ),
         Mistake(
             "takes position 0 for free",
@@ -168,7 +169,7 @@ def find_slot(self, num_tokens):
         raise OutOfCells(num_tokens, self.num_free, self.longest_run)
     return best[0]
 '''},
-            cause="the smallest run that fits is taken; the first one from `head` on is asked for",
+            cause="the smallest run that fits is taken, not the first one from `head` on",
             look="which of several runs?",
         ),
         Mistake(
@@ -183,11 +184,31 @@ def find_slot(self, num_tokens):
             return i - num_tokens + 1
     raise OutOfCells(num_tokens, self.num_free, self.longest_run)
 '''},
-            cause="the run is counted on from the last cell to the first: its start is below 0",
+            cause="the count of a run continues from the last cell to the first, so its start is "
+            "below 0",
             look="what has to happen to the count at the end of the buffer?",
         ),
     ),
     "11.2": (
+        Mistake(
+            "rounds the cosines",
+            edits={"turn": (
+                ("angles.cos().float(), angles.sin().float()",
+                 "angles.cos().to(k.dtype), angles.sin().to(k.dtype)"),
+            )},
+            cause="cosine and sine are rounded to the dtype of k, and the result once more",
+            look="what is rounded before the last line?",
+        ),
+        Mistake(
+            "angles in float32",
+            edits={"turn": (
+                ("deltas.double()[:, None] * frequencies.double().to(deltas.device)",
+                 "deltas.float()[:, None] * frequencies.to(deltas.device)"),
+            )},
+            cause="the angles are float32, and a large one has no digits left after the decimal "
+            "point",
+            look="delta times frequency: in which dtype?",
+        ),
         Mistake(
             "turns the other way",
             edits={"turn": (("torch.cat([-sin, sin], -1)", "torch.cat([sin, -sin], -1)"),)},
@@ -213,15 +234,15 @@ def turn(k, deltas, frequencies):
                 ("torch.cat([-sin, sin], -1)",
                  "torch.cat([-sin, sin], -1).repeat_interleave(2, -1)[..., :k.shape[-1]]"),
             )},
-            cause="the angles stand in the order of another layout: the two channels of a pair are "
+            cause="the angles are in the order of another layout: the two channels of a pair are "
             "not turned by the same angle",
             look="channel i and channel i + D/2 have one angle",
         ),
         Mistake(
             "forgets the minus",
             edits={"turn": (("torch.cat([-sin, sin], -1)", "torch.cat([sin, sin], -1)"),)},
-            cause="both sines have a plus: this is no rotation, and the keys grow",
-            look="one of the two sines has a minus",
+            cause="both sines have a plus sign: this is not a rotation, and lengths change",
+            look="one of the two sines has a minus sign",
         ),
         Mistake(
             "swaps sine and cosine",
@@ -340,7 +361,7 @@ def turn(k, deltas, frequencies):
                 ("    if self.seq_pos_max(seq) >= p1:\n"
                  "        self.seq_add(seq, p1, None, p0 - p1)\n", ""),
             )},
-            cause="the rest is not moved: a gap stays, and nothing is gained at the end",
+            cause="the rest is not moved: a gap stays, and no position becomes free at the end",
             look="what happens to the positions from p1 on?",
         ),
         Mistake(
@@ -381,7 +402,7 @@ def drop(self, seq, p0, p1):
             edits={"Cells.drop": (("    if self.seq_pos_max(seq) >= p1:\n        self.seq_add",
                                    "    self.seq_add"),)},
             cause="if nothing follows the gap, or nothing is left at all, there is nothing to "
-            "move, and that is no error",
+            "move: that must not raise",
             look="is there a token from p1 on?",
         ),
         Mistake(
@@ -391,7 +412,7 @@ def drop(self, seq, p0, p1):
             )},
             cause="tokens are removed before it is known that the rest can be moved: after the "
             "error the sequence has a gap",
-            look="find out first whether a token from p1 on is shared",
+            look="check first whether a token from p1 on is shared",
         ),
         Mistake(
             "refuses a shared prefix",
@@ -399,8 +420,8 @@ def drop(self, seq, p0, p1):
                 ('self.cells_of(seq, require_int("p1", p1, p0))',
                  'self.cells_of(seq, 0, require_int("p1", p1, p0)) + self.cells_of(seq, p1)'),
             )},
-            cause="a shared cell is refused anywhere: one that is kept stays where it is, and one "
-            "that is removed stays with the others",
+            cause="every shared cell is refused, but only a move is impossible: a shared cell may "
+            "be kept, or removed from this sequence alone",
             look="which cells are moved?",
         ),
         Mistake(
@@ -426,7 +447,7 @@ def drop(self, seq, p0, p1):
             self.positions[cell] -= p1 - p0
 '''},
             cause="the positions are changed and `shifts` is not: no key will be turned",
-            look="which method of the cells moves a range, and notes it?",
+            look="which method of the cells moves a range and records that in `shifts`?",
         ),
         Mistake(
             "discards half of everything",
@@ -445,7 +466,7 @@ def drop(self, seq, p0, p1):
             edits={"context_shift": (
                 ("cache.drop(seq, n_keep, n_keep + n_discard)", "cache.drop(seq, 0, n_discard)"),
             )},
-            cause="the first tokens are discarded, though they are to be kept",
+            cause="the first tokens are discarded, though they must be kept",
             look="at which position does the range begin?",
         ),
         Mistake(
@@ -455,7 +476,7 @@ def drop(self, seq, p0, p1):
                  "cache.drop(seq, end - n_discard, end)"),
             )},
             cause="the newest tokens are discarded, and the oldest stay",
-            look="right behind those that are kept stand the oldest",
+            look="the oldest tokens come right after those that are kept",
         ),
         Mistake(
             "keeps one more",
@@ -483,7 +504,7 @@ def drop(self, seq, p0, p1):
                  'to discard half of")\n', ""),
                 ('require_int("n_discard", n_discard, 1, left)', "min(n_discard, left)"),
             )},
-            cause="an n_keep that leaves nothing to discard is accepted: nothing becomes free, and "
+            cause="an n_keep that leaves nothing to discard is accepted: no cell becomes free, and "
             "the caller shifts for ever",
             look="what is n_discard if n_keep is the whole sequence?",
         ),
@@ -492,7 +513,8 @@ def drop(self, seq, p0, p1):
             edits={"context_shift": (
                 ('require_int("n_discard", n_discard, 1, left)', "n_discard"),
             )},
-            cause="an n_discard below 1, or beyond what is there, is not refused",
+            cause="an n_discard below 1, or above the number of tokens after n_keep, is not "
+            "refused",
             look="how many tokens can be discarded at most?",
         ),
         Mistake(
@@ -507,20 +529,20 @@ def drop(self, seq, p0, p1):
         Mistake(
             "returns what is left",
             edits={"context_shift": (("    return n_discard\n", "    return left - n_discard\n"),)},
-            cause="the number of discarded tokens is to be returned, not of those that remain",
+            cause="the number of remaining tokens is returned, not the number of discarded ones",
             look="what comes after `return`?",
         ),
         Mistake(
             "returns nothing",
             edits={"context_shift": (("    return n_discard\n", ""),)},
-            cause="the number of discarded tokens is to be returned",
+            cause="the number of discarded tokens is not returned",
             look="what comes after `return`?",
         ),
         Mistake(
             "counts from the last position",
             edits={"context_shift": (("seq_pos_max(seq) + 1", "seq_pos_max(seq)"),)},
             cause="the number of positions is taken to be the last position: one is missing",
-            look="positions 0 … 7 are how many?",
+            look="how many positions are 0 … 7?",
         ),
     ),
     "11.4": (
@@ -576,14 +598,14 @@ def drop(self, seq, p0, p1):
                 ("(distance >= 0) if window is None else (distance >= 0) & (distance < window)",
                  "(distance >= 0) & (distance < window)"),
             )},
-            cause="a layer without a window has None, which is no number",
+            cause="a layer without a window has None, which is not a number",
             look="what is the mask if window is None?",
         ),
         Mistake(
             "keys along the rows",
             edits={"in_window": (("query[:, None] - key  # (T, N)",
                                   "query - key[:, None]  # (T, N)"),)},
-            cause="the mask has a row per key; it needs one per query",
+            cause="the mask has one row per key; it needs one per query",
             look="(T, N): which of the two gets the extra dimension?",
         ),
         Mistake(
@@ -601,7 +623,7 @@ def drop(self, seq, p0, p1):
             edits={"RollingCache.held": (
                 ("    return last - (last - cell) % size\n", "    return cell\n"),
             )},
-            cause="cell c is said to hold position c, also after it was overwritten",
+            cause="cell c is said to hold position c, even after it was overwritten",
             look="which positions are c modulo size, and which of them is the last one?",
         ),
         Mistake(
@@ -617,7 +639,7 @@ def drop(self, seq, p0, p1):
             edits={"RollingCache.held": (
                 ("torch.arange(min(size, self.num_tokens))", "torch.arange(size)"),
             )},
-            cause="a buffer that is not full yet has empty cells, and they get positions below 0",
+            cause="the empty cells of a buffer that is not full yet get positions below 0",
             look="how many cells are in use after num_tokens tokens?",
         ),
         Mistake(
@@ -626,15 +648,15 @@ def drop(self, seq, p0, p1):
                 ("    return last - (last - cell) % size\n",
                  "    return last // size * size + cell\n"),
             )},
-            cause="cells behind the newest one are given positions that do not exist yet",
-            look="a cell that is not overwritten in this round holds the token of the round before",
+            cause="cells after the newest one are given positions that do not exist yet",
+            look="a cell that is not overwritten in this round holds the previous round's token",
         ),
         Mistake(
             "writes in front",
             edits={"RollingCache.write": (
                 ("positions % kv.shape[1]", "(positions - positions[0]) % kv.shape[1]"),
             )},
-            cause="every chunk is written from cell 0 on",
+            cause="every chunk is written to the front of the buffer, from cell 0",
             look="which cell does a position belong to?",
         ),
         Mistake(
@@ -660,9 +682,9 @@ def drop(self, seq, p0, p1):
                  "        moved = torch.cat([used, chunk.to(kv.dtype)], 1)[:, -kv.shape[1] :]\n"
                  "        kv[:, : moved.shape[1]] = moved\n"),
             )},
-            cause="the whole buffer is pushed along: cell c does not hold a position that is c "
-            "modulo size, and every step moves all K and V",
-            look="one token comes, one goes: how many cells have to be written?",
+            cause="the whole buffer is shifted: cell c does not hold a position that is c modulo "
+            "size, and every step moves all K and V",
+            look="one token arrives and one leaves: how many cells have to be written?",
         ),
         Mistake(
             "writes keys",
@@ -672,6 +694,16 @@ def drop(self, seq, p0, p1):
             )},
             cause="keys are written and values are not",
             look="the first dimension of a buffer: K and V",
+        ),
+        Mistake(
+            "holds the chunk",
+            edits={"RollingCache.write": (
+                ("    self.num_tokens += len(positions)\n    self._chunk = []\n",
+                 "    self.num_tokens += len(positions)\n"),
+            )},
+            cause="`_chunk` still holds K and V of the step, so their memory is not freed until "
+            "the next step",
+            look="what is a chunk needed for once it lies in the buffers?",
         ),
         Mistake(
             "counts nothing",
@@ -685,7 +717,7 @@ def drop(self, seq, p0, p1):
                 ("    self.num_tokens += len(positions)\n",
                  "    self.num_tokens = min(self.num_tokens + len(positions), self.chunk_size)\n"),
             )},
-            cause="num_tokens stops at the window: positions do not go on",
+            cause="num_tokens stops at the window, so the positions stop growing",
             look="num_tokens is the length of the text, not of the buffer",
         ),
     ),
@@ -702,8 +734,8 @@ def plan_moves(is_used):
             to += 1
     return moves
 '''},
-            cause="everything behind the first hole is pushed forward; only the cells from u on "
-            "have to move, where u is the number of used cells",
+            cause="everything after the first hole is moved forward; only the cells from u on have "
+            "to move, where u is the number of used cells",
             look="which used cells lie in front already?",
         ),
         Mistake(
@@ -711,7 +743,7 @@ def plan_moves(is_used):
             edits={"plan_moves": (
                 ("zip(data, holes, strict=True)", "zip(reversed(data), holes, strict=True)"),
             )},
-            cause="the last cell goes to the first hole: neighbours are torn apart, and the moves "
+            cause="the last cell goes to the first hole: neighbours are separated, and the moves "
             "are short",
             look="both in order",
         ),
@@ -730,7 +762,7 @@ def plan_moves(is_used):
                 ("if (source, target) == (last.source + last.length, last.target + last.length):",
                  "if source == last.source + last.length:"),
             )},
-            cause="a move goes on though its targets have a gap: it overwrites a cell in use",
+            cause="a move is extended although its targets have a gap: it overwrites a cell in use",
             look="sources are neighbours; are the targets?",
         ),
         Mistake(
@@ -739,7 +771,7 @@ def plan_moves(is_used):
                 ("if (source, target) == (last.source + last.length, last.target + last.length):",
                  "if target == last.target + last.length:"),
             )},
-            cause="a move goes on though its sources have a gap: it moves a free cell",
+            cause="a move is extended although its sources have a gap: it moves a free cell",
             look="targets are neighbours; are the sources?",
         ),
         Mistake(
@@ -748,7 +780,8 @@ def plan_moves(is_used):
                 ("if (source, target) == (last.source + last.length, last.target + last.length):",
                  "if (source, target) == (last.source + 1, last.target + 1):"),
             )},
-            cause="a move is not made longer than 2: the next pair is compared with its first cell",
+            cause="no move gets longer than 2 cells: the next pair is compared with the move's "
+            "first cell",
             look="where does a move of three cells end?",
         ),
         Mistake(
@@ -766,8 +799,7 @@ def plan_moves(is_used):
                  "    end = max((i for i, used in enumerate(is_used) if used), default=-1) + 1\n"),
                 ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
             )},
-            cause="the holes are looked for up to the last used cell: behind it nothing is left to "
-            "move",
+            cause="holes are searched up to the last used cell: after it nothing is left to move",
             look="u is the number of used cells, not the place of the last one",
         ),
         Mistake(
@@ -816,7 +848,7 @@ def plan_moves(is_used):
             edits={"plan_moves": (
                 ("last = moves[-1] if moves else Move(-1, -1, 0)", "last = moves[-1]"),
             )},
-            cause="there is no last move before the first one",
+            cause="`moves` is empty before the first move",
             look="what is moves[-1] at the beginning?",
         ),
     ),
@@ -843,8 +875,9 @@ def seq_div(self, seq, p0, p1, d):
         self.shifts[cell] += before - self.positions[cell]
     return len(cells)
 '''},
-            cause="a division turns the keys the wrong way: they move back, and are turned on",
-            look="`seq_div`: new less old, or old less new?",
+            cause="a division turns the keys the wrong way: positions get smaller, and keys are "
+            "turned forward",
+            look="`seq_div`: new minus old, or old minus new?",
         ),
         Mistake(
             "turns both the wrong way",
@@ -853,7 +886,7 @@ def seq_div(self, seq, p0, p1, d):
                  "self.shifts[cell] += self.positions[cell] - to"),
             )},
             cause="every key is turned the wrong way, after a move and after a division",
-            look="positive means later: new less old",
+            look="positive means later: new minus old",
         ),
         Mistake(
             "divides the debt",
@@ -867,8 +900,7 @@ def seq_div(self, seq, p0, p1, d):
         self.shifts[cell] //= d
     return len(cells)
 '''},
-            cause="what is still to be turned is divided; the move of the division itself is "
-            "missing",
+            cause="the pending shift is divided, and the move of the division itself is missing",
             look="by how much does the position change?",
         ),
         Mistake(
@@ -897,7 +929,7 @@ def seq_div(self, seq, p0, p1, d):
         self.shifts[cell] += self.positions[cell] // d - self.positions[cell]
     return len(cells)
 '''},
-            cause="the old position is looked up after it was changed",
+            cause="the old position is read after it was changed",
             look="keep the old position before you divide",
         ),
         Mistake(
@@ -915,7 +947,7 @@ def seq_div(self, seq, p0, p1, d):
             edits={"Cells._move": (
                 ("self.shifts[cell] += to - self.positions[cell]", "self.shifts[cell] += to"),
             )},
-            cause="the new position is added, not the distance to it",
+            cause="the new position is added to `shifts`, not the distance to it",
             look="shifts says how far, not where to",
         ),
         Mistake(
@@ -935,7 +967,7 @@ def seq_div(self, seq, p0, p1, d):
 def seq_div(self, seq, p0, p1, d):
     return self._move(seq, p0, p1, lambda position: position // max(d, 1))
 '''},
-            cause="a divisor below 1 is not refused any more",
+            cause="a divisor below 1 is no longer refused",
             look="the first line of `seq_div`",
         ),
     ),
@@ -946,13 +978,14 @@ def seq_div(self, seq, p0, p1, d):
                 ("shift.turn(k.float(), -positions, self.frequencies).to(self.k.dtype)",
                  "k.to(self.k.dtype)"),
             )},
-            cause="keys are kept as the model turned them, and turned once more when they are read",
+            cause="keys are stored as the model turned them, and turned once more when they are "
+            "read",
             look="`store`: which turn takes a key back to position 0?",
         ),
         Mistake(
             "turns on instead of back",
             edits={"UnturnedRing.store": (("k.float(), -positions", "k.float(), positions"),)},
-            cause="before it is kept, a key is turned to twice its position",
+            cause="before it is stored, a key is turned to twice its position",
             look="the sign of the positions in `store`",
         ),
         Mistake(
@@ -965,12 +998,27 @@ def seq_div(self, seq, p0, p1, d):
             look="B's first token stands at position 0, in another cell",
         ),
         Mistake(
+            "turns them once and for all",
+            edits={"UnturnedRing.keys": (
+                ("    return shift.turn(self.k[layer, :num_read].float(), positions, "
+                 "self.frequencies)\n",
+                 "    known = vars(self).setdefault('known', {})\n"
+                 "    if (layer, num_read) not in known:\n"
+                 "        known[layer, num_read] = shift.turn(\n"
+                 "            self.k[layer, :num_read].float(), positions, self.frequencies)\n"
+                 "    return known[layer, num_read]\n"),
+            )},
+            cause="keys that were turned once are returned again, though their cells have moved "
+            "since",
+            look="what may change between two reads?",
+        ),
+        Mistake(
             "reads what is kept",
             edits={"UnturnedRing.keys": (
                 ("shift.turn(self.k[layer, :num_read].float(), positions, self.frequencies)",
                  "self.k[layer, :num_read].float()"),
             )},
-            cause="keys are read as they are kept, all as if at position 0",
+            cause="keys are read as they are stored, all as if at position 0",
             look="`keys`: where does each cell stand?",
         ),
         Mistake(
@@ -978,7 +1026,7 @@ def seq_div(self, seq, p0, p1, d):
             edits={"UnturnedRing.keys": (
                 (".float(), positions, self", ".float(), -positions, self"),
             )},
-            cause="when they are read, keys are turned the wrong way",
+            cause="keys are turned the wrong way when they are read",
             look="the sign of the positions in `keys`",
         ),
         Mistake(
@@ -995,7 +1043,7 @@ def seq_div(self, seq, p0, p1, d):
                  "    self.k[layer, :num_read] = shift.turn(self.k[layer, :num_read].float(), "
                  "positions, self.frequencies)\n    return self.k[layer, :num_read].float()\n"),
             )},
-            cause="reading writes the turned keys back: the next reading turns them again",
+            cause="`keys` writes the turned keys back: the next read turns them again",
             look="`keys` changes nothing that is kept",
         ),
         Mistake(
@@ -1004,8 +1052,8 @@ def seq_div(self, seq, p0, p1, d):
 def apply_shifts(self):
     return RingCache.apply_shifts(self)
 '''},
-            cause="before a step the kept keys of moved cells are turned, as in a ring that keeps "
-            "them turned; the reading turns them, too",
+            cause="before a step the stored keys of moved cells are turned, as in a ring that "
+            "keeps them turned; `keys` then turns them again",
             look="does a move change what is kept?",
         ),
         Mistake(
@@ -1029,7 +1077,7 @@ def apply_shifts(self):
                 ("self.positions[:num_read]", "self.positions"),
                 ("self.k[layer, :num_read]", "self.k[layer]"),
             )},
-            cause="the keys of all cells are returned; the first num_read are asked for",
+            cause="the keys of all cells are returned, not those of the first num_read",
             look="`num_read`",
         ),
     ),

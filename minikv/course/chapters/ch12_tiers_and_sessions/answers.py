@@ -9,10 +9,10 @@ from minikv.blocks import BlockPool
 def what_two_tiers_find() -> dict[str, float]:
     """Hit rates of a device with 60 blocks and a host behind it, before anything is simulated.
 
-    12 conversations take turns, in the same order all the time: A, B, … L, A, B, … Each turn asks
-    for the 10 full blocks of its conversation, which never change. Nothing is shared. Each tier
-    evicts what was used longest ago. Every conversation has had its first turn; all later turns
-    count, and all answers but the last are in per cent of the blocks asked for.
+    12 conversations take turns, always in the same order: A, B, … L, A, B, … Each turn asks for the
+    10 full blocks of its conversation, which never change. Nothing is shared. Each tier evicts what
+    was used longest ago. Every conversation has had its first turn; all later turns count, and all
+    answers but the last are in per cent of the blocks asked for.
 
     write-back      a block is in one tier. What is evicted from the device is written to the host;
                     what is fetched from the host leaves it.
@@ -41,7 +41,7 @@ def what_two_tiers_find() -> dict[str, float]:
 
 class HostTier:
     """K and V of blocks below the device. A block is named by all tokens up to its end, so that a
-    name is found only behind the same beginning.
+    name is found only after the same beginning.
 
     names: of a prefix, block by block. contents: its blocks, as many as names.
     `blocks` holds the block of each name that is here, the least recently used name first, and
@@ -80,8 +80,8 @@ class HostTier:
         return count
 
     def load(self, names: Sequence[str]) -> list:
-        """The contents of the blocks that `find` counts. They are the most recently used then, the
-        first of them last: a prefix loses its end before its beginning."""
+        """The contents of the blocks that `find` counts. They then count as the most recently used,
+        the first block as the newest: a prefix loses its end before its beginning."""
         count = self.find(names)
         for name in reversed(names[:count]):
             self.blocks.move_to_end(name)

@@ -80,9 +80,9 @@ With write-through the device is a copy of a part of the host, and only the larg
 counts. On a server the host is ten or a hundred times larger than the device, and the difference
 is small; with tiers of equal size it is everything.
 
-Write-back pays with a write at the worst moment: a request waits for a block, and the block can be
-had only when its old content is written down. Write-through has written it before, and can drop it
-at once. It also writes what is never evicted.
+Write-back pays with a write at the worst moment: a request waits for a block of the device, which
+is free only when its old content is written down. Write-through has written it before, and can drop
+it at once. It also writes what is never evicted.
 
 The tiers found everything here, and nothing of it on the device. So every turn moves 10 blocks up
 and 10 down, and what is gained depends on how fast they move: exercise 12.4.
@@ -110,24 +110,24 @@ the size finds several times as much as the device alone.""",
           the place says so; only now release the device's block
 promote:  refuse a block that is not on the host
           if it is not on the device:
-              hold the host's block once more (acquire)        # nobody may evict it now
+              hold the host's block once more (acquire)        # it cannot be evicted now
               take a device block; copy; if that raises, give it back
               the place says so; in any case, hold the host's block no longer
           unless keep: the place forgets the host's block, and it is released""",
             ),
             works="""\
 The reference count is the lock: a block with a holder is not given out. So both blocks have to have
-a holder for as long as the copy runs, and the count that says "free" may fall only after K and V
-stand somewhere else. It is the order of `BlockTable.replace` in chapter 05: acquire, then release.
+a holder for as long as the copy runs, and a count may fall to zero only when K and V are stored
+somewhere else. It is the order of `BlockTable.replace` in chapter 05: acquire, then release.
 
 A failed copy must leave no trace. The new block is released, the old one is still there, and the
-place still says where. If the place is changed first, a later request finds a block full of
-whatever was in it before.
+place still names it. If the place is changed first, a later request finds a block full of whatever
+was in it before.
 
-`promote` has a trap that no test of one block shows. To have a block on the device, room is made
-there; the block that leaves goes to the host; the host is full and forgets its oldest block. The
-oldest is the one that was asked for: it was evicted long ago, and its turn has just come. Without
-the extra holder its block holds another block's keys when the copy begins.
+`promote` has a trap that no test of one block shows. Before a block can come to the device, room is
+made there. The block that leaves goes to the host, and a full host evicts its oldest block. That
+may be the very block that was asked for. Without the extra holder, its host block holds another
+block's keys when the copy begins.
 
 SGLang had this for about a year. `load_back` locked the device's side and not the host's; under
 memory pressure the nested eviction took the pages away. Sometimes it crashed (`object of type
@@ -155,7 +155,7 @@ launched a store before the kernels that compute the block had ended, and kept g
                 "who holds the block? `find`: the blocks A, AB and ABC belong together. What are A "
                 "and ABC worth without AB?",
                 """store:  take a block, write, and only if that succeeded: blocks[name] = block
-        if it failed: give the block back, and go on with the next name
+        if it failed: give the block back, and continue with the next name
 find:   count = 0
         while names[count] is here: count += 1
         the first name that is missing ends it""",
@@ -173,9 +173,9 @@ hit on them gave gibberish, reproducibly at temperature 0; all that could be see
 which is the same rule: exercise 12.5.
 
 With the first bug fixed, prefixes have gaps. That is when the second one shows: `find` counted all
-blocks that are there, wherever. A block behind a gap cannot be used. Its keys are right, but the
-blocks before it are missing, and it is the run from the beginning that attention needs. SGLang's
-pull request 27562 names the same mistake: stop at the first gap.
+blocks that are there, wherever they are. A block after a gap cannot be used. Its keys are right,
+but attention also needs all the blocks before it. SGLang's pull request 27562 names the same
+mistake: stop at the first gap.
 
 Gaps also come from eviction in the wrong order. `load` uses a prefix from its end to its beginning,
 so that its end is the older part and goes first; chapter 07 showed what happens otherwise.
@@ -195,9 +195,9 @@ block smaller, until nothing is left.""",
                 "What does one more token cost when it is fetched, and when it is computed? Which "
                 "cost comes once, however many tokens there are?",
                 "break_even: latency / (what is gained per token), unless nothing is gained. "
-                "blocks_to_fetch: for every count from 0 to all, the time of fetching so many and "
-                "computing the rest. The first block of a tier has to make up for the latency "
-                "together with those behind it, so do not stop at the first that does not pay.",
+                "blocks_to_fetch: for every count from 0 to all, the time of fetching that many "
+                "and computing the rest. The blocks of a tier make up for its latency together, so "
+                "do not stop at the first one that does not pay.",
                 """break_even:  gain = 1 / rate - bytes_per_token / bandwidth
              gain <= 0: infinite;  otherwise latency / gain
 blocks_to_fetch:
@@ -210,25 +210,25 @@ blocks_to_fetch:
             ),
             works="""\
 Both times are straight lines in the number of tokens. They cross at most once, where the latency
-has been earned back; if a token takes longer to fetch than to compute, never. The start of a step
-is left out on purpose: one token at least is computed after every hit, so it is paid either way.
+has been earned back, and not at all if a token takes longer to fetch than to compute. The start of
+a step is left out on purpose: at least one token is computed after every hit, so it is paid either
+way.
 
 The line for computing is not quite straight: every token also attends to all before it. So long
-prefixes are worth more than the formula says, and the answer errs to the side of computing.
+prefixes are worth more than the formula says, and the answer errs on the side of computing.
 
 `blocks_to_fetch` is a running sum with its maximum, in one pass. It has to look beyond a loss: the
-first block of a disk pays the latency of all. And it may not pick single blocks. K and V behind a
-block that is missing are of no use, so a slow block in the middle is the price for a fast one
-behind it.
+first block of a disk pays the latency of all. And it may not pick single blocks. K and V after a
+missing block are of no use, so a slow block in the middle is the price for a fast one after it.
 
 SGLang's HiCache does not ask: a hit on the host of fewer than 10 tokens is computed
 (`load_back_threshold`, with the comment that it should be adjusted dynamically), anything longer is
 fetched. With a link much faster than the prefill that is nearly always right. On a disk, on a
 network, or with a small model, it is not.
 
-Bytes per token decide. With grouped-query attention a large model has few K and V per token and
-much to compute, so fetching wins early. tinypy has much K and V for its size. The notebook measures
-where it stands.""",
+Bytes per token decide. With grouped-query attention a large model has few bytes of K and V per
+token and much to compute, so fetching wins early. tinypy has many for its size. The notebook
+measures where it stands.""",
         ),
         Exercise(
             id="12.5",
@@ -236,44 +236,44 @@ where it stands.""",
             minutes=15,
             difficulty=3,
             kind="build",
-            matters="The machine loses power while a session is being saved. Unless the old or the "
-            "new file is there afterwards, whole, the conversation is lost.",
+            matters="The machine loses power while a session is being saved. If neither the old "
+            "nor the new file is whole afterwards, the conversation is lost.",
             hints=(
                 "What may a crash leave of a file that is written in place? Which operation "
                 "changes "
                 "what a name stands for, at once and completely?",
                 "Write under another name first. Before the rename, what was written has to be on "
-                "the disk, or the new name may stand on an empty file. After the rename, the name "
+                "the disk, or the new name may lead to an empty file. After the rename, the name "
                 "has to get there, too. And if a step fails, the other file has to go.",
                 """temporary = name + TEMPORARY
 try:
     write temporary;  sync temporary;  rename temporary to name
-except BaseException:              # KeyboardInterrupt is no Exception
+except BaseException:              # KeyboardInterrupt is not an Exception
     remove temporary;  raise again
 sync the folder""",
             ),
             works="""\
-A rename within a folder is atomic: whoever opens the name gets the old file or the new one. So the
-new content is prepared under another name, and the rename publishes it.
+A rename within a folder is atomic: a process that opens the name gets the old file or the new one.
+So the new content is prepared under another name, and the rename publishes it.
 
 The two syncs are about the disk. The system keeps contents and names in memory and writes them when
 it likes, in an order of its own. Without the first sync, the rename may reach the disk before the
-content, and after a crash the right name stands on an empty file: ext4 users met this in 2009, with
+content, and after a crash the right name leads to an empty file: ext4 users met this in 2009, with
 desktop settings that came up empty. Without the second one, the old file may come back after the
 caller was told that the new one is saved.
 
-A killed process is another thing than a machine without power. What a process has written survives
-it, synced or not. So a test with SIGKILL alone cannot find a missing sync; the simulated disk can,
-because it tries every state that a crash may leave. Pillai et al. (2014) tried real file systems
-and databases that way, and most had a hole.
+A killed process is not a power failure. What a process has written survives its end, synced or not.
+So a test with SIGKILL alone cannot find a missing sync; the simulated disk can, because it tries
+every state that a crash may leave. Pillai et al. (2014) tried real file systems and databases that
+way, and most had a hole.
 
 Blocks in a cache need less. If one is lost, it is computed again, so vLLM's file store and SGLang's
-write without sync and rename without sync; what they need instead is a checksum, or a short file
-that is taken for a miss. A session is all there is of a conversation.
+write without sync and rename without sync; what they need instead is a checksum, or a rule by which
+a file that is too short counts as a miss. A session is all there is of a conversation.
 
 The temporary name contains the process id, so that two processes do not write into one file. A
-process that is killed leaves its temporary file behind; whoever opens the folder may delete those
-of processes that are gone.""",
+process that is killed leaves its temporary file behind; the next process that opens the folder may
+delete the files of processes that have ended.""",
         ),
         Exercise(
             id="12.6",
@@ -304,12 +304,12 @@ check_session:
             works="""\
 Two different things are checked. The header says *whose* K and V these are: model, dtype, format,
 block size. Checksum, shapes and count say whether they are *whole*. A file can be whole and of
-another model, and that is the dangerous case: nothing in its numbers tells.
+another model, and that is the dangerous case: nothing in its numbers shows it.
 
 The fingerprint covers the numbers, bit by bit. A name does not: "tinypy" is the name of the model
-before the fine-tuning and after it, and a path is that of whatever lies there now. Name, dtype and
-shape go in beside the bytes, because the same bytes cut in other places are other weights. Sorted,
-because a dictionary's order is an accident of loading.
+before the fine-tuning and after it, and a path names whatever is stored there now. Name, dtype and
+shape are hashed with the bytes, because the same bytes cut in other places are other weights. The
+names are sorted, because a dictionary's order depends on how the model was loaded.
 
 What do others check? llama.cpp's state files begin with a magic number, a version and the name of
 the architecture, and the code says in a comment what is missing ("TODO: add more model-specific
@@ -318,13 +318,13 @@ row sizes are compared as well, so another Llama of another size is refused, and
 is accepted. vLLM's file store hashes the model's name, dtype and layout into the folder's name;
 SGLang's puts the model's name into each file's. Neither looks at the weights.
 
-That costs little: SHA-256 reads some hundred megabytes to two gigabytes per second, once per
-process. For a model of 100 GB that is a minute, and there one would hash the files' checksums
-instead, which the hub publishes.
+Hashing the weights costs little: SHA-256 reads some hundred megabytes to two gigabytes per second,
+once per process. For a model of 100 GB that takes a minute or several, and there one would hash the
+files' checksums instead, which the hub publishes.
 
 The checksum finds accidents. It does not stop an attacker, who can compute it again: that needs a
-key (HMAC) or a signature. The same holds for the tokens: a session says what was said, and nobody
-can tell from K and V whether that is so.""",
+key (HMAC) or a signature. The same holds for the tokens: a session states its tokens, and K and V
+do not show whether that is true.""",
         ),
     ),
 )

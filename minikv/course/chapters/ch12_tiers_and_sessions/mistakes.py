@@ -15,14 +15,14 @@ def guessed(key: str, number: float, name: str, cause: str, look: str) -> Mistak
 
 
 # Where to look, if several mistakes are to be seen in one place.
-LOOP = "which conversations are on the device when the turn of A comes again?"
+LOOP = "which conversations are on the device when A's turn comes again?"
 SUM = "how many different blocks do both tiers hold together?"
-TAKEN = "which block has been taken, and is not needed now?"
+TAKEN = "which block was taken and is not needed now?"
 BOTH = "who holds the two blocks while K and V are copied?"
 HOST = "which block of the host is the oldest one when room has to be made there?"
-PLACE = "when does the place say something new?"
+PLACE = "when does the place change?"
 KEPT = "what does `keep` mean for the block on the host?"
-FIRST = "when does a name become known?"
+FIRST = "when is a name entered in the table?"
 RUN = "the number of blocks from the first one on that are here"
 GAIN = "1 / rate is what a token takes to compute, bytes / bandwidth what it takes to fetch"
 ONCE = "which tiers have paid their latency already?"
@@ -91,7 +91,7 @@ MISTAKES = {
             "device alone",
             50,
             "half fits",
-            "half of the blocks fit, so half should be found: but never those that come next",
+            "half of the blocks fit, but never those that are asked for next",
             LOOP,
         ),
         guessed(
@@ -101,14 +101,16 @@ MISTAKES = {
             "device alone",
             100 * 50 / 60,
             "five of six",
-            "one conversation in six is taken to miss: but what comes next has always been evicted",
+            "one conversation in six is counted as a miss, but what comes next has always been "
+            "evicted",
             LOOP,
         ),
         guessed(
             "write-back, 80",
             0,
             "twice nothing",
-            "the tiers are counted one by one: together they hold 140 blocks, each once",
+            "the tiers are looked at one by one, but together they have room for 140 blocks, each "
+            "kept once",
             SUM,
         ),
         guessed(
@@ -123,14 +125,14 @@ MISTAKES = {
             "on the device",
             50,
             "the first tier finds its share",
-            "the device holds half of the blocks, but the half that was used last",
+            "the device holds half of the blocks, but it is the half that was used last",
             LOOP,
         ),
         guessed(
             "on the device",
             100,
             "fetched blocks are on the device",
-            "blocks that were just fetched from the host count as found there",
+            "blocks that were just fetched from the host are counted as found on the device",
             LOOP,
         ),
         guessed(
@@ -145,7 +147,7 @@ MISTAKES = {
             "write-through, 80",
             100 * 80 / 120,
             "two thirds fit",
-            "two thirds of the blocks fit, but never those that come next",
+            "two thirds of the blocks fit, but never those that are asked for next",
             SUM,
         ),
         guessed(
@@ -174,7 +176,7 @@ MISTAKES = {
             "random order",
             100 / 12,
             "one of twelve",
-            "this is the chance of one certain conversation, but six are on the device",
+            "this is the chance of one particular conversation, but six are on the device",
             "how many conversations are on the device, of how many?",
         ),
         guessed(
@@ -189,14 +191,14 @@ MISTAKES = {
             0,
             "nothing is written",
             "10 blocks leave the device for the 10 that come, and are not on the host yet",
-            "what has to leave the device, and where is it otherwise?",
+            "what has to leave the device, and does the host have it already?",
         ),
         guessed(
             "blocks written down",
             20,
             "up and down",
-            "blocks that come up are counted as well",
-            "which way is asked for?",
+            "blocks that are fetched from the host are counted as well",
+            "which direction does the question ask for?",
         ),
         guessed(
             "blocks written down",
@@ -244,7 +246,7 @@ MISTAKES = {
                 "never releases",
                 (OUT, "    place.device = None\n"),
                 "the block on the device is never released: the pool loses one with every demotion",
-                "which pool has a block less than it should?",
+                "which pool has one block fewer than it should?",
             ),
             (
                 "keeps saying device",
@@ -255,7 +257,7 @@ MISTAKES = {
             (
                 "takes it from others",
                 (ONE_HOLDER, "place.device is None"),
-                "a block that others hold, too, is demoted: they go on reading it",
+                "a block with other holders is demoted, although they still read it",
                 "device.ref_count, before anything else",
             ),
             (
@@ -267,8 +269,8 @@ MISTAKES = {
             (
                 "copies once more",
                 ("    if place.host is None:\n        block_id", "    if True:\n        block_id"),
-                "a block that is on the host already gets a second one there, and the first is "
-                "lost",
+                "a block that is on the host already is given a second host block, and the first "
+                "is lost",
                 "what does place.host say before anything is copied?",
             ),
             (
@@ -281,8 +283,8 @@ MISTAKES = {
                 "is not interrupted",
                 ("except BaseException:", "except Exception:"),
                 "if the copy is interrupted, the block taken on the host is not given back: "
-                "KeyboardInterrupt is no Exception",
-                "what else can come out of `copy`?",
+                "KeyboardInterrupt is not an Exception",
+                "what else can `copy` raise?",
             ),
             (
                 "says so too early",
@@ -291,8 +293,8 @@ MISTAKES = {
                     "        place.host = block_id\n        try:\n"
                     "            copy(place.device, block_id)\n",
                 ),
-                "the place names the block on the host before it is copied, and still does if that "
-                "fails",
+                "the place names the block on the host before the copy is made, and still does if "
+                "the copy fails",
                 PLACE,
             ),
             (
@@ -311,7 +313,7 @@ MISTAKES = {
                     "        if host.num_free == 0:\n            return\n"
                     "        block_id = host.allocate()\n",
                 ),
-                "a full host is no error here, though nothing was moved",
+                "a full host raises no error here, though nothing was moved",
                 "OutOfBlocks",
             ),
             (
@@ -339,7 +341,7 @@ MISTAKES = {
                 "gives the block to the wrong pool",
                 ("    device.release(released)\n", "    host.release(released)\n"),
                 "a block of the device is released in the host's pool",
-                "ids of which pool?",
+                "which pool does this id belong to?",
             ),
         ),
         *made(
@@ -354,9 +356,9 @@ MISTAKES = {
             (
                 "holds it for ever",
                 (HELD_TO_THE_END, "        finally:\n            pass\n"),
-                "the block on the host is held once more and never let go: it can never be evicted "
-                "again",
-                "which holder has to go when the copy is made?",
+                "the block on the host is held once more and never released: it can never be "
+                "evicted again",
+                "which holder is not needed after the copy?",
             ),
             (
                 "lets go only if all went well",
@@ -374,7 +376,7 @@ MISTAKES = {
             (
                 "never gives the host's block back",
                 (NOT_KEPT, ""),
-                "the block on the host is kept in any case",
+                "the block on the host is kept even without `keep`",
                 KEPT,
             ),
             (
@@ -386,7 +388,7 @@ MISTAKES = {
             (
                 "keep means the opposite",
                 ("    if not keep:\n", "    if keep:\n"),
-                "`keep` is taken the other way round",
+                "the meaning of `keep` is reversed",
                 KEPT,
             ),
             (
@@ -398,9 +400,9 @@ MISTAKES = {
             (
                 "says so without releasing",
                 (NOT_KEPT, "    if not keep:\n        place.host = None\n"),
-                "the block on the host is forgotten and never released: the host loses one each "
-                "time",
-                "which pool has a block less than it should?",
+                "the block on the host is forgotten and never released: the host loses one block "
+                "each time",
+                "which pool has one block fewer than it should?",
             ),
             (
                 "needs no host",
@@ -414,7 +416,7 @@ MISTAKES = {
             (
                 "fetches once more",
                 ("    if place.device is None:\n", "    if True:\n"),
-                "a block that is on the device already gets a second one there",
+                "a block that is on the device already is given a second device block",
                 "place.device",
             ),
             (
@@ -439,9 +441,8 @@ MISTAKES = {
             (
                 "says device too early",
                 (COPY_UP, "            place.device = block_id\n" + COPY_UP),
-                "the place names the block on the device before it is copied, and still does if "
-                "that "
-                "fails",
+                "the place names the block on the device before the copy is made, and still does "
+                "if the copy fails",
                 PLACE,
             ),
             (
@@ -453,8 +454,8 @@ MISTAKES = {
                     NOT_KEPT,
                     "    if not keep:\n        place.host = None\n",
                 ),
-                "the host's own holder is given up before the copy: if that fails, the block is "
-                "lost",
+                "the place's own hold on the host's block is released before the copy: if the copy "
+                "fails, the block is lost",
                 BOTH,
             ),
             (
@@ -492,8 +493,9 @@ MISTAKES = {
                     "            self.pool.release(block)\n            continue\n",
                     "            continue\n",
                 ),
-                "the block of a failed write is not given back: the host gets smaller with each",
-                "who holds the block now?",
+                "the block of a failed write is not given back: each failure makes the host one "
+                "block smaller",
+                "which pool has the block now, and which name?",
             ),
             (
                 "stops at a failure",
@@ -510,11 +512,12 @@ MISTAKES = {
                     "            self.pool.release(block)\n            continue\n",
                     "            self.pool.release(block)\n            raise\n",
                 ),
-                "a failed write goes on to the caller, but a cache may do without a block",
+                "the error of a failed write reaches the caller, but a cache can do without a "
+                "block",
                 "as far as they can be written",
             ),
             (
-                "releases what it forgets not",
+                "releases the block and keeps the name",
                 (
                     "        except OSError:\n"
                     "            self.pool.release(block)\n            continue\n"
@@ -522,8 +525,8 @@ MISTAKES = {
                     "            self.blocks[name] = block\n        except OSError:\n"
                     "            self.pool.release(block)\n            self.blocks[name] = block\n",
                 ),
-                "the block is given back, and the name still stands for it: it will be two names' "
-                "block",
+                "the block is given back, but the name still refers to it: later two names will "
+                "share one block",
                 "what does a failed write leave in `blocks`?",
             ),
             (
@@ -553,7 +556,7 @@ MISTAKES = {
                     "            self.pool.release(self.blocks.popitem(last=False)[1])\n",
                     "            return\n",
                 ),
-                "a full host takes nothing more: the oldest block has to go",
+                "a full host stores nothing more, but it has to evict its oldest block",
                 "if no block is free",
             ),
         ),
@@ -562,8 +565,7 @@ MISTAKES = {
             (
                 "counts beyond a gap",
                 (COUNTS, "    return sum(name in self.blocks for name in names)\n"),
-                "blocks behind a gap are counted, but they cannot be used without those before "
-                "them",
+                "blocks after a gap are counted, but they cannot be used without those before them",
                 RUN,
             ),
             (
@@ -637,7 +639,8 @@ MISTAKES = {
             (
                 "bandwidth upside down",
                 ("bytes_per_token / link.bandwidth", "link.bandwidth / bytes_per_token"),
-                "the bandwidth is divided by the bytes: that is tokens per second, not seconds",
+                "the bandwidth is divided by the bytes: that is tokens per second, not seconds per "
+                "token",
                 GAIN,
             ),
             (
@@ -661,8 +664,8 @@ MISTAKES = {
             (
                 "is below zero",
                 ('    if gain <= 0:\n        return float("inf")\n', ""),
-                "a link that is slower than computing has no break-even, not a negative one or an "
-                "error",
+                "a link that is slower than computing never breaks even: the answer is neither "
+                "negative nor an error",
                 "what if gain is 0 or less?",
             ),
             (
@@ -671,7 +674,7 @@ MISTAKES = {
                     '    if gain <= 0:\n        return float("inf")\n',
                     "    if gain <= 0:\n        return 0.0\n",
                 ),
-                "a link that is too slow is said to pay at once: it never does",
+                "a link that is too slow is said to break even at 0 tokens, but it never does",
                 "what if gain is 0 or less?",
             ),
             (
@@ -705,14 +708,32 @@ MISTAKES = {
         *made(
             "blocks_to_fetch",
             (
+                "knows two tiers",
+                ("links[tier]", 'links["host" if tier == "host" else "disk"]'),
+                "every tier that is not the host is taken for the disk",
+                "whose names are in `links`?",
+            ),
+            (
+                "blocks of 16",
+                ("block_size / prefill.rate", "16 / prefill.rate"),
+                "a block is taken for 16 tokens: `block_size` is not used",
+                "how many tokens does a block save?",
+            ),
+            (
+                "looks at 16 blocks",
+                ("enumerate(tiers, 1)", "enumerate(tiers[:16], 1)"),
+                "only the first blocks are looked at: the rest of a long hit is never fetched",
+                "how many blocks may a hit have?",
+            ),
+            (
                 "stops at the first loss",
                 (
                     "        if saved > best_saved:\n            best, best_saved = count, saved\n",
                     "        if saved > best_saved:\n            best, best_saved = count, saved\n"
                     "        else:\n            break\n",
                 ),
-                "it stops at the first block that does not pay: later ones may earn the latency "
-                "back",
+                "the search stops at the first block that does not pay, but later ones may earn "
+                "the latency back",
                 "does the first block of a tier have to pay for the latency alone?",
             ),
             (
@@ -769,8 +790,7 @@ MISTAKES = {
                     "        gain = block_size / prefill.rate - block_bytes / link.bandwidth\n"
                     "        if gain <= 0:\n            continue\n        saved += gain\n",
                 ),
-                "blocks that do not pay are skipped without their cost: those behind them cannot "
-                "be "
+                "blocks that do not pay are skipped without their cost, but later blocks cannot be "
                 "used without them",
                 PREFIX,
             ),
@@ -818,6 +838,15 @@ MISTAKES = {
     ),
     "12.5": made(
         "save",
+        (
+            "nothing to write",
+            (
+                "    temporary = name + TEMPORARY\n",
+                "    if not data:\n        return\n    temporary = name + TEMPORARY\n",
+            ),
+            "data of 0 bytes is not written, so the old file stays",
+            "what must the file hold after `save` of 0 bytes?",
+        ),
         (
             "in place",
             (SAVES, "        folder.write(name, data)\n        folder.sync(name)\n"),
@@ -885,8 +914,8 @@ MISTAKES = {
         (
             "is not interrupted",
             ("except BaseException:", "except Exception:"),
-            "the temporary file is left behind if the work is interrupted: KeyboardInterrupt is no "
-            "Exception",
+            "the temporary file is left behind if the work is interrupted: KeyboardInterrupt is "
+            "not an Exception",
             REST,
         ),
         (
@@ -920,7 +949,7 @@ MISTAKES = {
                 "        folder.remove(name)\n        raise\n",
             ),
             "the old file is removed if a step fails",
-            "which file is not wanted any more?",
+            "which file is no longer wanted?",
         ),
         (
             "one name for all",
@@ -946,7 +975,7 @@ MISTAKES = {
                 "in any order",
                 ("sorted(tensors.items())", "tensors.items()"),
                 "the digest depends on the order in which tensors are listed",
-                "what accident decides the order of a dictionary?",
+                "what decides the order of a dictionary?",
             ),
             (
                 "no names",
@@ -954,7 +983,7 @@ MISTAKES = {
                     "[name, str(tensor.dtype), list(tensor.shape)]",
                     "[str(tensor.dtype), list(tensor.shape)]",
                 ),
-                "names are not in the digest: weights that have changed places are not noticed",
+                "names are not in the digest: swapped weights are not noticed",
                 DIGEST,
             ),
             (
@@ -979,8 +1008,7 @@ MISTAKES = {
             (
                 "the sum is enough",
                 ("bytes_of(tensor)", "str(float(tensor.double().sum())).encode()"),
-                "only the sum of each tensor is in the digest: numbers that change places, or "
-                "cancel, "
+                "only the sum of each tensor is in the digest: changes that leave the sum as it is "
                 "are not noticed",
                 "all bytes",
             ),
@@ -993,8 +1021,27 @@ MISTAKES = {
             (
                 "as it lies in memory",
                 ("bytes_of(tensor)", "bytes(tensor.untyped_storage())"),
-                "the memory is hashed as it lies: the same numbers may lie in another order",
+                "the memory is hashed as it is: the same numbers may be stored in another order",
                 "`bytes_of` makes a tensor contiguous",
+            ),
+            (
+                "nothing between the parts",
+                (
+                    "json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()",
+                    'f"{name}{tensor.dtype}{list(tensor.shape)}".encode()',
+                ),
+                "name, dtype and shape are joined without separators, so a name can contain the "
+                "text of a whole tensor, and two sets of tensors have one digest",
+                "where does a name with brackets and commas end? JSON puts it in quotes",
+            ),
+            (
+                "sizes without separators",
+                (
+                    "list(tensor.shape)]",
+                    '"".join(map(str, tensor.shape))]',
+                ),
+                "the sizes of a shape are joined without separators: (1, 10) and (110,) look alike",
+                "which shapes have the text 1100?",
             ),
             (
                 "the first tensor",
@@ -1011,13 +1058,13 @@ MISTAKES = {
             (
                 "a missing field is fine",
                 ("if header.get(name) != value:", "if name in header and header[name] != value:"),
-                "a field that the file does not have is not refused",
+                "a file that lacks a field is not refused",
                 "what is the value of a field that is not there?",
             ),
             (
                 "a missing field is an error",
                 ("if header.get(name) != value:", "if header[name] != value:"),
-                "a field that the file does not have ends in KeyError",
+                "a file that lacks a field ends in KeyError",
                 "header.get",
             ),
             (
@@ -1037,7 +1084,7 @@ MISTAKES = {
                     "        raise SessionError('a field that nobody asked for')\n"
                     "    found = json.dumps",
                 ),
-                "a file with one more field is refused, though it says nothing else that differs",
+                "a file with an additional field is refused, though every expected field is equal",
                 "which fields have to be equal?",
             ),
             (
@@ -1057,17 +1104,20 @@ MISTAKES = {
             ),
             (
                 "no count",
-                ('if header.get("num_tokens") != str(num_tokens):', "if False:"),
+                (
+                    'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
+                    "if False:",
+                ),
                 "the number of tokens is not compared",
                 WHOLE,
             ),
             (
                 "the count is a number",
                 (
-                    'if header.get("num_tokens") != str(num_tokens):',
+                    'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
                     'if header.get("num_tokens") != num_tokens:',
                 ),
-                "a text is compared with a number: no session is ever accepted",
+                "a string is compared with a number: no session is ever accepted",
                 "what kind of values does a header have?",
             ),
             (
@@ -1085,6 +1135,15 @@ MISTAKES = {
                 ),
                 "a file without a checksum is accepted: a damaged one may have lost it",
                 "what if the field is missing?",
+            ),
+            (
+                "no tokens are 0 tokens",
+                (
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
+                ),
+                "a file without tokens is taken for one of 0 tokens",
+                "a tensor that is missing is not the same as an empty one",
             ),
             (
                 "counts what is not there",

@@ -37,7 +37,7 @@ numbers(
     {
         "device alone": (
             "found on the device alone, in per cent",
-            "when the turn of A comes again, which conversations are on the device?",
+            "when A's turn comes again, which conversations are on the device?",
         ),
         "write-back, 80": (
             "found with write-back, in per cent",
@@ -108,7 +108,7 @@ def copying(machine: SmallMachine, log: Log, move, fails: type[BaseException] | 
         held = [
             pool.ref_count(block) > 0 for pool, block in zip(pools, (source, target), strict=True)
         ]
-        log("K and V are copied", {"held meanwhile: from and to": held})
+        log("K and V are copied", {"source and target are held:": held})
         move(source, target)
         if fails is not None:
             raise fails("the copy failed")
@@ -233,9 +233,9 @@ scenario(
     ways_down,
     Group("one block goes down", [(0, 2, 0, False, None), (0, 3, 1, False, None)], look=LEFT),
     Group(
-        "a block that others use stays",
+        "a block with other holders stays",
         [(1, 2, 0, False, None), (2, 2, 0, True, None), (1, 1, 1, False, None)],
-        look="what does the pool count for this block, and who is the one holder?",
+        look="how many holders does the pool count for this block, and how many may there be?",
     ),
     Group(
         "a copy that is on the host already is used",
@@ -250,7 +250,7 @@ scenario(
     Group(
         "the copy fails: nothing happens",
         [(0, 2, 0, False, OSError), (0, 1, 0, False, OSError), (0, 2, 0, False, Interrupted)],
-        look="which block has been taken for a copy that is not there?",
+        look="which block was taken for the copy that failed?",
     ),
 )
 scenario(
@@ -298,7 +298,7 @@ scenario(
             (2, "", False, 2, "A", True, OSError),
             (2, "", False, 2, "A", False, Interrupted),
         ],
-        look="which blocks were taken or held for a copy that is not there?",
+        look="which blocks were taken or held for the copy that failed?",
     ),
     Group(
         "making room on the device takes room on the host",
@@ -329,10 +329,12 @@ scenario(
             (2, 1, "A+ B+ Ad Bd"),
             (2, 2, "A+ B+ Ad Bd Au Bu"),
         ],
-        look="what is left of the first way when the second begins?",
+        look="what does the first move leave behind when the second begins?",
     ),
     Group(
-        "40 random ways", [random_ways(seed) for seed in range(40)], look="the lines above: which?"
+        "40 random sequences of moves",
+        [random_ways(seed) for seed in range(40)],
+        look="the lines above: which?",
     ),
 )
 
@@ -410,7 +412,7 @@ scenario(
             (3, "+ABC +X ?ABC"),
             (3, "+ABC ?ABC +XY ?ABC"),
         ],
-        look="find: a block behind a gap is of no use",
+        look="find: a block after a gap is of no use",
     ),
     Group(
         "no block is lost",
@@ -445,15 +447,18 @@ def even(mine, program, log: Log) -> None:
 def plan(mine, program, log: Log) -> None:
     """Times in ms: of a host's and a disk's latency and block, and of computing a block."""
     tiers, host, disk, compute = program
-    names = {"h": "host", "d": "disk"}
-    block_size, block_bytes = 16, 1000
+    names = {"h": "host", "d": "disk", "r": "remote"}
+    block_size, block_bytes = (16, 8, 32)[len(tiers) % 3], 1000
+    remote = 2 * disk[0], disk[1]
     links = {
         name: Link(latency / 1000, block_bytes / (block / 1000))
-        for name, (latency, block) in (("host", host), ("disk", disk))
+        for name, (latency, block) in (("host", host), ("disk", disk), ("remote", remote))
     }
     log(
         f"{' '.join(names[one] for one in tiers) or 'no block'}; host {host[0]} + {host[1]} ms per "
-        f"block, disk {disk[0]} + {disk[1]}, computing {compute} ms per block"
+        f"block, disk {disk[0]} + {disk[1]}, "
+        f"{f'remote {remote[0]} + {remote[1]}, ' if 'r' in tiers else ''}"
+        f"computing {compute} ms per block of {block_size} tokens"
     )
     prefill = Prefill(0.005, block_size / (compute / 1000))
     where = [names[one] for one in tiers]
@@ -507,6 +512,8 @@ scenario(
             ("ddd", (1, 1), (10, 2), 4),
             ("d" * 8, (1, 1), (10, 2), 4),
             ("hhh", (1, 5), (10, 2), 4),
+            ("h" * 300, (1, 1), (10, 2), 4),
+            ("d" * 40, (1, 1), (59, 2), 4),
         ],
         look="latency once, and what every block gains: the first block alone may not pay",
     ),
@@ -519,8 +526,15 @@ scenario(
             ("hdhhh", (1, 1), (3, 6), 4),
             ("dh", (1, 1), (3, 2), 4),
             ("dhd", (1, 1), (3.5, 2), 4),
+            ("d" + "h" * 20, (1, 1), (51, 2), 4),
         ],
-        look="a block can be used only with all before it, and each tier's latency is paid once",
+        look="a block can be used only with all blocks before it, and each tier's latency is paid "
+        "once",
+    ),
+    Group(
+        "a third tier",
+        [("r" * 6, (1, 1), (5, 2), 4), ("r" * 4, (1, 1), (5, 2), 4), ("hrrrrr", (1, 1), (5, 2), 4)],
+        look="whose names are in `links`?",
     ),
     Group(
         "equally long: the smaller number",
@@ -550,17 +564,20 @@ def words(contents) -> list[str]:
 
 
 def on_a_disk(mine, program, log: Log) -> None:
-    """(is there an old file?, what else lies there, what fails)."""
-    has_old, others, fails = program
+    """(is there an old file?, what else lies there, what fails, and the data, if not NEW)."""
+    has_old, others, fails, *more = program
+    data = more[0] if more else NEW
+    new = CALLED[data]
     files = ({"chat": OLD} if has_old else {}) | dict.fromkeys(others, OLD)
     folder = CrashingFolder(files, fails)
     old = "the old file" if has_old else "no file"
     besides = ", and another session" if others else ""
     log(f"{old}{besides}{f'; {fails[0]} fails' if fails else ''}")
-    called(log, "save", mine.save, folder, "chat", NEW)
+    text = "save" if data else "save data of 0 bytes"
+    called(log, text, mine.save, folder, "chat", data)
     steps = folder.steps
     left = set().union(*(names.get("chat", {None}) for _, names in steps[:-1]), set())
-    wrong = sorted(set(words(left)) - {old, "the new file"})
+    wrong = sorted(set(words(left)) - {old, new})
     log("a crash on the way", {"may leave, besides the old and the new file:": wrong})
     if fails is None or fails[0] != "sync_folder":
         log("a crash afterwards", {"leaves:": words(folder.left_by_a_crash("chat"))})
@@ -579,7 +596,8 @@ scenario(
         [(False, (), None), (True, (), None)],
         look=NAMES_LAST,
     ),
-    Group("what else lies there stays", [(True, ("other",), None)], look="which files are named?"),
+    Group("other files stay", [(True, ("other",), None)], look="which files does `save` "
+    "change?"),
     Group(
         "a disk that is full",
         [(True, (), ("write", OSError)), (False, (), ("write", OSError)),
@@ -591,6 +609,11 @@ scenario(
         [(True, (), ("sync", OSError)), (True, (), ("rename", OSError)),
          (False, (), ("rename", OSError)), (True, (), ("sync_folder", OSError))],
         look="what is left behind, and does the caller learn of it?",
+    ),
+    Group(
+        "an empty file is a file, too",
+        [(False, (), None, b""), (True, (), None, b""), (True, (), ("sync", OSError), b"")],
+        look="which lines of yours look at the data?",
     ),
     Group(
         "interrupted",
@@ -623,7 +646,7 @@ NEXT = torch.tensor([1.5]).view(torch.int32).add(1).view(torch.float32)  # the l
 OTHERS = {
     "the same tensors": BASE,
     "the same, listed in another order": dict(reversed(BASE.items())),
-    "the same, lying otherwise in memory": BASE | {"a": BASE["a"].T.contiguous().T},
+    "the same, laid out differently in memory": BASE | {"a": BASE["a"].T.contiguous().T},
     "a copy of them": {name: one.clone() for name, one in BASE.items()},
     "another number": BASE | {"b": torch.tensor([0.5, 0.25])},
     "a number whose last bit differs": BASE
@@ -634,21 +657,52 @@ OTHERS = {
     "two names swapped": BASE | {"b": BASE["c"], "c": BASE["b"]},
     "another name": {"bb" if name == "b" else name: one for name, one in BASE.items()},
     "two numbers swapped": BASE | {"b": BASE["b"].flip(0)},
-    "one tensor less": {name: BASE[name] for name in "ab"},
+    "one tensor fewer": {name: BASE[name] for name in "ab"},
     "one tensor more": BASE | {"d": torch.zeros(0)},
     "numbers that move from one tensor to the next": {
         "a": BASE["a"], "b": torch.tensor([0.5]), "c": torch.tensor([-0.25])
     },
-    "the last tensor another": BASE | {"c": torch.tensor([7, 8, 10])},
+    "another last tensor": BASE | {"c": torch.tensor([7, 8, 10])},
     "bytes that move over a name": {"a": BASE["a"].flatten()[:5], "b": BASE["b"], "c": BASE["c"]},
 }  # fmt: skip
 
 
+LETTERS = torch.tensor(list(b"wxyz"), dtype=torch.uint8)
+PAIRS = {
+    "integers that float32 does not tell apart": (
+        {"a": torch.tensor([2**24])},
+        {"a": torch.tensor([2**24 + 1])},
+    ),
+    "long tensors whose last numbers differ": (
+        {"a": torch.zeros(5000)},
+        {"a": torch.cat([torch.zeros(4999), torch.ones(1)])},
+    ),
+}
+# Two dictionaries each, whose parts are the same text if nothing says where each part ends.
+JOINED = {
+    "a name that goes on as a dtype": ({"a": LETTERS}, {"atorch.uint8": LETTERS}),
+    "sizes that run together": ({"a": torch.zeros(110, 0)}, {"a": torch.zeros(1, 10, 0)}),
+    "numbers that move on": (
+        {"a": LETTERS, "b": LETTERS[:2]},
+        {"a": LETTERS[:2], "b": torch.tensor(list(b"yzwx"), dtype=torch.uint8)},
+    ),
+}
+for between, after, shape in itertools.product(
+    ("", *" ,:;|/=-_.\t\n\0"), (False, True), ("[4]", "(4,)", "torch.Size([4])")
+):
+    name = between.join(("a", "torch.uint8", shape, "wxyz")) + between * after + "b"
+    JOINED[f"the tensors of a and b, against one named {name!r}"] = (
+        {"a": LETTERS, "b": LETTERS},
+        {name: LETTERS},
+    )
+
+
 def prints(mine, program, log: Log) -> None:
     log(f"two digests: of some tensors, and of {program}")
-    first, second = log.call("", digest_of, mine, BASE, see=False), None
-    second = log.call("", digest_of, mine, OTHERS[program], see=False)
-    log("", {"are the digests equal?": first == second})
+    first, second = (PAIRS | JOINED).get(program) or (BASE, OTHERS[program])
+    found = [log.call("", digest_of, mine, one, see=False) for one in (first, second)]
+    if log.events[-1].error is None:
+        log("", {"are the digests equal?": found[0] == found[1]})
 
 
 def session() -> tuple[dict[str, str], dict[str, torch.Tensor]]:
@@ -710,6 +764,9 @@ def changed(kind: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     elif what == "without":
         del tensors[value]
         header = sealed(header, tensors, keep=["shapes"])
+    elif what == "no tokens":
+        del tensors["tokens"]
+        header = sealed(header | {"num_tokens": value}, tensors)
     return header, tensors
 
 
@@ -732,12 +789,17 @@ scenario(
     Group(
         "the same tensors",
         list(OTHERS)[:4],
-        look="does the order of names or of memory come in?",
+        look="does the order of names, or of numbers in memory, affect the digest?",
     ),
     Group(
         "any other tensors",
-        list(OTHERS)[4:],
+        [*list(OTHERS)[4:], *PAIRS],
         look="names, dtypes, shapes and bytes: which of them is not in the digest?",
+    ),
+    Group(
+        "parts that run together",
+        list(JOINED),
+        look="in the bytes that the hash gets, where does a name end, and where does a shape?",
     ),
 )
 scenario(
@@ -756,9 +818,9 @@ scenario(
         look="what is the value of a field that is not there?",
     ),
     Group(
-        "tensors that are not those announced",
+        "tensors that are not those in the header",
         ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
-         "tokens=fewer", "num_tokens=4"],
+         "tokens=fewer", "num_tokens=4", "no tokens=3", "no tokens=0", "no tokens=None"],
         look="shapes, then the number of tokens",
     ),
     Group(

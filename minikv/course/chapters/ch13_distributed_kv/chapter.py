@@ -64,15 +64,16 @@ CHAPTER = Chapter(
             minutes=15,
             difficulty=3,
             kind="build",
-            matters="Two prompts with one name share K and V. In a store that many tenants use, "
-            "whoever can make two names meet reads or spoils another tenant's prefix.",
+            matters="Two prompts with one name share K and V. In a store that many tenants use, a "
+            "tenant who can give two prompts one name reads or spoils another tenant's prefix.",
             hints=(
-                "What does a name have to depend on, and which of it can a caller choose? If two "
-                "things are joined into one string of bytes, can you tell where the first ends?",
+                "What does a name have to depend on, and which part of that can a caller choose? "
+                "If two things are joined into one string of bytes, can you tell where the first "
+                "ends?",
                 "`identity_of`: a spelling with quotes and separators, such as JSON's, sorted. "
-                "`block_name`: every token in the same number of bytes. `spell`: the type belongs "
-                "to it, and a tuple shows where it begins and ends. And a hash that nobody can "
-                "invert: hashlib.sha256, not `hash`.",
+                "`block_name`: every token in the same number of bytes. `spell`: the spelling "
+                "includes the type, and a tuple shows where it begins and ends. And a hash that "
+                "nobody can invert: hashlib.sha256, not `hash`.",
                 """identity_of:  sha256 of json.dumps(facts, sort_keys=True)
 block_name:   sha256 of parent + each token as 8 bytes       # struct.pack(f"<{n}q", *tokens)
 spell:        tuple:  "(" + spellings joined by "," + ")";  None if one of them is None
@@ -86,22 +87,22 @@ costs nothing.
 
 "As far as the hash goes" is the point. vLLM began with Python's `hash` of a tuple of integers. It
 is made for dictionaries: -1 and -2 collide, and since Python 3.12 `hash(None)` is a constant, so
-the chain's beginning was known to everybody. Prompts could be made whose blocks met another's
-(GHSA-rm76-4mrf-v9r8, fixed in 0.7.2 by a random start; SHA-256 became the default in 0.10.2).
-Megatron-LM had a polynomial as well: two changes in neighbouring tokens cancelled out, and the name
-stayed the same (pull request 4158, April 2026). A random start also keeps two processes apart,
-which is no solution once they are to share.
+the chain's beginning was known to everybody. It was possible to write prompts whose blocks had the
+names of another prompt's blocks (GHSA-rm76-4mrf-v9r8, fixed in 0.7.2 by a random start; SHA-256
+became the default in 0.10.2). Megatron-LM's hash was a polynomial: two changes in neighbouring
+tokens cancelled out, and the name stayed the same (pull request 4158, April 2026). A random start
+also gives every process other names, which is no solution for processes that share blocks.
 
 The other half is spelling. SHA-256 of "ab" + "c" is that of "a" + "bc". So everything that a caller
 can choose is written with a fixed length or with quotes: tokens as 8 bytes each, facts and salts
 as text whose quotes are escaped. An integer 1 and a text "1" are two tenants.
 
 What is in `facts` decides what never meets: weights, dtype of K and V, block size, the layout's
-version. A writer of last year's layout gives misses, not garbage.
+version. An engine with last year's layout causes misses, not garbage.
 
-A name is no password. Whoever knows the tokens and the salt can compute it, and whoever may write
-to the store can put anything under it. So a salt that must keep tenants apart is long and random,
-and what comes back is verified (13.2).""",
+A name is not a password. Anyone who knows the tokens and the salt can compute it, and anyone who
+may write to the store can put anything under it. So a salt that must keep tenants apart is long and
+random, and what comes back is verified (13.2).""",
         ),
         Exercise(
             id="13.2",
@@ -112,11 +113,11 @@ and what comes back is verified (13.2).""",
             matters="Between the question and the answer another engine may have filled the "
             "store. What it sends then decides what the model reads.",
             hints=(
-                "Which blocks are of use if the second one is missing? Who says so first, and who "
-                "says so last?",
+                "Which blocks are of use if the second one is missing? Which of the store's two "
+                "answers tells you so for certain?",
                 "Count the blocks before the first that the store does not claim. Compare the two "
-                "times for all of them. Then look at what has come, one after the other, and stop "
-                "at the first that is not there or is refused. Which calls may raise OSError?",
+                "times for all of them. Then look at the entries that came, in order, and stop at "
+                "the first that is missing or refused. Which calls may raise OSError?",
                 """no names:  []
 try:
     count = blocks before the first False of store.contains(names)
@@ -128,28 +129,29 @@ for each name and entry:
     unpack(entry, name);  EntryError: stop""",
             ),
             works="""\
-The store's answer to `contains` is a hint, not a promise. Between the two calls others write, and
-something is evicted; that is no error, and it is not worth a lock on a far machine. So
-the second answer is believed and the first is not, and what matters is that the loss is bounded: a
-wrong hint costs one fetch, whose time was less than that of computing.
+The store's answer to `contains` is a hint, not a promise. Between the two calls other engines
+write, and blocks are evicted. That is not an error, and it is not worth a lock on a remote machine.
+So only the second answer is believed, and the loss is bounded: a wrong hint costs one fetch, which
+was expected to take less time than computing.
 
 A prefix is cut at the first gap, as in exercise 12.3. It is cut at the first refused entry as well:
 to the engine a damaged block and a missing one are the same.
 
 With one link the decision is all or nothing. Each block gains the same, block_seconds minus its
-bytes over the bandwidth, and the latency comes once. So no shorter beginning
-can beat both nothing and all of it. In exercise 12.4 there were several tiers, and it could be.
+bytes over the bandwidth, and the latency comes once. So no shorter beginning can beat both nothing
+and all of it. In exercise 12.4 there were several tiers, and a shorter beginning could win.
 
-The estimate is of the whole answer. If the store had lied about the first block, the time is lost:
-latency and bytes of seven blocks that cannot be used. An engine that sees this often should trust
+The estimate assumes that everything comes. If the first block does not, the time of the whole fetch
+is lost, because none of the other blocks can be used. An engine that sees this often should trust
 the store less, or ask for the first block first.
 
 `contains` for the whole prefix is one round trip. LMCache, Mooncake's connector in vLLM and this
-engine ask that way; a question per block would pay the latency for each, and 60 blocks at half a
-millisecond are longer than many a prefill.
+engine ask that way; a question per block would pay the latency for each, and 60 times half a
+millisecond is longer than many prefills.
 
-What is left out is the time during which nothing happens. The engine does not wait here: others
-decode while the thread fetches, and the request gives up when computing would have been faster.""",
+The exercise leaves out what happens during the fetch. The engine does not wait for it: other
+requests decode while a thread fetches, and the request gives up when computing would have been
+faster.""",
         ),
         Exercise(
             id="13.3",
@@ -177,27 +179,27 @@ choose:  most = bound · (sum of sent + num_tokens) / number of workers
          return it, and its hits: at most (num_tokens - 1) // block_size""",
             ),
             works="""\
-Queue and hit are both tokens: those that a worker has to compute before this prompt, and those that
-it need not compute of it. Their difference is when the prompt would be done, up to the part that is
-equal for all. So there is no weight to tune between them.
+Queue and hit are both tokens: those that a worker has to compute before this prompt, and those of
+the prompt that it need not compute. Their difference says when the prompt would be done, up to a
+part that is equal for all workers. So there is no weight to tune between them.
 
-It spreads by itself. While the holder's queue is shorter than the prefix, it is quicker to wait.
-Once it is longer, the least loaded worker computes the prefix, and from then on two hold it.
+A prefix spreads by itself. While the holder's queue is shorter than the prefix, it is quicker to
+wait. Once it is longer, the least loaded worker computes the prefix, and from then on two hold it.
 
 The bound is for what queues do not show. With little traffic all loads are 0 when a request comes,
 so the holder always wins, and one worker does everything while the others are idle. Nothing waits,
-so nothing is lost, until the traffic grows within a second. `sent` remembers what each worker has
-had lately.
+so nothing is lost, until the traffic grows within a second. `sent` remembers how much each worker
+has been sent lately.
 
-The router's knowledge is a belief: it enters a prompt when it is sent, before it is computed, and
-takes out what a worker says to have evicted. If the belief is wrong, the worker computes what the
-router had taken for a hit. It costs time and changes no token.
+The router's knowledge is a belief: it notes a prompt's blocks when the prompt is sent, before they
+are computed, and removes what a worker reports as evicted. If the belief is wrong, the worker
+computes what the router had taken for a hit. That costs time and changes no token.
 
 Others do the same in other units. SGLang's router keeps a tree of the texts that it has sent; it
 takes the longest match while the loads are balanced, and the shortest queue otherwise. NVIDIA
-Dynamo adds blocks to prefill and blocks that decode, with a weight for the overlap. llm-d scores
-workers in 0 to 1 and adds the scores with weights. The last two can be fed by events of the
-workers; with no events they assume, like this one.
+Dynamo adds blocks to prefill and blocks that decode, with a weight for the overlap. llm-d gives
+workers scores from 0 to 1 and adds them with weights. The last two can use events from the workers;
+without events they assume, as this router does.
 
 `min` over a tuple makes the choice repeatable. Ties are common: at the start everything is 0.""",
         ),
@@ -208,16 +210,16 @@ workers; with no events they assume, like this one.
             difficulty=4,
             kind="debug",
             matters="A request is cancelled, its blocks are given to the next one, and the network "
-            "card of another machine goes on writing into them. Nothing fails.",
+            "card of another machine still writes into them. Nothing fails.",
             hints=(
                 "Who may write into the blocks of a transfer, and until when? Who knows that it "
                 "is over? For each of the three methods: what if the other two come before it, or "
                 "never?",
                 "There is a bug in each. `cancel`: the request is gone, but is the sender? "
                 "`stopped`: has everything been written, and does anybody still want it? `died`: "
-                "which transfers will never hear `stopped`?",
+                "for which transfers will `stopped` never be called?",
                 """cancel:   not wanted any more
-          complete: nobody writes, so give the blocks back
+          complete: nothing is written any more, so give the blocks back
           otherwise leave them where they are
 stopped:  wanted, and all blocks written: complete
           otherwise: give the blocks back
@@ -239,14 +241,14 @@ reports. If the sender is dead, no report comes, and the blocks are never free a
 June 2026, in push mode): a leak of one request at a time, until nothing is admitted.
 
 The second bug is a message that is believed too much. In SGLang a prefill that was aborted because
-its prompt was too long ended its transfer, and the decode side took what had come for all there is
-(issue 30233).
+its prompt was too long ended its transfer, and the decode side took the part that had arrived for
+the whole (issue 30233).
 
-On the sender's side it is the same, mirrored: the prefill worker may not free its blocks while they
-are being read. vLLM did it with one timeout of 480 s; now a lease of 30 s is renewed by heartbeats
-while the reader lives (pull request 41383). A lease is what remains when "dead" and "slow" cannot
-be told apart: whoever holds it gives a time, and the other side must have closed the connection
-before that time is over.
+The sender's side has the mirror image of the problem: the prefill worker may not free its blocks
+while they are being read. vLLM did it with one timeout of 480 s; now a lease of 30 s is renewed by
+heartbeats while the reader lives (pull request 41383). A lease is what remains when "dead" and
+"slow" cannot be told apart: the blocks are kept until a stated time, and the reader must have
+closed the connection before that time is over.
 
 A request whose transfer was forgotten is computed again, by this worker or by another. K and V can
 always be computed again; that is why giving up is safe.""",
@@ -258,7 +260,7 @@ always be computed again; that is why giving up is safe.""",
             difficulty=2,
             kind="predict",
             matters="Four workers have four times the memory. How much more they find depends on "
-            "who is asked, and it may be nothing.",
+            "which one is asked, and it may be nothing.",
             hints=(
                 "Write down which worker gets the turns of A, of B, of C. How many different "
                 "conversations does a worker see, and how many can it hold?",
@@ -275,21 +277,22 @@ random, turn k:     1 - (1 - 1/workers)^(k - 1)""",
             works="""\
 N private caches are one cache with N times the memory only if each block is asked for where it
 lies. Round robin asks anywhere: every worker sees all conversations, and each cache has to hold all
-of them. The memory of the others helps only those others.
+of them. The memory of the other workers does not help.
 
-Round robin with 12 conversations is an accident. Their number is a multiple of the workers', so
-each one always meets the same worker. A thirteenth conversation makes everything a miss: that is
-the loop of exercise 12.1, now on four workers. In a test with round numbers it looks perfect.
+Round robin works by accident with 12 conversations: 12 is a multiple of 4, so each conversation
+always meets the same worker. A thirteenth conversation makes everything a miss: that is the loop of
+exercise 12.1, now on four workers. In a test with round numbers it looks perfect.
 
 By prefix the caches add up, and so they do behind a shared store: what is found is the same. The
-price is another. With the store each turn fetches its 10 blocks over the network; by prefix nothing
-moves, but the router must know who holds what, and a worker may get more than its share. Both
-together is what clusters run: the router for the ordinary case, the store for what was evicted, for
-new workers and for those that died.
+price is not. With the store each turn fetches its 10 blocks over the network; by prefix nothing
+moves, but the router must know who holds what, and a worker may get more than its share. Clusters
+run both: the router for the ordinary case, the store for what was evicted, for new workers and for
+those that died.
 
 With random routing and caches of unlimited size, the second turn finds its prefix with a chance of
 1/N. The more workers, the longer a conversation has to be before its prefix is everywhere; and then
-it lies in N copies. A thousand workers and conversations of six turns: next to nothing is found.
+there are N copies of it. With a thousand workers and conversations of six turns, next to nothing is
+found.
 
 A system prompt that everybody shares is the exception. It is on every worker after its first
 request, whatever the router does. That is why a benchmark with a long system prompt and one turn
@@ -304,8 +307,8 @@ says little about routing.""",
             matters="A store that is down must not make every request wait for its time limit. A "
             "cache that slows its engine is worse than none.",
             hints=(
-                "Which of the three states is it in, and what says so? Closed and open are told by "
-                "`wait`. What tells open from half-open? Who moves it from one to the next?",
+                "How do you know which of the three states it is in? `wait` tells closed from "
+                "open. What tells open from half-open? Which method changes the state?",
                 "Half-open needs no variable. If the time of the next trial has come, `allows` "
                 "says True once, and sets the next time before it returns: that refuses all "
                 "others. It doubles the wait at that moment, so `failed` need only start it again.",
@@ -331,12 +334,12 @@ for them an open breaker means an error.
 Half-open is where breakers fail. If everyone may try at that moment, a store that has just come
 back gets all the waiting load at once, and a dead one makes everyone wait. One trial is enough. And
 a trial may never report: its thread was cancelled, or died. A flag "a trial is running" would then
-refuse for ever. A time is forgotten by itself, so the state here is two numbers and a clock.
+refuse for ever. A time passes by itself, so the state here is two numbers and a clock.
 
 A report may be late. Two calls go through while it is closed, and both fail. The second report
 restarts the wait and does not double it: it is the same outage, not a second one.
 
-The clock is handed in, so that tests need not sleep. It must be a monotonic one: with the time of
+The clock is passed in, so that tests need not sleep. It must be a monotonic one: with the time of
 day, a correction by an hour would keep the store away for an hour.""",
         ),
     ),

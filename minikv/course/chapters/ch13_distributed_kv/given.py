@@ -29,9 +29,9 @@ def in_process(module: ModuleType, seed: int) -> Iterator[None]:
 
 
 class UnreliableStore:
-    """A store that others use, too: it may have lost what it says to have, and hand out anything.
+    """A store that others use, too: it may have lost what it claims to have, and hand out anything.
 
-    says: names that it says to have. entries: what it sends. fails: the call that raises OSError.
+    says: names that it claims to have. entries: what it sends. fails: the call that raises OSError.
     `calls` counts what it was asked, in names.
     """
 

@@ -19,24 +19,24 @@ def guessed(key: str, number: float, name: str, cause: str, look: str) -> Mistak
 ENDS = "where does one thing end in the bytes, and the next begin?"
 TYPE = "which two salts look alike when they are printed?"
 EXACT = "`type(salt) in (…)`: the exact type, not a subclass of it"
-PROCESS = "`hash` of a string is another number in each process, and easy to collide"
+PROCESS = "`hash` of a string is a different number in each process, and easy to collide"
 CLAIM = "only the blocks before the first that the store does not claim"
-COME = "what has come, one after the other; the first that is not good ends it"
+COME = "what has come, in order; the first entry that is not good ends the prefix"
 TIMES = "link.seconds(all bytes) against the time to compute the same blocks"
 DOWN = "both calls of the store may raise OSError"
 ALIVE = "a worker that lacks a block is out for all that follow"
 LEAST = "least_loaded(), with its own hits if it has any, else 0"
 UNIT = "load minus tokens held; both are tokens"
-TIES = "of equal ones the least `sent`, and then the lowest number"
+TIES = "of workers with equal differences, the least `sent`, and then the lowest number"
 WHOLE_PROMPT = "the limit of (num_tokens - 1) // block_size belongs to what is returned"
 NOTHING = "a worker above the bound: a candidate with 0 blocks if it is the least loaded one"
 OVER = "`sent` of a worker against bound times the mean of all, with this prompt"
 WRITER = "who may still write into the blocks?"
-LOST = "who will ever say that this transfer is over?"
+LOST = "which call will ever say that this transfer is over?"
 WHOLE = "how many blocks were begun, and how many written?"
 LOOP = "which conversations come to one worker, and how many blocks are they?"
 
-TRIAL = "after the wait one caller goes through, and the others when it has reported"
+TRIAL = "after the wait one caller goes through, and the others only when it has reported"
 DOUBLE = "first, twice as long, twice as long, …, at most `most`: where is it doubled?"
 WAS = "what was it before this call?"
 
@@ -67,13 +67,22 @@ MISTAKES = {
         *made(
             "identity_of",
             (
+                "joins with a rare character",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '"\\0".join(one for pair in sorted(facts.items()) for one in pair).encode()',
+                ),
+                "names and values are joined with a character that a value may hold, too",
+                ENDS,
+            ),
+            (
                 "joins without marks",
                 (
                     "json.dumps(facts, sort_keys=True).encode()",
                     '"".join(k + v for k, v in sorted(facts.items())).encode()',
                 ),
-                "names and values are joined without anything between: letters can move from one "
-                "to the next",
+                "names and values are joined without a separator: letters can move from one to the "
+                "next",
                 ENDS,
             ),
             (
@@ -82,7 +91,17 @@ MISTAKES = {
                     "json.dumps(facts, sort_keys=True).encode()",
                     '",".join(k + ":" + v for k, v in sorted(facts.items())).encode()',
                 ),
-                "a mark between two facts may also stand in a value, so one fact can look like two",
+                "a separator between two facts may also occur in a value, so one fact can look "
+                "like two",
+                ENDS,
+            ),
+            (
+                "joins with an equals sign",
+                (
+                    "json.dumps(facts, sort_keys=True).encode()",
+                    '";".join(f"{k}={v}" for k, v in sorted(facts.items())).encode()',
+                ),
+                "`=` and the sign between two facts may also occur in a value",
                 ENDS,
             ),
             (
@@ -91,20 +110,20 @@ MISTAKES = {
                     "json.dumps(facts, sort_keys=True).encode()",
                     '"\\n".join(f"{k}\\n{v}" for k, v in sorted(facts.items())).encode()',
                 ),
-                "a line end between two facts may also stand in a value",
+                "a line end between two facts may also occur in a value",
                 ENDS,
             ),
             (
                 "not sorted",
                 ("sort_keys=True", "sort_keys=False"),
-                "the order in which the facts are listed comes in: two engines with the same facts "
-                "do not find each other's blocks",
-                "is a dictionary's order a fact?",
+                "the identity depends on the order in which the facts are listed: two engines with "
+                "the same facts do not find each other's blocks",
+                "is the order of a dictionary one of the facts?",
             ),
             (
                 "values alone",
                 ("json.dumps(facts, sort_keys=True)", "json.dumps(sorted(facts.values()))"),
-                "the names of the facts are left out: two values that are swapped are not seen",
+                "the names of the facts are left out: swapped values are not noticed",
                 "what says which value is which?",
             ),
             (
@@ -130,10 +149,20 @@ MISTAKES = {
         *made(
             "block_name",
             (
+                "three bytes per token",
+                (
+                    f"return {PACKED}",
+                    'return hashlib.sha256(parent + b"".join(one.to_bytes(3, "little") '
+                    "for one in token_ids)).digest()",
+                ),
+                "a token gets three bytes, which have no room for ids from 2**24 on",
+                "what is the largest token id?",
+            ),
+            (
                 "digits that run together",
                 (f"return {PACKED}",
                  'return hashlib.sha256(parent + "".join(map(str, token_ids)).encode()).digest()'),
-                "the tokens' digits are joined without anything between: [1, 23] is [12, 3]",
+                "the tokens' digits are joined without a separator: [1, 23] is [12, 3]",
                 ENDS,
             ),
             (
@@ -141,14 +170,14 @@ MISTAKES = {
                 (f"return {PACKED}",
                  'return hashlib.sha256(parent + b"".join((one % 65536).to_bytes(2, "little") '
                  "for one in token_ids)).digest()"),
-                "a token has two bytes: tokens that differ by 65,536 are the same",
+                "a token gets two bytes: tokens that differ by 65,536 are the same",
                 "how large is the largest token id?",
             ),
             (
                 "one byte per token",
                 (f"return {PACKED}",
                  "return hashlib.sha256(parent + bytes(one % 256 for one in token_ids)).digest()"),
-                "a token has one byte: tokens that differ by 256 are the same",
+                "a token gets one byte: tokens that differ by 256 are the same",
                 "how large is the largest token id?",
             ),
             (
@@ -156,13 +185,13 @@ MISTAKES = {
                 (f"return {PACKED}",
                  'return hashlib.sha256(parent + b"".join(one.to_bytes(max(1, '
                  '(one.bit_length() + 7) // 8), "big") for one in token_ids)).digest()'),
-                "a token has as many bytes as it needs: where it ends cannot be told",
+                "a token gets as many bytes as it needs, so its end cannot be found",
                 ENDS,
             ),
             (
                 "no parent",
                 ("hashlib.sha256(parent + ", "hashlib.sha256("),
-                "the parent is left out: the same tokens behind another beginning get this name",
+                "the parent is left out: the same tokens after another beginning get this name",
                 "K and V of a token depend on all tokens before it",
             ),
             (
@@ -244,13 +273,14 @@ MISTAKES = {
                     "f\"({','.join(known)})\" if len(known) == len(parts) else None",
                     "f\"({','.join(known)})\"",
                 ),
-                "a part of a tuple without a spelling is left out: tenants meet that differ in it",
+                "a part of a tuple without a spelling is left out: tenants that differ only in it "
+                "share blocks",
                 "what if one part is None?",
             ),
             (
                 "None is no salt",
                 ("salt is None or type(salt)", "type(salt)"),
-                "None has no spelling here, but it is the salt of those who set none",
+                "None has no spelling here, but it is the salt of all requests that set none",
                 "the list of salts in the docstring",
             ),
             (
@@ -286,10 +316,17 @@ MISTAKES = {
     "13.2": made(
         "fetch_prefix",
         (
+            "asks for 16 blocks at most",
+            ("store.get_many(names[:count])", "store.get_many(names[: min(count, 16)])"),
+            "only the first blocks are asked for, though fetching all that the store has would be "
+            "sooner",
+            "how many blocks may a prefix have?",
+        ),
+        (
             "believes in blocks behind a gap",
             (COUNT, "sum(here)"),
-            "all blocks that the store claims are counted, wherever they are: those behind a gap "
-            "cannot be used",
+            "all blocks that the store claims are counted, wherever they are, but those after a "
+            "gap cannot be used",
             CLAIM,
         ),
         (
@@ -302,7 +339,7 @@ MISTAKES = {
             "skips what did not come",
             ("        if entry is None:\n            break\n",
              "        if entry is None:\n            continue\n"),
-            "a block that did not come is skipped, and those behind it are taken: they would be "
+            "a block that did not come is skipped, and those after it are taken: they would be "
             "read at the wrong place",
             COME,
         ),
@@ -310,7 +347,7 @@ MISTAKES = {
             "skips what is refused",
             ("        except EntryError:\n            break\n",
              "        except EntryError:\n            continue\n"),
-            "a refused entry is skipped, and those behind it are taken: they would be read at the "
+            "a refused entry is skipped, and those after it are taken: they would be read at the "
             "wrong place",
             COME,
         ),
@@ -338,19 +375,19 @@ MISTAKES = {
         (
             "unpacks nothing",
             ("contents.append(unpack(entry, name))", "contents.append(entry)"),
-            "entries are taken as they are: nothing looks whose they are",
+            "entries are used as they are: nothing checks which block they belong to",
             "what does `unpack` return, and what does it refuse?",
         ),
         (
             "trusts what it said",
             ("        if entry is None:\n            break\n", ""),
-            "an entry that did not come is given to `unpack`: the store had said that it was there",
+            "an entry that did not come is passed to `unpack`, because the store had claimed it",
             COME,
         ),
         (
             "always fetches",
             (PAYS, "count == 0"),
-            "it is never asked whether computing would be sooner",
+            "nothing checks whether computing would be sooner",
             TIMES,
         ),
         (
@@ -374,27 +411,27 @@ MISTAKES = {
         (
             "fetches if it takes as long",
             ("link.seconds(count * block_bytes) >=", "link.seconds(count * block_bytes) >"),
-            "a fetch that takes exactly as long as computing is made",
-            "what does the docstring say? Sooner, not as soon",
+            "blocks are fetched even if that takes exactly as long as computing them",
+            "the docstring says sooner: what if both take equally long?",
         ),
         (
             "asks about nothing",
             ("    if not names:\n        return []\n", ""),
-            "contains is called though there is no block to ask for",
+            "`contains` is called although there is no block to ask for",
             "which calls are of no use?",
         ),
         (
             "fails with the store",
             ("    except OSError:\n        return []\n", "    except ZeroDivisionError:\n"
              "        return []\n"),
-            "a store that does not answer is an error here, and it should be a miss",
+            "a store that does not answer is an error here, but it should be a miss",
             DOWN,
         ),
         (
             "one question per block",
             ("        here = store.contains(names)\n",
              "        here = [store.contains([name])[0] for name in names]\n"),
-            "the store is asked for each block by itself: every question is a round trip",
+            "the store is asked about each block separately: every question is a round trip",
             "one round trip for the whole prefix",
         ),
     ),
@@ -413,13 +450,13 @@ MISTAKES = {
             (
                 "any holder",
                 ("else alive & holders", "else alive | holders"),
-                "the workers are joined, so one that lacks the block counts on",
+                "the sets of workers are joined, so a worker that lacks the block stays in",
                 ALIVE,
             ),
             (
                 "counts from 0",
                 ("enumerate(names, 1)", "enumerate(names)"),
-                "the hits are one too few: the first block's place is 1 block",
+                "the hits are one too few: a worker that holds the first block has 1 hit",
                 "how many blocks is a hit on the first one?",
             ),
             (
@@ -429,7 +466,7 @@ MISTAKES = {
                     "        if not alive:\n            alive = None\n"
                     "            continue\n",
                 ),
-                "after a block that nobody holds, later ones count again",
+                "after a block that no worker holds, later blocks count again",
                 ALIVE,
             ),
             (
@@ -439,12 +476,22 @@ MISTAKES = {
                     "    hits: dict[int, int] = dict.fromkeys(range(len(self.loads)), 0)\n",
                 ),
                 "workers that hold nothing are in the result with 0 blocks",
-                "who is left out?",
+                "which workers are left out?",
             ),
             (
                 "changes who holds what",
                 ("self.holders.get(name, set())", "self.holders.setdefault(name, set())"),
                 "a question about a block enters it into `holders`",
+                "does a question change anything?",
+            ),
+            (
+                "narrows the router's own set",
+                (
+                    "        alive = set(holders) if alive is None else alive & holders\n",
+                    "        alive = holders if alive is None else alive\n"
+                    "        alive &= holders\n",
+                ),
+                "`&=` works in place, on a set that belongs to `holders`: workers are lost from it",
                 "does a question change anything?",
             ),
             (
@@ -462,7 +509,7 @@ MISTAKES = {
             (
                 "the longest hit wins",
                 (KEY, "(-hits[one], self.loads[one], one)"),
-                "the longest prefix wins, whatever waits at its worker",
+                "the longest prefix wins, however many tokens wait at its worker",
                 UNIT,
             ),
             (
@@ -480,14 +527,14 @@ MISTAKES = {
             (
                 "no bound",
                 (CANDIDATES, "self.hits(names)"),
-                "the bound is not looked at: one worker may get everything for its prefixes",
+                "the bound is not applied: one worker may get every prompt for its prefixes",
                 OVER,
             ),
             (
                 "the mean without this prompt",
                 ("(sum(self.sent) + num_tokens)", "sum(self.sent)"),
-                "the mean leaves this prompt out: at the beginning nobody may get anything for a "
-                "prefix",
+                "the mean leaves this prompt out: at the beginning it is too low, and a holder is "
+                "above the bound",
                 OVER,
             ),
             (
@@ -529,7 +576,8 @@ MISTAKES = {
             (
                 "nothing left to compute",
                 ("min(hits[worker], (num_tokens - 1) // self.block_size)", "hits[worker]"),
-                "a prompt that is held whole is said to need no computing: one token at least does",
+                "a prompt that is held whole is said to need no computing, but at least one token "
+                "is computed",
                 "what does a prompt of 8 tokens in 2 held blocks of 4 leave to compute?",
             ),
             (
@@ -544,40 +592,40 @@ MISTAKES = {
             (
                 "ties go by number",
                 (KEY, f"({SCORE}, one)"),
-                "of equal ones the lowest number gets the prompt, not the one with the least sent",
+                "among equals the lowest number gets the prompt, not the one with the least sent",
                 TIES,
             ),
             (
                 "ties go to the first",
                 (KEY, SCORE),
-                "of equal ones the one that comes first in the dictionary gets the prompt",
+                "among equals the one that comes first in the dictionary gets the prompt",
                 TIES,
             ),
             (
                 "ties go by load",
                 (KEY, f"({SCORE}, self.loads[one], one)"),
-                "of equal ones the one with the least load gets the prompt, not the one with the "
+                "among equals the one with the least load gets the prompt, not the one with the "
                 "least sent",
                 TIES,
             ),
             (
                 "ties go by hits",
                 (KEY, f"({SCORE}, -hits[one], one)"),
-                "of equal ones the one with the most hits gets the prompt, not the one with the "
+                "among equals the one with the most hits gets the prompt, not the one with the "
                 "least sent",
                 TIES,
             ),
             (
                 "ties go to the most sent",
                 (KEY, f"({SCORE}, -self.sent[one], one)"),
-                "of equal ones the one with the most sent gets the prompt, not the one with the "
+                "among equals the one with the most sent gets the prompt, not the one with the "
                 "least",
                 TIES,
             ),
             (
                 "ties go to the highest number",
                 (KEY, f"({SCORE}, self.sent[one], -one)"),
-                "of equal ones with equal `sent` the highest number gets the prompt, not the "
+                "among equals with equal `sent`, the highest number gets the prompt, not the "
                 "lowest",
                 TIES,
             ),
@@ -645,13 +693,14 @@ MISTAKES = {
                 "the bound of the queues",
                 ("self.sent[one] <= most", "self.loads[one] <= most",
                  "sum(self.sent)", "sum(self.loads)"),
-                "the bound is applied to `loads`: on a quiet day all are 0, and nobody is above it",
+                "the bound is applied to `loads`: with little traffic all are 0, and no worker is "
+                "above it",
                 OVER,
             ),
             (
                 "the sum for the mean",
                 (" / len(self.sent)", ""),
-                "the bound is a multiple of the sum, not of the mean: almost nobody is above it",
+                "the bound is a multiple of the sum, not of the mean: almost no worker is above it",
                 OVER,
             ),
             (
@@ -679,14 +728,14 @@ MISTAKES = {
             (
                 "keeps what is complete",
                 ("    if transfer.complete:\n        self.forget(number)\n", ""),
-                "a transfer that is complete and then cancelled is kept for ever: its sender has "
-                "said all that it had to say",
+                "a transfer that is complete and then cancelled is kept for ever: its sender will "
+                "not report again",
                 LOST,
             ),
             (
                 "cancels nothing",
                 ("    transfer.wanted = False\n", ""),
-                "a cancelled transfer goes on as if it were wanted, and can be taken",
+                "a cancelled transfer continues as if it were wanted, and can be taken",
                 "what does `stopped` have to know?",
             ),
             (
@@ -749,7 +798,7 @@ MISTAKES = {
             (
                 "the wrong dead",
                 ("transfer.sender == sender and not", "not"),
-                "the transfers of all senders are given back, and the living go on writing",
+                "the transfers of all senders are given back, and the living senders still write",
                 "whose transfers?",
             ),
             (
@@ -776,7 +825,7 @@ MISTAKES = {
         guessed("round robin, 12", 0, "every worker sees all twelve",
                 "12 is a multiple of 4, so a conversation always meets the same worker", LOOP),
         guessed("round robin, 12", 25, "a quarter by chance",
-                "in turn is not by chance: conversation 0 meets worker 0 each time", LOOP),
+                "round robin is not random: conversation 0 meets worker 0 each time", LOOP),
         guessed("round robin, 12", 100 * 40 / 120, "a third fits",
                 "a worker sees three of the twelve conversations, not all of them", LOOP),
         guessed("round robin, 13", 100, "four caches are one",
@@ -784,7 +833,8 @@ MISTAKES = {
         guessed("round robin, 13", 25, "a quarter on each",
                 "each worker sees all 13 conversations in turn: a loop of 130 blocks in 40", LOOP),
         guessed("round robin, 13", 100 * 40 / 130, "as many as fit",
-                "of a loop that does not fit, LRU keeps what comes last, not next", LOOP),
+                "of a loop that does not fit, LRU keeps what was used last, never what comes "
+                "next", LOOP),
         guessed("by prefix, 13", 0, "one too many",
                 "the worker with four conversations has 40 blocks, and room for 40", LOOP),
         guessed("by prefix, 13", 100 * 12 / 13, "one conversation in vain",
@@ -792,11 +842,11 @@ MISTAKES = {
         guessed("shared store, 13", 0, "the store is a loop, too",
                 "the store has 160 blocks and gets 130", "what does the store evict?"),
         guessed("shared store, 13", 25, "a store per worker",
-                "every block is written to one store, whoever computed it",
+                "every block is written to one store, whichever worker computed it",
                 "what does the store hold?"),
         guessed("blocks fetched", 0, "they are on the worker",
-                "a worker has evicted the conversation when it comes again: exactly as without a "
-                "store", LOOP),
+                "the worker has evicted the conversation when its next turn comes, exactly as "
+                "without a store", LOOP),
         guessed("blocks fetched", 7.5, "three quarters from elsewhere",
                 "nothing of the conversation is on the worker: all ten blocks come", LOOP),
         guessed("random, second turn", 75, "the others' share",
@@ -823,9 +873,16 @@ MISTAKES = {
         *made(
             "Breaker.allows",
             (
+                "takes no lock",
+                ("    with self._lock:\n", "    if True:\n"),
+                "two threads can both find that the wait is over before either of them has "
+                "lengthened it",
+                "which lines may not be interrupted by another thread? `self._lock`",
+            ),
+            (
                 "never tries again",
                 (REFUSES, "        return False\n"),
-                "once it is open, nobody goes through any more: the store is lost for good",
+                "once it is open, no call goes through again: the store is never asked again",
                 TRIAL,
             ),
             (
@@ -844,8 +901,8 @@ MISTAKES = {
             (
                 "a moment too late",
                 ("self.clock() < self._next_trial", "self.clock() <= self._next_trial"),
-                "at the time of the trial itself nobody goes through",
-                "until then, or until after then?",
+                "at the time of the trial itself no call goes through",
+                "may a call go through at exactly that time?",
             ),
             (
                 "waits for a report",
@@ -854,8 +911,8 @@ MISTAKES = {
                     "        self._lengthen()\n"
                     '        self._next_trial = float("inf")\n',
                 ),
-                "a trial that never reports is waited for without end",
-                "may a caller go away without saying a word?",
+                "if a trial never reports, no other call ever goes through",
+                "can a caller end without a report?",
             ),
             (
                 "the trial's wait is not doubled",
@@ -863,7 +920,7 @@ MISTAKES = {
                     "        self._lengthen()  # others wait for this trial's end\n",
                     "        self._next_trial = self.clock() + self.wait\n",
                 ),
-                "the waits stay as long as the first: a store that is down for long is asked "
+                "the waits stay as long as the first: during a long outage the store is asked "
                 "again and again",
                 DOUBLE,
             ),
@@ -874,14 +931,14 @@ MISTAKES = {
                     "        self.wait *= 2\n"
                     "        self._next_trial = self.clock() + self.wait\n",
                 ),
-                "the waits double without end: `most` is not looked at",
+                "the waits double without end: `most` is not applied",
                 DOUBLE,
             ),
             (
                 "asks while it is open",
                 (REFUSES, ""),
                 "it lets callers through whether the wait is over or not",
-                "what is a wait good for?",
+                "what does `allows` return before the wait is over?",
             ),
         ),
         *made(
@@ -890,20 +947,20 @@ MISTAKES = {
                 "stays open",
                 ("was_open, self.wait = self.is_open, 0.0", "was_open = self.is_open"),
                 "a trial that worked does not close it",
-                "how can one see from `wait` that it is closed?",
+                "which value of `wait` means closed?",
             ),
             (
                 "begins with the last wait",
                 ("was_open, self.wait = self.is_open, 0.0",
                  "was_open, self.first, self.wait = self.is_open, self.wait or self.first, 0.0"),
                 "the next outage begins with the last wait of this one, not with `first`",
-                "after a call that worked, it is as new",
+                "after a call that worked, it starts from the beginning",
             ),
             (
                 "looks too late",
                 ("was_open, self.wait = self.is_open, 0.0",
                  "self.wait = 0.0\n        was_open = self.is_open"),
-                "it is asked whether it was open after it has been closed",
+                "`is_open` is read after the breaker has been closed",
                 WAS,
             ),
             (
@@ -956,7 +1013,7 @@ MISTAKES = {
                     "            return False\n",
                 ),
                 "it opens after several failures only; here the first one opens it",
-                "how many callers shall wait for the time limit?",
+                "how many callers should wait for the time limit?",
             ),
             (
                 "says that it was open",

@@ -1,6 +1,7 @@
 """Chapter 13 as programs: pairs of prompts, stores that lie, routed requests, hand-overs."""
 
 import random
+import threading
 from enum import IntEnum
 from itertools import pairwise
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ FACTS = {"model": "9f0c", "dtype": "float32", "block size": "4", "layout": "1"}
 
 def two_identities(mine, program, log: Log) -> None:
     words, one, two = program
-    log(f"facts, and {words}")
+    log(f"the facts {one}, and {words}: {two}")
     first = log.call("identity_of", mine.identity_of, one, see=False)
     second = log.call("identity_of", mine.identity_of, two, see=False)
     log("", {"32 bytes?": isinstance(first, bytes) and len(first) == 32})
@@ -43,7 +44,7 @@ def two_salts(mine, program, log: Log) -> None:
     log(f"the salts {one!r} and {two!r}")
     first = log.call("spell", mine.spell, one, see=False)
     second = log.call("spell", mine.spell, two, see=False)
-    log("", {"texts?": [isinstance(first, str), isinstance(second, str)]})
+    log("", {"are they texts?": [isinstance(first, str), isinstance(second, str)]})
     log("", {"are the spellings equal?": first == second})
 
 
@@ -122,7 +123,8 @@ SPELLED = [None, "None", "", "a", "b", 1, "1", 1.0, True, b"1", b"a", (), ("a",)
            ("a,b",), "a,b", ("a', 'b",), (("a",), "b"), (("a", "b"),), ("a", ("b",)), ("ab",),
            ("a", "b"), ("a,str:b",), ("a", "b"), ("a, b",), -1, -2, 2**61 - 1, 0,
            ("str:'a'", "b"), "(str:'a')", (None,), ("None",), ("", ""), ("",),
-           ("a", "", "b"), ("a,str:'b'",), ("a',str:'b",)]  # fmt: skip
+           ("a", "", "b"), ("a,str:'b'",), ("a',str:'b",), 100 * "a", 100 * "a" + "b", 2**70,
+           2**70 + 1]  # fmt: skip
 
 
 def pairs_of_salts() -> list:
@@ -143,7 +145,7 @@ scenario(
             ("another model", FACTS, FACTS | {"model": "77aa"}),
             ("another block size", FACTS, FACTS | {"block size": "16"}),
             ("another layout", FACTS, FACTS | {"layout": "2"}),
-            ("one fact less", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
+            ("one fact fewer", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
             ("one fact more", FACTS, FACTS | {"salted": ""}),
             ("two values swapped", LONGER, {"model": "float16", "dtype": "9f0c"}),
         ],
@@ -159,8 +161,13 @@ scenario(
             ("the same with an equals sign", {"a": "b", "c": "d"}, {"a": "b;c=d"}),
             ("the same with line ends", {"a": "b", "c": "d"}, {"a": "b\nc\nd"}),
             ("the same with spaces", {"a": "b", "c": "d"}, {"a": "b c d"}),
+            *(
+                (f"the same with {one!r} between", {"a": "b", "c": "d"}, {"a": f"b{one}c{two}d"})
+                for one in "\0\x1f\t|&,;/"
+                for two in (one, "=", ":")
+            ),
         ],
-        look="where does a name end, and where a value?",
+        look="where does a name end, and where does a value end?",
     ),
 )
 scenario(
@@ -173,7 +180,7 @@ scenario(
             ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
             ([[1, 2]], [(1, 2)]),
         ],
-        look="what else than parent and tokens comes in?",
+        look="what does the name depend on besides parent and tokens?",
     ),
     Group(
         "other tokens, or another beginning",
@@ -191,6 +198,11 @@ scenario(
         look="every token in its place, and the parent",
     ),
     Group(
+        "blocks of any length",
+        [([[1], []], [[1]]), ([[]], [[], []]), ([[1] * 600], [[1] * 599 + [2]])],
+        look="how many tokens may a block have?",
+    ),
+    Group(
         "tokens that run together, and large ones",
         [
             ([[1, 23]], [[12, 3]]),
@@ -204,8 +216,10 @@ scenario(
             ([[65_538, 5]], [[2, 5]]),
             ([[1, 65_536]], [[1, 0, 1]]),
             ([[2_000_000]], [[2_000_000 % 65_536]]),
+            ([[2**24 + 5]], [[5]]),
+            ([[2**31 - 1]], [[2**31 - 2]]),
         ],
-        look="how many bytes has a token?",
+        look="how many bytes does a token get?",
     ),
 )
 scenario(
@@ -237,7 +251,7 @@ scenario(
             ("spell", "a"),
             ("spell", ("a", 1)),
         ],
-        look="`hash` of a string is another number in each process",
+        look="`hash` of a string is a different number in each process",
     ),
 )
 
@@ -284,6 +298,7 @@ def random_fetch(seed: int):
     return prefix, says, sends, times, draw.choice([None] * 8 + ["contains", "get_many"])
 
 
+MANY = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 FAST = (1, 1, 10)  # ms: latency, per block, to compute one
 scenario(
     "13.2",
@@ -295,20 +310,21 @@ scenario(
             ("abcd", "ab", "abcd", FAST, None),
             ("abc", "", "", FAST, None),
             ("", "", "", FAST, None),
+            (MANY, MANY, MANY, FAST, None),
         ],
         look="which blocks are asked for, and which calls are of no use?",
     ),
     Group(
-        "a gap in what it says",
+        "a gap in what it claims",
         [
             ("abc", "ac", "abc", FAST, None),
             ("abc", "bc", "abc", FAST, None),
             ("abcdef", "abdef", "abcdef", FAST, None),
         ],
-        look="what is a block behind a gap worth?",
+        look="of what use is a block after a gap?",
     ),
     Group(
-        "less comes than it said",
+        "less comes than it claimed",
         [
             ("abc", "abc", "ab.", FAST, None),
             ("abc", "abc", "a.c", FAST, None),
@@ -318,17 +334,17 @@ scenario(
         look="the first block that did not come ends the prefix",
     ),
     Group(
-        "something else comes",
+        "other entries come",
         [
             ("abc", "abc", "abx", FAST, None),
             ("abc", "abc", "axc", FAST, None),
             ("abc", "abc", "xbc", FAST, None),
             ("abcde", "abcde", "abx.e", FAST, None),
         ],
-        look="what does `unpack` say, and what is the rest of the prefix worth then?",
+        look="what does `unpack` say, and of what use is the rest of the prefix then?",
     ),
     Group(
-        "fetched only if it is sooner",
+        "fetched only if that is sooner",
         [
             ("a", "a", "a", (10, 1, 3), None),
             ("abcde", "abcde", "abcde", (10, 1, 3), None),
@@ -482,7 +498,7 @@ scenario(
             ([8, 4, 0], [9, 3, 5], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
             ([8, 4, 0], [5, 5, 3], {"A": [0, 1], "AB": [0]}, 9, "AB", 9),
         ],
-        look="of equal ones the least `sent`, and then the lowest number",
+        look="of workers with equal differences, the least `sent`, and then the lowest number",
     ),
     Group(
         "a prompt that is held whole",
@@ -529,7 +545,7 @@ scenario(
         look="the least loaded worker is a candidate, too",
     ),
     Group(
-        "a prefix draws",
+        "a prefix attracts requests",
         [
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("+", "ABC", 13)]),
             (2, 4, 100, [("+", "AB", 8), ("-", 0), ("+", "AB", 8)]),
@@ -567,9 +583,9 @@ scenario(
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["AB"]), ("+", "ABC", 13)]),
             (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["A"]), ("+", "ABC", 13)]),
         ],
-        look="`hits`, once more",
+        look="`hits`, after an eviction",
     ),
-    Group("60 random days", [random_route(seed) for seed in range(60)], look="the lines above"),
+    Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
 )  # fmt: skip
 
 
@@ -689,7 +705,7 @@ scenario(
             (4, "+A2p wA wA sA ?A xA -A"),
             (4, "+A2p wA xA xA wA sA sA xA"),
         ],
-        look="who will say that it is over?",
+        look="which call will say that it is over?",
     ),
     Group(
         "the sender gives up",
@@ -712,9 +728,11 @@ scenario(
             (4, "+A1p +B1p +C1p wA xA wB sB !p ?B ?C"),
             (4, "+A2p wA !p xA sA !p"),
         ],
-        look="which transfers will never hear `stopped`?",
+        look="for which transfers will `stopped` never be called?",
     ),
-    Group("60 random days", [random_hand_over(seed) for seed in range(60)], look="the lines above"),
+    Group(
+        "60 random traces", [random_hand_over(seed) for seed in range(60)], look="the lines above"
+    ),
 )
 
 
@@ -726,8 +744,8 @@ numbers(
     "what_many_caches_find",
     {
         "one worker, 13": ("found by one worker with 160 blocks, in per cent", LOOP),
-        "round robin, 12": ("found in turn, 12 conversations, in per cent", LOOP),
-        "round robin, 13": ("found in turn, 13 conversations, in per cent", LOOP),
+        "round robin, 12": ("found by round robin, 12 conversations, in per cent", LOOP),
+        "round robin, 13": ("found by round robin, 13 conversations, in per cent", LOOP),
         "by prefix, 13": ("found by prefix, in per cent", LOOP),
         "shared store, 13": (
             "found with a store behind the workers, in per cent",
@@ -779,6 +797,31 @@ def broken(mine, program, log: Log) -> None:
         log("", {"is open:": breaker.is_open})
 
 
+def both_at_once(mine, program, log: Log) -> None:
+    """A second caller comes while the first one's `allows` is about to change something."""
+    clock, due = Clock(), False
+    others: list[threading.Thread] = []
+    found: list[bool] = []
+
+    class Interrupted(mine.Breaker):
+        def __setattr__(self, name: str, value: object) -> None:
+            if due and not others:
+                others.append(threading.Thread(target=lambda: found.append(self.allows())))
+                others[0].start()
+                others[0].join(0.05)  # it ends, or it waits for the first one
+            super().__setattr__(name, value)
+
+    breaker = Interrupted(0.5, 4.0, clock)
+    log(f"a failure, and {program} s later two threads ask at the same time")
+    breaker.failed()
+    clock.now += program
+    due = True
+    found.append(breaker.allows())
+    for other in others:
+        other.join()
+    log("", {"callers that go through:": found.count(True)})
+
+
 def outage(mine, program, log: Log) -> None:
     """A store that is down, comes back, and is down once more."""
     first, most, down, limit, pause = program
@@ -827,7 +870,7 @@ scenario(
             (0.5, 4.0, "? - 0.75 ? ?"),
             (0.5, 4.0, "? - 3 ? ? 0.25 ?"),
         ],
-        look="who else goes through while the trial runs?",
+        look="which other calls go through while the trial runs?",
     ),
     Group(
         "the trial works",
@@ -837,7 +880,7 @@ scenario(
             (0.5, 4.0, "? - 0.5 ? + ? - 0.25 ? 0.25 ?"),
             (0.5, 4.0, "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
         ],
-        look="after that it is as new",
+        look="after that it starts from the beginning",
     ),
     Group(
         "the trial fails",
@@ -869,7 +912,16 @@ scenario(
         ],
         look="calls that began while it was closed, and report afterwards",
     ),
-    Group("60 random days", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+    Group("60 random traces", [random_breaker(seed) for seed in range(60)], look="the lines above"),
+)
+scenario(
+    "13.6",
+    both_at_once,
+    Group(
+        "two threads at once",
+        [0.5, 3.0],
+        look="what may another thread change between your comparison and your assignment? `_lock`",
+    ),
 )
 scenario(
     "13.6",
@@ -1010,7 +1062,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         receiver.pool.release(block)
     if receiver.pool.num_free != 64:
         raise AssertionError(f"{64 - receiver.pool.num_free} blocks are missing")
-    return f"{len(taken)} blocks handed over beside a cancelled transfer: the oracle's 8 tokens."
+    return f"{len(taken)} blocks handed over during a cancelled transfer: the oracle's 8 tokens."
 
 
 @runs_model("13.6")
@@ -1039,7 +1091,9 @@ def _(mine, lm: minikv.LanguageModel) -> str:
             same_as_oracle(lm, prompt, go_on(lm, prompt, contents))
     if not found[0] or found[5] or not found[19]:
         raise AssertionError(f"blocks found per second: {found}")
-    return f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: oracle's tokens."
+    return (
+        f"20 prompts, {calls} asked the store, {found.count(0)} had no blocks: the oracle's tokens."
+    )
 
 
 def loop_of(conversations: int) -> list[list[int]]:
