@@ -148,8 +148,7 @@ def split_kernel(
     """Program (s, g, i): split i of what program (s, g) of `packed_kernel` does.
 
     Of a sequence's n blocks each split takes at most n / SPLITS, rounded up, and each block belongs
-    to one split. Which blocks a split takes is up to you: blocks side by side, say. Some splits may
-    be shorter, or empty.
+    to one split: to which is up to you. Some splits may be shorter, or empty.
 
     partial: (S, KV_HEADS * GROUP, SPLITS, HEAD_DIM), the output over this split's tokens alone.
     lse: (S, KV_HEADS * GROUP, SPLITS), the logarithm of the sum of exp(score) over them. Every

@@ -138,7 +138,7 @@ STEPS = [(7, 16, 1), (9, 3, 0), (1, 1, 5), (0, 1, 1), (1, 12, 1)]
 @pytest.mark.parametrize("kv_dtype", NAMES)
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "window", "block_size"),
-    [(64, 4, 2, None, 16), (20, 3, 1, 9, 5), (96, 2, 2, 3, 4)],
+    [(64, 4, 2, None, 16), (20, 3, 1, 9, 5), (96, 1, 1, 3, 4)],
 )
 def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, window, block_size):
     config = model(tinypy.lm, head_dim, heads, kv_heads, window)
@@ -204,13 +204,13 @@ def greedy(num_tokens, **others):
     return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **others)
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int4"])  # int8 has the parts of fp8
-def test_the_bundled_model_says_what_it_says_in_pytorch(kv_dtype):
-    lm = minikv.load("tinypy", device=DEVICE)
+@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+def test_the_engine_says_what_it_says_in_pytorch(llama, kv_dtype):
+    lm = minikv.load(llama.folder, device=DEVICE)
     # Blocks of 8, steps of 12 tokens: chunks after prefixes, mixed with decodes; the second
     # prompt begins with the first, so that its prefix is a hit.
-    first = lm.encode("def add(a, b):\n    return a +")
-    prompts = [first, first + lm.encode(" b\n\ndef sub("), lm.encode("import")]
+    long, other = llama.prompts(21, 2)
+    prompts = [long[:13], long, other]
 
     def tokens(attention):
         engine = Engine(lm, EngineConfig(

@@ -8,6 +8,7 @@ entry again that is there. All of them are asked for, and fetched, by one call.
 import random
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import Any
 
 from minikv.cluster.local_mooncake import local_mooncake
 from minikv.cluster.local_server import local_server
@@ -16,7 +17,7 @@ from minikv.course.bench.harness import BenchTable, Spread, bar
 from minikv.course.measure.timing import timed
 
 ENTRIES, SIZE = 200, 82_000  # bytes
-KINDS = {"Valkey or Redis": local_server, "Mooncake": local_mooncake}
+KINDS: dict[str, Any] = {"Valkey or Redis": local_server, "Mooncake": local_mooncake}
 PATIENCE = 30.0  # seconds that a call may take: here a slow one is a figure, not a failure
 
 

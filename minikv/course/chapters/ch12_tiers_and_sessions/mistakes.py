@@ -1103,6 +1103,15 @@ MISTAKES = {
                 WHOLE,
             ),
             (
+                "no tokens are 0 tokens",
+                (
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
+                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
+                ),
+                "a file without tokens is taken for one of 0 tokens",
+                "a tensor that is missing is not the same as an empty one",
+            ),
+            (
                 "no count",
                 (
                     'if num_tokens is None or header.get("num_tokens") != str(num_tokens):',
@@ -1135,15 +1144,6 @@ MISTAKES = {
                 ),
                 "a file without a checksum is accepted: a damaged one may have lost it",
                 "what if the field is missing?",
-            ),
-            (
-                "no tokens are 0 tokens",
-                (
-                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else None\n',
-                    'num_tokens = tensors["tokens"].numel() if "tokens" in tensors else 0\n',
-                ),
-                "a file without tokens is taken for one of 0 tokens",
-                "a tensor that is missing is not the same as an empty one",
             ),
             (
                 "counts what is not there",
