@@ -12,11 +12,12 @@ from four_ways import (
     text_with,
 )
 
+from minikv.course.harness import scenarios
 from minikv.course.harness.checking import CHECKS, MODEL_RUNS
 from minikv.course.harness.examine import COMPILES, examine, import_checks
 from minikv.course.harness.manifest import chapter_of, chapters, find
 from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
-from minikv.course.harness.scenarios import Played, Scenario
+from minikv.course.harness.scenarios import Difference, Outcome, Played, diagnose
 from minikv.course.harness.skeletons import skeleton, targets
 
 
@@ -42,19 +43,29 @@ def test_the_skeleton_is_not_a_solution(exercise):
         assert any(f"Exercise {exercise.id}" in line.what for line in failures)
 
 
+def not_compiled(exercise):
+    """The checks that ask no GPU's compiler, a process of its own."""
+    return [check for check in CHECKS[exercise.id] if check.name != COMPILES]
+
+
 @pytest.fixture
 def examined(pytestconfig, monkeypatch):
     """`examined(exercise, text)`: its report. What `test_journey` runs the model on, too, does
-    not run it here; and what it does not build on a reader's parts, it plays as it is played here.
+    not run it here, and a GPU's compiler is not asked again; and what it does not build on a
+    reader's parts, it plays as it is played here. To judge what the model does on one text it runs
+    the model on the reference, too: so that is not done here either.
     """
 
     def report(exercise, text):
         import_checks(exercise.id)
         there = text == text_with(exercise, on_the_way(exercise))
-        if there and not pytestconfig.getoption("chapter"):
-            if exercise.kind != "build":
+        if not pytestconfig.getoption("chapter"):
+            if there and exercise.kind != "build":
                 pytest.skip("test_journey checks the same text")
-            monkeypatch.delitem(MODEL_RUNS, exercise.id, raising=False)
+            if there:
+                monkeypatch.setitem(CHECKS, exercise.id, not_compiled(exercise))
+            if there or text == right(exercise):
+                monkeypatch.delitem(MODEL_RUNS, exercise.id, raising=False)
         return examine(exercise, text)
 
     return report
@@ -74,41 +85,50 @@ def test_a_solution_written_otherwise_passes(exercise, examined):
     assert report.passed, report.text()
 
 
-SEEN = {}  # (mistake, group): its symptoms, by the place of the program that shows them
+def begun(played, mistake, most_right):
+    """The outcome of a line's first programs, those that a diagnosis looks at however much else
+    fails."""
+    differs, right = {}, []
+    for place in range(len(played.group.programs)):
+        wrong = played.scenario.symptoms_of(mistake, played.group, place)
+        if wrong:
+            differs[place] = Difference("", "", wrong, None)
+        else:
+            right.append(place)
+        if len(differs) == scenarios.LEAST_DIFFERING or len(right) == most_right:
+            break
+    return Outcome(played, differs, right)
+
+
+def is_named_early(exercise, mistake):
+    """Whether the first programs of some lines are enough to name the mistake. Then all programs
+    of all lines name it, too: the mistake is like itself in whatever else is looked at, and none
+    that was less like it becomes more so."""
+    lines = [line for line in CHECKS[exercise.id] if isinstance(line, Played)]
+    outcomes = []
+    for line in lines:
+        outcomes.append(begun(line, mistake, scenarios.looked_at_right(len(lines))))
+        if outcomes[-1].differs and mistake in diagnose(outcomes).values():
+            return True
+    return False
 
 
 @pytest.mark.parametrize(("exercise", "mistake"), MISTAKES)
 def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
-    """To name a reader's mistake, the known ones are played. Here the reader's is one of them: it
-    is played once as both, and to be sure that both are alike, a second time where it fails. A
-    GPU's compiler, a process of its own, is asked only about what nothing else names."""
-    run, play = Played.run, Scenario.symptoms_of
-    first = []
-
-    def run_and_keep(played, mine):
-        outcome = run(played, mine)
-        SEEN[mistake, played.group] = dict.fromkeys(outcome.right, frozenset()) | {
-            place: one.symptoms for place, one in outcome.differs.items()
-        }
-        first.extend((played, place, one) for place, one in outcome.differs.items())
-        return outcome
-
-    def remembered(scenario, known, group, place):
-        seen = SEEN.get((known, group), {})
-        return seen[place] if place in seen else play(scenario, known, group, place)
-
-    monkeypatch.setattr(Played, "run", run_and_keep)
-    monkeypatch.setattr(Scenario, "symptoms_of", remembered)
-    text = text_of_mistake(exercise, mistake)
+    """Of each exercise the first mistake, and what few programs do not name, is checked as a
+    reader's is. A GPU's compiler is asked only about what nothing else names."""
+    # A slow machine is not a failure.
+    monkeypatch.setattr(scenarios, "PLAY_LIMIT", 60.0)
+    monkeypatch.setattr(scenarios, "DIAGNOSIS_LIMIT", 60.0)
     import_checks(exercise.id)
+    if mistake is not mistakes_of(exercise)[0] and is_named_early(exercise, mistake):
+        return
+    text = text_of_mistake(exercise, mistake)
     with monkeypatch.context() as without:
-        quick = [check for check in CHECKS[exercise.id] if check.name != COMPILES]
-        without.setitem(CHECKS, exercise.id, quick)
+        without.setitem(CHECKS, exercise.id, not_compiled(exercise))
         report = examine(exercise, text)
     if mistake.cause not in [line.cause for line in report.lines]:
         report = examine(exercise, text)
-    for played, place, found in first[:1]:
-        assert play(played.scenario, mistake, played.group, place) == found.symptoms
     assert not report.passed
     causes = [line.cause for line in report.lines if line.cause]
     assert mistake.cause in causes, report.text()
@@ -119,8 +139,10 @@ def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
 def half_fixed():
     """Exercises that break two functions in one way each, with one left as it was found."""
     for exercise in EXERCISES:
+        if exercise.id not in ("07.5", "08.6"):
+            continue
         for path, target in targets(chapter_of(exercise.id)).items():
-            if target.exercise == exercise.id and exercise.id in ("07.5", "08.6"):
+            if target.exercise == exercise.id:
                 name = f"{exercise.id}: {path}"
                 yield pytest.param(exercise, path, target.skeleton, id=name)
 
@@ -149,9 +171,12 @@ def test_a_line_that_tells_another_mistake_is_not_called_the_same():
 
 @pytest.mark.parametrize("exercise", EACH)
 def test_there_are_enough_mistakes_and_each_has_a_message_of_its_own(exercise):
+    import_checks(exercise.id)
     mistakes = mistakes_of(exercise)
     assert len(mistakes) >= 4
     assert len({mistake.name for mistake in mistakes}) == len(mistakes)
+    assert all(mistake.cause and mistake.look for mistake in mistakes)
+    assert all(check.look for check in CHECKS[exercise.id] if isinstance(check, Played))
 
 
 def test_every_chapter_has_four_to_eight_exercises_of_several_kinds():

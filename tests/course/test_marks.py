@@ -36,7 +36,7 @@ for module in (scenarios, observing, examine):
     module.same = lambda *_: True
     module.disagreement = lambda *_: None
 checking.mismatch = scenarios.mismatch = lambda *_: None
-scenarios.Played.run = lambda self, player: scenarios.Outcome(self, {})
+scenarios.Played.run = lambda self, player: scenarios.Outcome(self, {}, [])
 report.Report.passed = True
 """,
     "writes verdicts to every open file": FORGED + """

@@ -18,10 +18,11 @@ NUMBER, NAME = "97", "tried_out"
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the project to which a chapter was added, and what each file held before."""
+    """A copy of the project to which a chapter was added, and what each file held before. What
+    Python and Numba have compiled comes along, but for files that are being written."""
     root = tmp_path_factory.mktemp("copy")
     for folder in ("minikv", "kernels", "exercises", "tests", "notebooks"):
-        leave = shutil.ignore_patterns("__pycache__", ".progress", ".ipynb_checkpoints")
+        leave = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", ".progress", ".ipynb_checkpoints")
         shutil.copytree(ROOT / folder, root / folder, ignore=leave)
     shutil.copy(ROOT / "pyproject.toml", root)
     before = contents(root)

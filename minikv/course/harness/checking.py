@@ -59,17 +59,25 @@ class Check:
     run: Callable[[Any], None]  # on the reader's module
     cause: str | None  # where nothing more precise is known
     look: str | None
+    hands_over: bool = True  # False: it calls no `witness`
 
 
 CHECKS: dict[str, list[AnyCheck]] = {}
 MODEL_RUNS: dict[str, Callable[[Any, minikv.LanguageModel], str]] = {}
 
 
-def check(exercise: str, name: str, cause: str | None = None, look: str | None = None):
-    """Make the decorated function a check of `exercise`; shown in the order of the file."""
+def check(
+    exercise: str,
+    name: str,
+    cause: str | None = None,
+    look: str | None = None,
+    hands_over: bool = True,
+):
+    """Make the decorated function a check of `exercise`; shown in the order of the file. One that
+    hands nothing over to `witness` can say so: then it need not run on the reference."""
 
     def register(run: Callable[[Any], None]):
-        CHECKS.setdefault(exercise, []).append(Check(exercise, name, run, cause, look))
+        CHECKS.setdefault(exercise, []).append(Check(exercise, name, run, cause, look, hands_over))
         return run
 
     return register

@@ -44,6 +44,7 @@ from minikv.course.harness.raised import Raised
 from minikv.course.harness.skeletons import skeleton
 
 LOOKED_AT = 25  # programs that differ, and as many that do not, which the mistakes are played on
+LEAST_DIFFERING, LEAST_RIGHT = 3, 2  # of one line, even if those of all lines are more than that
 ENOUGH = 12  # programs of one group that differ; the rest of the group is then not played
 # A mistake is named if it shares this much of what is wrong in the first line that fails, and
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
@@ -280,17 +281,20 @@ class Played:
         """Have the programs played on the reader's module, by a player of `observing`, until ENOUGH
         differ."""
         differs: dict[int, Difference] = {}
+        right: list[int] = []
         for place in range(len(self.group.programs)):
             expected = self.scenario.expected(self.group, place)
             found = self.scenario.read(player.events(self, place))
             first = difference(found, expected)
-            if first is not None:
+            if first is None:
+                right.append(place)
+            else:
                 differs[place] = first
                 if first.error is not None and len(differs) == 1:
                     first.error.ask()  # while the program that raised it is the last
                 if len(differs) == ENOUGH:
                     break
-        return Outcome(self, differs)
+        return Outcome(self, differs, right)
 
 
 @cache
@@ -353,18 +357,11 @@ class Outcome:
 
     played: Played
     differs: dict[int, Difference]  # by the place of the program
+    right: list[int]  # the places of those that were played and did not differ
 
     @property
     def counterexample(self) -> Difference | None:
         return self.differs[min(self.differs)] if self.differs else None
-
-    @property
-    def right(self) -> list[int]:
-        """The programs that were played and did not differ."""
-        end = len(self.played.group.programs)
-        if len(self.differs) == ENOUGH:
-            end = max(self.differs)
-        return [place for place in range(end) if place not in self.differs]
 
 
 def difference(found: list[Event], expected: list[Event]) -> Difference | None:
@@ -526,6 +523,11 @@ def _tells(mistake: Mistake, failed: Outcome) -> bool:
     return bool(failed.differs[place].symptoms & wrong)
 
 
+def looked_at_right(lines: int) -> int:
+    """How many programs that do not differ are looked at, of each of a report's lines."""
+    return max(LEAST_RIGHT, LOOKED_AT // lines)
+
+
 def _likeness(
     mistake: Mistake,
     failed: Sequence[Outcome],
@@ -538,7 +540,7 @@ def _likeness(
     theirs: set = set()
     for outcome in failed:
         played = outcome.played
-        for place in sorted(outcome.differs)[: max(3, LOOKED_AT // len(failed))]:
+        for place in sorted(outcome.differs)[: max(LEAST_DIFFERING, LOOKED_AT // len(failed))]:
             key = played.name, place
             mine |= {(key, one) for one in outcome.differs[place].symptoms}
             theirs |= {
@@ -546,7 +548,7 @@ def _likeness(
             }
     for outcome in outcomes:
         played = outcome.played
-        for place in outcome.right[: max(2, LOOKED_AT // len(outcomes))]:
+        for place in outcome.right[: looked_at_right(len(outcomes))]:
             key = played.name, place
             theirs |= {
                 (key, one) for one in played.scenario.symptoms_of(mistake, played.group, place)

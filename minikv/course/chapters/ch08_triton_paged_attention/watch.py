@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,6 +52,21 @@ def _read_at_once(made: Callable) -> Callable:
 
 
 interpreter.InterpretedFunction.__init__ = _read_at_once(interpreter.InterpretedFunction.__init__)
+
+
+@contextmanager
+def language_patched_once() -> Iterator[None]:
+    """Triton's interpreter replaces the functions of `tl` by its own whenever a kernel calls
+    another, which takes longer than most kernels do. In here they are replaced all the time."""
+    patch = interpreter._patch_lang
+    scope = patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    done = SimpleNamespace(restore=lambda: None)
+    interpreter._patch_lang = lambda kernel: done
+    try:
+        yield
+    finally:
+        interpreter._patch_lang = patch
+        scope.restore()
 
 
 @dataclass
@@ -112,12 +128,9 @@ class Watch:
 
     def __enter__(self) -> "Watch":
         builder = interpreter.InterpreterBuilder
-        language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
-        self._undo.append(interpreter._patch_lang(language).restore)
-        done = SimpleNamespace(
-            restore=lambda: None
-        )  # once is enough: it takes longer than a kernel
-        self._patch(interpreter, "_patch_lang", lambda original, kernel: done)
+        language = ExitStack()
+        language.enter_context(language_patched_once())
+        self._undo.append(language.close)
         self._patch(interpreter.InterpretedFunction, "run", self._run)
         self._patch(builder, "create_masked_load", self._load)
         self._patch(builder, "create_masked_store", self._store)
