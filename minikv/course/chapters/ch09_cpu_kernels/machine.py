@@ -43,7 +43,9 @@ def _read(values, times):
 
 def read_rate(size: int, total: int = 2**27) -> float:
     """Bytes per second of a kernel that reads `size` bytes, again and again."""
-    values = np.zeros(size // 4, np.float32)
+    # A part of a large array: Linux gives that large pages. An array of a few MB may lie in small
+    # ones, which take longer to read, and would look like a slow cache.
+    values = np.zeros(SIZES[-1] // 4, np.float32)[: size // 4]
     times = max(1, total // size)
     return size * times / best(lambda: _read(values, times), 3)
 
