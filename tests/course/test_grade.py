@@ -170,7 +170,11 @@ def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path):
     table = tmp_path / "marks.csv"
     command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]
     command += ["--chapters", "04", "--csv", str(table), "--resume", str(tmp_path / "kept")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A shell lets what it starts in the background ignore Control-C, and so all below it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         with (
