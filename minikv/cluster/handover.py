@@ -96,8 +96,9 @@ class Landings:
     def given_up(self, peer: str) -> list[Ticket]:
         """The peer is silent: it may be dead, or slow and still writing. Its blocks are kept until
         `finished` or `lost`. Returns the tickets of the requests that have to be computed again."""
-        its = [ticket for ticket, one in self.landings.items() if one.peer == peer]
-        wanted = [ticket for ticket in its if self.landings[ticket].is_wanted]
+        wanted = [
+            ticket for ticket, one in self.landings.items() if one.peer == peer and one.is_wanted
+        ]
         for ticket in wanted:
             self.aborted(ticket)
         return wanted

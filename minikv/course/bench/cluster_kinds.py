@@ -13,7 +13,7 @@ from typing import Any
 from minikv.cluster.local_mooncake import local_mooncake
 from minikv.cluster.local_server import local_server
 from minikv.cluster.shared_store import SharedStore
-from minikv.course.bench.harness import BenchTable, Spread, bar
+from minikv.course.bench.harness import BenchTable, Spread, bar, race
 from minikv.course.measure.timing import timed
 
 ENTRIES, SIZE = 200, 82_000  # bytes
@@ -26,7 +26,6 @@ def add_rows(table: BenchTable, repeats: int) -> None:
     if there is none, or if an entry is lost."""
     rng = random.Random("kinds")
     memory = 2 * (repeats + 1) * ENTRIES * SIZE
-    figures: dict[str, dict[str, list[float]]] = {}
     with ExitStack() as stack:
         stores = {}
         for kind, start in KINDS.items():
@@ -39,17 +38,18 @@ def add_rows(table: BenchTable, repeats: int) -> None:
         if not stores:
             raise RuntimeError("; ".join(table.notes))
         progress = stack.enter_context(bar(len(stores) * (repeats + 1), "kinds of store"))
-        for turn in range(repeats + 1):
-            entries = {rng.randbytes(32): rng.randbytes(SIZE) for _ in range(ENTRIES)}
-            for kind in list(stores)[:: 1 if turn % 2 else -1]:
-                one = _measure(stores[kind], entries)
-                if turn > 0:  # the first connects
-                    for column, figure in one.items():
-                        figures.setdefault(kind, {}).setdefault(column, []).append(figure)
-                progress.update()
+        ways = {kind: partial(_measure, store) for kind, store in stores.items()}
+        turns = (_entries(rng) for _ in range(repeats + 1))  # in the first, a store connects
+        raced = race(ways, turns, progress)
     table.notes.append(f"{ENTRIES} entries of {SIZE:,} bytes, on this machine")
-    for kind, columns in figures.items():
-        table.add({"store": kind} | {column: Spread(one) for column, one in columns.items()})
+    for kind, found in raced.results.items():
+        row: dict[str, Any] = {"store": kind}
+        row |= {column: Spread([one[column] for one in found[1:]]) for column in found[0]}
+        table.add(row)
+
+
+def _entries(rng: random.Random) -> dict[bytes, bytes]:
+    return {rng.randbytes(32): rng.randbytes(SIZE) for _ in range(ENTRIES)}
 
 
 def _measure(store: SharedStore, entries: dict[bytes, bytes]) -> dict[str, float]:

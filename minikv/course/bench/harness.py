@@ -12,7 +12,7 @@ import json
 import operator
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,7 @@ class Race(NamedTuple):
 
 
 def race(
-    contenders: dict[str, Callable[[Any], Any]], inputs: Sequence[Any], progress: tqdm
+    contenders: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], progress: tqdm
 ) -> Race:
     """Time every contender on every input, in turns; who begins changes from turn to turn.
 
