@@ -257,9 +257,10 @@ def test_a_table_keeps_its_lane():
     assert lanes == [{"A": 0, "B": 1}, {"B": 1}, {"B": 1, "C": 0}]
 
 
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16])
-@pytest.mark.parametrize("num_blocks", [4, 24, 64])
-def test_everything_fits_on_the_paper(block_size, num_blocks):
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size"), [(4, 1), (4, 3), (4, 16), (24, 4), (24, 16), (64, 1), (64, 16)]
+)
+def test_everything_fits_on_the_paper(num_blocks, block_size):
     pool = BlockPool(num_blocks)
     tables = {name: BlockTable(pool, block_size) for name in "ABCD"[: num_blocks // 4]}
     for table in tables.values():
@@ -284,8 +285,8 @@ def test_of_a_large_pool_only_what_is_used_is_drawn():
     assert "… and 480 free" in texts(history.frame(0))
     table.grow(256)  # more than are drawn
     history.snap("160 blocks", {"A": table})
-    assert "… and 96 in use and 352 free" in texts(history.frame(1))
-    assert "→ …" in texts(history.frame(1))
+    shown = texts(history.frame(1))
+    assert "… and 96 in use and 352 free" in shown and "→ …" in shown
 
 
 def test_what_is_shared_has_the_colours_and_the_names_of_all():

@@ -72,9 +72,10 @@ def test_a_flood_of_processes_is_stopped(check):
 def test_memory_is_counted_over_all_processes(check, monkeypatch):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "30")
     report = check(
-        "import mmap, os, time\nfor _ in range(3):\n    if os.fork() == 0:\n"
-        "        taken = mmap.mmap(-1, 2 << 30)\n        for _ in range(8):\n"
-        "            taken.write(bytes(1 << 28))\n        time.sleep(60)\n        os._exit(0)\n"
+        "import mmap, os, time\npage = bytes(1 << 20)\nfor _ in range(3):\n"
+        "    if os.fork() == 0:\n        taken = mmap.mmap(-1, 2 << 30)\n"
+        "        for _ in range(2 << 10):\n            taken.write(page)\n"
+        "        time.sleep(60)\n        os._exit(0)\n"
         "time.sleep(60)"
     )
     assert "GiB of memory" in report.text()

@@ -10,16 +10,24 @@ from pathlib import Path
 import pytest
 
 from minikv.course import new_chapter
-from minikv.course.chapters import folders
 
 ROOT = Path(__file__).parents[2]
 NUMBER, NAME = "97", "tried_out"
+MAKE_AND_TELL = f"""
+from minikv.course.__main__ import main
+from minikv.course.chapters import folders
+from minikv.course.lab import check
+from minikv.course.pictures.ladder import ladder, navigation
+main(["skeletons"])
+print(ladder(4)._repr_html_(), navigation(int(list(folders())[-2])), check("{NUMBER}.1"))
+"""
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """A copy of the project to which a chapter was added, and what each file held before. What
-    Python and Numba have compiled comes along, but for files that are being written."""
+    """A copy of the project to which a chapter was added, what each file held before, and what
+    MAKE_AND_TELL tells. What Python and Numba have compiled comes along, but for files that are
+    being written."""
     root = tmp_path_factory.mktemp("copy")
     for folder in ("minikv", "kernels", "exercises", "tests", "notebooks"):
         leave = shutil.ignore_patterns("*.pyc.*", "*.tmp.*", ".progress", ".ipynb_checkpoints")
@@ -29,8 +37,9 @@ def copy(tmp_path_factory):
     done = python(root, "-m", "minikv.course", "new", NUMBER, NAME)
     assert done.returncode == 0, done.stderr
     assert f"make test CHAPTER={NUMBER}" in done.stdout
-    assert python(root, "-m", "minikv.course", "skeletons").returncode == 0
-    return root, before
+    done = python(root, "-c", MAKE_AND_TELL)
+    assert done.returncode == 0, done.stderr
+    return root, before, done.stdout
 
 
 def python(root, *arguments):
@@ -52,7 +61,7 @@ def contents(root):
 
 
 def test_only_files_of_its_own_are_added(copy):
-    root, before = copy
+    root, before, _ = copy
     after = contents(root)
     assert {name: after.get(name) for name in before} == before
     folder = f"minikv/course/chapters/ch{NUMBER}_{NAME}"
@@ -65,7 +74,7 @@ def test_only_files_of_its_own_are_added(copy):
 
 
 def test_it_passes_lint(copy):
-    root, before = copy
+    root, before, _ = copy
     added = sorted(set(contents(root)) - set(before))
     for arguments in (["check"], ["format", "--check"]):
         done = python(root, "-m", "ruff", *arguments, *added)
@@ -73,7 +82,7 @@ def test_it_passes_lint(copy):
 
 
 def test_its_exercise_is_checked_four_ways(copy):
-    root, _ = copy
+    root, _, told = copy
     done = python(
         root,
         "-m",
@@ -84,20 +93,13 @@ def test_its_exercise_is_checked_four_ways(copy):
         f"{NUMBER}.1 and not enough",
     )
     assert done.returncode == 0, done.stdout
-    assert "not started" in python(root, "-m", "minikv", "check", f"{NUMBER}.1").stdout
+    assert "not started" in told
 
 
 def test_the_other_notebooks_link_to_it(copy):
-    root, _ = copy
-    last = int(list(folders())[-1])  # before it
-    code = (
-        "from minikv.course.pictures.ladder import ladder, navigation; "
-        f"print(ladder(4)._repr_html_(), navigation({last}))"
-    )
-    done = python(root, "-c", code)
-    assert done.returncode == 0, done.stderr
-    assert f'<a href="{NUMBER}_{NAME}.ipynb">{NUMBER} Tried out</a>' in done.stdout
-    assert f"next: {NUMBER}_{NAME}.ipynb" in done.stdout
+    _, _, told = copy
+    assert f'<a href="{NUMBER}_{NAME}.ipynb">{NUMBER} Tried out</a>' in told
+    assert f"next: {NUMBER}_{NAME}.ipynb" in told
 
 
 @pytest.mark.parametrize(
