@@ -161,20 +161,22 @@ def run_parts(passed: set[str], tell: Callable[[dict], None]) -> None:
             tell({"start": number})
         for run, ids in runs.items():
             attempt(number, partial(run_alone, run, chapter, ids))
-    expected = together.expect(tinypy())  # before the reference is swapped
+    text_ids = together.expect_text(tinypy())  # before the reference is swapped
+    several = len({id_[:2] for id_ in own}) > 1
+    expected = together.expect(tinypy()) if several else None
     writing = any(chapter_of(id_).needs is None for id_ in own)
     write = together.write if writing else together.write_naively
     _borrow(own or passed, called)
     tell({"start": "a text"})
     called.clear()
     try:
-        written = write(tinypy(), expected)
+        written = write(tinypy(), text_ids)
         if called:
             numbers = sorted({id_[:2] for id_ in called})
             tell({"written": {"on": f"your parts of {', '.join(numbers)}"} | written})
     except BaseException as error:
         failed("together", error)
-    if len({id_[:2] for id_ in own}) > 1:
+    if expected is not None:
         tell({"start": "all together"})
         decode = _decode_of(in_engine, own)
         attempt("together", partial(together.run, tinypy(), expected, decode))

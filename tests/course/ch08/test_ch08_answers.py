@@ -349,7 +349,7 @@ def test_one_engine_of_all_parts_decodes_by_a_kernel(tinypy):
     prompts = [tinypy.lm.encode("import os\n"), tinypy.lm.encode("def fib(n):")]
     jobs = [together.Job(prompt, minikv.SamplingParams(max_tokens=4)) for prompt in prompts]
     oracle = [tinypy.lm.generate_naively(prompt, 4) for prompt in prompts]
-    expected = together.Expected(jobs, oracle, beams=[], text_ids=[])
+    expected = together.Expected(jobs, oracle, beams=[])
     together.decode_by(ch08.decode_packed, tinypy.lm, expected)
 
     def nothing(q, *others):
