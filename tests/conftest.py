@@ -1,6 +1,7 @@
 """Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -82,6 +83,17 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if own.search(item.nodeid)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
+    for each function that a kernel calls, which takes longer than most kernels do."""
+    from kernels.mode import INTERPRETED
+    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+
+    with language_patched_once() if INTERPRETED else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")
