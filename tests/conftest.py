@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -94,6 +95,15 @@ def pytest_runtest_setup(item):
         if item.path.name == "09_cpu_kernels.ipynb":
             patch.delenv("OMP_NUM_THREADS", raising=False)
         return (yield)
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
+    for each function that a kernel calls, which takes longer than most kernels do."""
+    from kernels.mode import INTERPRETED
+    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+
+    with language_patched_once() if INTERPRETED else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")
