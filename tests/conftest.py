@@ -95,6 +95,8 @@ def pytest_runtest_setup(item):
         if item.path.name == "09_cpu_kernels.ipynb":
             patch.delenv("OMP_NUM_THREADS", raising=False)
         return (yield)
+
+
 @pytest.fixture(scope="module")
 def quick_interpreter():
     """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
