@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 import_checks("parts")
 RUNS = dict(MODEL_RUNS)
 MODEL_RUNS.clear()  # so that no check runs the model
-WHOLE = {}  # a chapter's exercises: its file with all solved
+WHOLE = {}  # a chapter: its file with all solved
 TEXTS = {}  # an exercise: its chapter's file when it has just been solved
 for chapter in chapters().values():
     targets(chapter)  # of all, before any of the reference is swapped
@@ -72,7 +72,8 @@ for exercise in EXERCISES:
     if exercise.kind != "build":
         check(exercise, "nothing", TEXTS[exercise])
 for chapter in WHOLE:
-    others = [one for one in chapter.exercises if on_the_way(one) != reference_sources(one)]
+    others = [one for one in chapter.exercises if one in TEXTS]
+    others = [one for one in others if on_the_way(one) != reference_sources(one)]
     for exercise in {RUNS[one.id]: one for one in others if one.id in RUNS}.values():
         run_model(chapter, exercise)
 
@@ -86,6 +87,6 @@ for chapter in WHOLE:
     for exercise in builds[:1]:
         CHECKS[exercise.id] = [one for one in CHECKS[exercise.id] if one.name != COMPILES]
         check(exercise, "later", WHOLE[chapter], {one.id for one in chapter.exercises})
-    ids = {one.id for one in chapter.exercises if one in TEXTS}
-    module = reader_files.load(chapter, WHOLE[chapter], ids, strict=True)
-    reader_files.borrow(chapter, module, ids)
+    if ids := {one.id for one in chapter.exercises if one in TEXTS}:
+        module = reader_files.load(chapter, WHOLE[chapter], ids, strict=True)
+        reader_files.borrow(chapter, module, ids)

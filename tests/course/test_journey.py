@@ -49,7 +49,6 @@ def own_parts(tmp_path_factory):
         "MINIKV_EXERCISES": str(folder),
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(tests.parent), str(tests)]),
-        "TRITON_INTERPRET": "1",
     }
     line = [sys.executable, str(Path(__file__).with_name("own_parts.py"))]
     done = subprocess.run(line, capture_output=True, text=True, env=environment)
