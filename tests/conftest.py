@@ -2,6 +2,7 @@
 
 import os
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -101,6 +102,17 @@ class OwnThreads:
 
 def pytest_configure(config):
     config.pluginmanager.register(OwnThreads())
+
+
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
+    for each function that a kernel calls, which takes longer than most kernels do."""
+    from kernels.mode import INTERPRETED
+    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+
+    with language_patched_once() if INTERPRETED else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -96,11 +96,12 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
-def test_the_kernels_take_padded_buffers(llama):
+def test_the_kernels_take_padded_buffers(llama, request):
     from kernels.mode import INTERPRETED
 
     if not INTERPRETED:
         pytest.skip("kernels are compiled here: tests/gpu has them in graphs")
+    request.getfixturevalue("quick_interpreter")
     engine = on_buffers(Engine(llama.lm, small(max_num_seqs=4, attention="triton")))
     prompts = [[3, 1, 4, 1, 5, 9, 2], [6, 5], [8]]
     outs = engine.generate(prompts, SamplingParams(max_tokens=4, ignore_eos=True))

@@ -26,6 +26,7 @@ from minikv.course.bench.harness import BenchTable, Race
 from minikv.course.bench.kernel_workloads import Case, Contiguous, Workload
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 L2 = 4000  # bytes
 interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="compiles for minutes where there is a GPU: run the command itself"

@@ -17,6 +17,7 @@ from minikv.gpu.attention import TritonAttention
 from minikv.paged import KVStore
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 
 def make_engine(lm, **config):

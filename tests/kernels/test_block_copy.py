@@ -14,6 +14,7 @@ from kernels.block_copy import CHUNK, copy_blocks, copy_blocks_reference
 from kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -26,6 +26,7 @@ from minikv.quant.oracle import QuantisedOracle, attend_mixed, read_back
 from minikv.quant.store import QuantisedStore
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

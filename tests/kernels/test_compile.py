@@ -39,14 +39,16 @@ import triton  # isort: skip  after kernels, which settles the interpreter
 LIMITS = {80: 163, 89: 99, 90: 227, 100: 227}
 REGISTERS = 65536  # 32-bit ones of an SM, the same guides
 # sm_89 has the least, so each head dim whose tiles are of another shape is compiled for it: 32 has
-# the tiles of 64, narrower. For the others, some.
-HEAD_DIMS = {89: (64, 128, 256), 90: (64, 128, 256)}
+# the tiles of 64, narrower. For the others, some. The largest first: see `Reduction`.
+HEAD_DIMS = {89: (256, 128, 64), 90: (256, 128, 64)}
 # Products in float32 are made without tensor cores, on sm_80 as on sm_89 and on sm_100 as on sm_90,
-# each time with at least as much memory. Above 64, tiles get shorter and take no more of it.
-FLOAT32_HEAD_DIMS = {89: (64, 256), 90: (128,)}
+# each time with at least as much memory. Above 64, tiles get shorter: the first and the last.
+FLOAT32_HEAD_DIMS = {89: (256,), 90: (64,)}
 # The tiles of codes are the same on all GPUs: every format is compiled where memory is least, and
-# the one with the most code where instructions differ. sm_80 has those of sm_89.
-CODES = {89: NAMES, 90: ("int4",), 100: ("int4",)}
+# the one with the most code where instructions differ, there with a head dim that compiles in half
+# the time. sm_80 has the instructions of sm_89, and sm_90 is given odd shapes of codes below.
+CODES = {89: NAMES, 100: ("int4",)}
+CODES_HEAD_DIM = {89: 128, 100: 64}
 KV_HEADS = 8
 # GPUs that one process compiles for: to begin takes it as long as three kernels.
 TOGETHER = ((80, 90), (89, 100))
@@ -130,6 +132,18 @@ def compile_all(arch):
         Compiler,  # refuses to be imported by an interpreter
     )
 
+    class Reduction(Compiler):
+        """Compiles what joins splits once for each way that it is called: it has no products, and
+        less to do as the head dim gets smaller."""
+
+        def launch(self, *arguments, **constants):
+            for one in self.results:
+                if one["kernel"] == self.kernel.__name__ and all(
+                    one[name] == constants[name] for name in ("WINDOW", "SEQS")
+                ):
+                    return
+            super().launch(*arguments, **constants)
+
     results = []
     modules = (
         paged_decode, splits, paged_prefill, block_copy, cache_write, codes_write, codes_attention,
@@ -139,9 +153,10 @@ def compile_all(arch):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             kernel = getattr(module, name)  # or what stands for it since the last `arch`
             kernel = kernel.kernel if isinstance(kernel, Compiler) else kernel
-            setattr(module, name, Compiler(kernel, arch, results))
+            kind = Reduction if module is splits else Compiler
+            setattr(module, name, kind(kernel, arch, results))
     settings.capability = lambda device: arch
-    for head_dim in HEAD_DIMS.get(arch, (64, 128)):
+    for head_dim in HEAD_DIMS.get(arch, (128, 64)):
         launch_attention(head_dim)
     for head_dim in FLOAT32_HEAD_DIMS.get(arch, ()):
         launch_attention(head_dim, dtype=torch.float32)
@@ -150,7 +165,7 @@ def compile_all(arch):
             dtype = torch.float32 if itemsize == 4 else torch.bfloat16
             launch_attention(pad, dtype=dtype, chosen={kernel: setting})
     for name in CODES.get(arch, ()):
-        launch_codes(name)
+        launch_codes(name, CODES_HEAD_DIM[arch])
     if arch == 90:  # what has little to do with the GPU, once
         launch_attention(8, 71, torch.float16, 1, torch.int32, block_size=5, window=100)
         launch_attention(group=17, num_seqs=300, window=1, block_size=256)
@@ -209,12 +224,14 @@ on_every_gpu = pytest.mark.parametrize("arch", LIMITS)
 def test_every_kernel_compiles_and_fits_into_shared_memory(compiled, arch):
     results = compiled(arch)
     for result in results:
-        assert result["shared"] <= LIMITS[arch] * 1024, result
+        # Without tensor cores it takes as much everywhere, and has to fit where there is least.
+        limit = min(LIMITS.values()) if result["type"] == "*fp32" else LIMITS[arch]
+        assert result["shared"] <= limit * 1024, result
     every = {
         "paged_decode_kernel", "join_splits_kernel", "paged_prefill_kernel",
         "copy_blocks_kernel", "cache_write_kernel",
     }  # fmt: skip
-    if arch in CODES:
+    if arch != 80:
         every |= {*OF_CODES, "write_codes_kernel", "close_blocks_kernel"}
     assert {result["kernel"] for result in results} == every
 

@@ -18,6 +18,8 @@ from kernels.paged_prefill import paged_prefill, paged_prefill_reference
 from kernels.settings import Setting
 from kernels.splits import CHUNK, make_scratch
 
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
 
 @pytest.fixture
 def short_splits(monkeypatch):

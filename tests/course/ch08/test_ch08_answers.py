@@ -5,7 +5,6 @@ import inspect
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 
 import pytest
 import torch
@@ -24,11 +23,7 @@ from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
 from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
 from minikv.course.chapters.ch08_triton_paged_attention import watch
-from minikv.course.chapters.ch08_triton_paged_attention.watch import (
-    Watch,
-    compiled,
-    language_patched_once,
-)
+from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
 from minikv.course.harness import process
 from minikv.course.harness.checking import Wrong
 from minikv.course.harness.manifest import chapter_of, find
@@ -39,12 +34,7 @@ triton, tl = ch08.triton, ch08.tl  # imported after `kernels`, which may turn in
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DECODES = (ch08.decode, ch08.decode_packed, ch08.decode_split)
 watched = pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_interpreter():
-    with language_patched_once() if INTERPRETED else nullcontext():
-        yield
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 
 def batch(lens, block_size=16, heads=4, kv_heads=2, dim=16, seed=0):
