@@ -88,13 +88,20 @@ def pytest_collection_modifyitems(config, items):
         items[:] = chosen
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item):
-    """The notebook about threads has as many as its readers have."""
-    with pytest.MonkeyPatch.context() as patch:
-        if item.path.name == "09_cpu_kernels.ipynb":
-            patch.delenv("OMP_NUM_THREADS", raising=False)
-        return (yield)
+class OwnThreads:
+    """The notebook about threads has as many as its readers have. As a plugin: hooks of this file
+    are not called for what lies elsewhere."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_setup(self, item):
+        with pytest.MonkeyPatch.context() as patch:
+            if item.path.name == "09_cpu_kernels.ipynb":
+                patch.delenv("OMP_NUM_THREADS", raising=False)
+            return (yield)
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(OwnThreads())
 
 
 @pytest.fixture(scope="module")
