@@ -59,8 +59,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test mooncake test-class test-install wheel lint environment notebooks site \
-	slides clean
+.PHONY: help setup lab test units mooncake test-class test-install wheel lint environment notebooks \
+	site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -133,17 +133,11 @@ test: setup
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-# What runs on one core, side by side: pip for two environments, then the rest, longest first. Then
-# the long part on all cores: while one worker waits for a browser, a kernel or a clock, another has
-# room for its tests.
+# Side by side: first pip for two environments, then the rest. The long part begins when the kernels
+# of the CPU are compiled and the site is built, and not at all if lint has failed by then.
 test:
 	@$(MAKE) --no-print-directory -j2 $(DISTRIBUTED) $(SITE)/installed
-	@$(MAKE) --no-print-directory -j3 test-class site lint environment slides
-	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
-	@echo "   is what the code prints"
-	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
-		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
-		tests notebooks
+	@$(MAKE) --no-print-directory -j3 site environment lint test-class slides units
 	@echo "== All passed"
 endif
 
@@ -172,6 +166,14 @@ test-class: $(CLASS)/installed
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(CURDIR):$(QUICK) \
 		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter $(CLASS)/bin/python -m pytest --durations=5 \
 		tests/classroom || [ $$? = 5 ]  # 5: all is skipped
+
+# While one worker waits for a browser, a kernel or a clock, another has room for its tests.
+units: environment site
+	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
+	@echo "   is what the code prints"
+	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
+		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
+		tests notebooks
 
 # It also compiles the kernels of the CPU, for the tests to find.
 environment: setup

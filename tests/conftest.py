@@ -1,5 +1,6 @@
 """Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
 
+import os
 import re
 from contextlib import nullcontext
 
@@ -19,7 +20,9 @@ LONGEST = (
 )  # fmt: skip
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
+# The second line is for the processes that tests start, and for the kernels of notebooks.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
 settings.register_profile(
@@ -83,6 +86,15 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in items if own.search(item.nodeid)]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item):
+    """The notebook about threads has as many as its readers have."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.path.name == "09_cpu_kernels.ipynb":
+            patch.delenv("OMP_NUM_THREADS", raising=False)
+        return (yield)
 
 
 @pytest.fixture(scope="module")

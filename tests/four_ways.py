@@ -59,5 +59,13 @@ def on_the_way(exercise: Exercise) -> dict[str, str]:
     return sources
 
 
+def checked_by_reader(exercise: Exercise) -> bool:
+    """Whether `test_journey` checks it as a reader does: the last that is built on others of a
+    chapter that compiles, and of the last chapter."""
+    builds = [one for one in chapter_of(exercise.id).exercises if one.kind == "build"]
+    compiles = chapter_of(exercise.id).needs is not None
+    return exercise is builds[-1] and (compiles or exercise in EXERCISES[-8:])
+
+
 def all_mistakes() -> list[tuple[Exercise, Mistake]]:
     return [(e, mistake) for e in EXERCISES for mistake in mistakes_of(e)]

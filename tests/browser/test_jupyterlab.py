@@ -1,12 +1,14 @@
 """A chapter as a reader meets it: JupyterLab in a browser, the notebook, the panel, the editor.
 
 Only these tests see that the page's widgets move and can be read, in both themes, and that
-its links and buttons do in JupyterLab what they are for. Without Chromium or playwright they
-are skipped, with a line that says why. `MINIKV_SCREENSHOTS` names a folder for the pictures;
-otherwise they go where pytest keeps its temporary files. Every wait has a limit, and whatever
-was started is ended.
+its links and buttons do in JupyterLab what they are for. What every chapter has is tried in one.
+Under it stand the players of the others, for these differ. Cells that none of this needs are not
+run: nbval runs them. Without Chromium or playwright the tests are skipped, with a line that says
+why. `MINIKV_SCREENSHOTS` names a folder for the pictures; otherwise they go where pytest keeps
+its temporary files. Every wait has a limit, and whatever was started is ended.
 """
 
+import ast
 import json
 import os
 import secrets
@@ -15,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.request import urlopen
@@ -24,6 +27,8 @@ import pytest
 from minikv.course.harness.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
+# The one whose page is opened: with a sandbox.
+CHAPTER = chapter_of("07")
 # By chapter: one with this name.
 PLAYERS = {
     "04": "the block tables",
@@ -35,7 +40,7 @@ PLAYERS = {
     "12": "the tiers",
 }
 WAIT = 30_000  # ms for one click, one picture
-RUN = 300_000  # ms for all cells of the notebook, on a slow machine that does other things too
+RUN = 300_000  # ms for some cells of the notebook, on a slow machine that does other things too
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
@@ -49,12 +54,17 @@ pytestmark = pytest.mark.skipif(
     reason=f"JupyterLab was not tried in a browser: {' and '.join(MISSING)} not installed",
 )
 
-SELECT = "index => void (jupyterapp.shell.currentWidget.content.activeCellIndex = index)"
-# The notebook's code cells before this index are done when each has been run, or one has failed.
-# The answer is read from the page's own model, so that no cell need be in view.
-DONE = """end => {
-    const cells = jupyterapp.shell.currentWidget.content.widgets.slice(0, end).filter(
-        cell => cell.model.type === 'code' && cell.model.sharedModel.getSource().trim());
+SELECT = """cells => {
+    const notebook = jupyterapp.shell.currentWidget.content;
+    notebook.deselectAll();
+    notebook.activeCellIndex = cells[0];
+    cells.forEach(index => notebook.select(notebook.widgets[index]));
+}"""
+# Some code cells are done when each has been run, or one has failed. The answer is read from the
+# page's own model, so that no cell need be in view.
+DONE = """indices => {
+    const all = jupyterapp.shell.currentWidget.content.widgets;
+    const cells = indices.map(index => all[index]);
     const errors = cells.flatMap(cell => cell.model.outputs.toJSON())
         .filter(output => output.output_type === 'error');
     if (errors.length) return errors.map(error => `${error.ename}: ${error.evalue}`).join('; ');
@@ -97,19 +107,83 @@ MOVED = """([image, before, caption, words]) =>
     && caption.textContent !== words"""
 
 
+def stored_cells(number):
+    file = ROOT / "notebooks" / f"{number}_{chapter_of(number).name}.ipynb"
+    cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+    return [cell | {"source": "".join(cell["source"])} for cell in cells]
+
+
+def place(cells, words):
+    """The first code cell with these words in it."""
+    return next(
+        i for i, cell in enumerate(cells) if cell["cell_type"] == "code" and words in cell["source"]
+    )
+
+
+def names(source):
+    """Those that a cell takes from others, that it makes, and those whose object it may change."""
+    used, made, changed = set(), set(), set()
+    for node in ast.walk(ast.parse(source)):
+        changes = None
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else made).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            made.add(node.name)
+        elif isinstance(node, ast.alias):
+            made.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            called = node.value.func
+            changes = called if isinstance(called, ast.Attribute) else None  # x.add(…), in a line
+        elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
+            changes = node  # x.y = … or x[i] = …
+        if changes is not None:
+            changed |= {inner.id for inner in ast.walk(changes) if isinstance(inner, ast.Name)}
+    return used - made, made, changed
+
+
+def needed(cells, last):
+    """The code cells that have to run for the cell `last`, and that cell."""
+    found, missing = [], set()
+    for i in range(last, -1, -1):
+        source = cells[i]["source"]
+        if cells[i]["cell_type"] == "code" and "google.colab" not in source:
+            used, made, changed = names(source)
+            if i == last or missing & (made | changed) or "*" in made:
+                found.insert(0, i)
+                missing = missing - made | used
+    return found
+
+
+@cache
+def opened():
+    """(the cells of the notebook that is opened, by chapter which have to run for its player)."""
+    cells, to_run = stored_cells(CHAPTER.number), {}
+    for number in PLAYERS:
+        theirs = stored_cells(number)
+        indices = needed(theirs, place(theirs, "widget("))
+        if number != CHAPTER.number:
+            own = [theirs[i] | {"id": f"of-{number}-{i}"} for i in indices]
+            indices = list(range(len(cells), len(cells) + len(own)))
+            cells += own
+        to_run[number] = indices
+    return cells, to_run
+
+
 @pytest.fixture(scope="module")
 def course(tmp_path_factory):
-    """A copy of what a reader opens, so that nothing is written into the checkout. What the
-    notebooks store is left out: whatever these tests see was made in this JupyterLab."""
+    """A copy of what a reader opens, so that nothing is written into the checkout, with the other
+    players in the notebook that is opened. What that one stores is left out: whatever these tests
+    see was made in this JupyterLab."""
     folder = tmp_path_factory.mktemp("course")
     for name in ("notebooks", "exercises"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns(".*", "__pyc*"))
-    for file in (folder / "notebooks").glob("*.ipynb"):
-        notebook = json.loads(file.read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
-            if cell["cell_type"] == "code":
-                cell |= {"outputs": [], "execution_count": None}
-        file.write_text(json.dumps(notebook), encoding="utf-8")
+    file = folder / "notebooks" / f"{CHAPTER.number}_{CHAPTER.name}.ipynb"
+    notebook = json.loads(file.read_text(encoding="utf-8"))
+    notebook["cells"] = [
+        cell | {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else cell
+        for cell in opened()[0]
+    ]
+    file.write_text(json.dumps(notebook), encoding="utf-8")
     return folder
 
 
@@ -178,47 +252,36 @@ def browser():
             browser.close()
 
 
-@pytest.fixture(scope="module", params=PLAYERS)
-def chapter(request):
-    return chapter_of(request.param)
-
-
 @pytest.fixture(scope="module")
-def cells(chapter):
-    """The cells of the chapter's notebook, as they are stored."""
-    file = ROOT / "notebooks" / f"{chapter.number}_{chapter.name}.ipynb"
-    return json.loads(file.read_text(encoding="utf-8"))["cells"]
-
-
-@pytest.fixture(scope="module")
-def end(cells):
-    """Behind the cell of the player: what comes after it, nbval runs."""
-    return next(i for i, cell in enumerate(cells, 1) if "widget(" in "".join(cell["source"]))
-
-
-@pytest.fixture(scope="module")
-def page(browser, address, chapter, cells, end, screenshots):
-    """A chapter's notebook, run from the top to the player, and its last cell."""
+def page(browser, address, screenshots):
+    """The chapter's notebook, run as far as these tests look at it."""
     page = browser.new_page()
     page.set_default_timeout(WAIT)
-    notebook = f"{chapter.number}_{chapter.name}.ipynb"
+    notebook = f"{CHAPTER.number}_{CHAPTER.name}.ipynb"
+    cells, _ = opened()
+    shown = ("ladder(here=", f'check("{CHAPTER.exercises[0].id}")', "navigation(here=")
     try:
-        page.goto(address.format(chapter.name, notebook), timeout=3 * WAIT)
+        page.goto(address.format(CHAPTER.name, notebook), timeout=3 * WAIT)
         page.locator(".jp-Notebook").wait_for(timeout=3 * WAIT)
         page.wait_for_function(IDLE, timeout=3 * WAIT)
-        page.evaluate(SELECT, end)
-        choose(page, "Run", "Run All Above Selected Cell")
-        page.evaluate(SELECT, len(cells) - 1)
-        choose(page, "Run", "Run Selected Cell and Do not Advance")
-        done = page.wait_for_function(DONE, arg=end, timeout=RUN).json_value()
-        assert done == "all have run"
-        page.wait_for_function(IDLE, timeout=RUN)
+        run(page, sorted({i for words in shown for i in needed(cells, place(cells, words))}))
     except Exception:
-        page.screenshot(path=screenshots / f"{chapter.number}_not_run.png")
+        page.screenshot(path=screenshots / "not_run.png")
         raise
     yield page
     page.evaluate("() => jupyterapp.serviceManager.sessions.shutdownAll()")
     page.close()
+
+
+def run(page, indices):
+    """Those of these cells that have not been run yet."""
+    indices = [i for i in indices if page.evaluate(DONE, [i]) is False]
+    if not indices:
+        return
+    page.evaluate(SELECT, indices)
+    page.evaluate("() => void jupyterapp.commands.execute('notebook:run-cell')")
+    assert page.wait_for_function(DONE, arg=indices, timeout=RUN).json_value() == "all have run"
+    page.wait_for_function(IDLE, timeout=RUN)
 
 
 @pytest.fixture(scope="module")
@@ -236,79 +299,80 @@ def choose(page, menu, *path):
         page.locator(f".lm-Menu-itemLabel:text-is('{name}')").click()
 
 
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_every_player_moves_its_picture(page, chapter, screenshots, theme):
-    choose(page, "Settings", "Theme", f"JupyterLab {theme}")
-    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
-    players = page.locator(".jp-OutputArea-output:has(.widget-play)")
-    players.first.wait_for()
-    names = [image.get_attribute("title") for image in players.locator("img.widget-image").all()]
-    assert any(name.startswith(f"{PLAYERS[chapter.number]}, step ") for name in names)
-    for index in range(players.count()):
-        player = players.nth(index)
-        image, handle = player.locator("img.widget-image"), player.locator(".noUi-handle")
-        caption = player.locator(".widget-html").first
-        handle.scroll_into_view_if_needed()
-        for key in ("Home", "ArrowRight"):
-            shown = [
-                image.element_handle(), image.get_attribute("src"),
-                caption.element_handle(), caption.text_content(),
-            ]  # fmt: skip
-            place = handle.get_attribute("aria-valuenow")
-            handle.press(key)
-            if handle.get_attribute("aria-valuenow") != place:
-                page.wait_for_function(MOVED, arg=shown)
-            else:
-                assert key == "Home"  # it stood there already
-        assert player.locator(".widget-box").evaluate_all(SIDEWAYS) == []
-        assert caption.locator("div").last.evaluate(CONTRAST) > 4.5
-        assert image.evaluate(CORNER) == [255, 255, 255, 255]  # white paper, whatever the theme
-        name = f"{chapter.number}_player_{index}_{theme.lower()}.png"
-        page.screenshot(path=screenshots / name)
+def in_theme(page, name):
+    themed = page.locator(f"body[data-jp-theme-name='JupyterLab {name}']")
+    if not themed.count():
+        choose(page, "Settings", "Theme", f"JupyterLab {name}")
+        themed.wait_for(state="attached")
 
 
-def test_an_unsolved_exercise_is_shown_as_not_started(page, chapter, screenshots):
-    check = f'check("{chapter.exercises[0].id}")'
-    cell = page.locator(".jp-CodeCell").filter(has_text=check).first
-    cell.scroll_into_view_if_needed()  # where JupyterLab draws it, if it has not
-    result = cell.locator(".jp-OutputArea-output", has_text="not started")
-    result.wait_for()
-    result.scroll_into_view_if_needed()
-    page.screenshot(path=screenshots / f"{chapter.number}_check.png")
-
-
-def check_cell(page, chapter):
-    """The cell under the chapter's first exercise, in view."""
-    notebook = f"notebooks/{chapter.number}_{chapter.name}.ipynb"
+def cell_in_view(page, index):
+    """The chapter's notebook in front, with this cell in view."""
+    notebook = f"notebooks/{CHAPTER.number}_{CHAPTER.name}.ipynb"
     page.evaluate("path => void jupyterapp.commands.execute('docmanager:open', {path})", notebook)
-    cell = page.locator(".jp-CodeCell").filter(has_text=f'check("{chapter.exercises[0].id}")').first
+    page.wait_for_function(f"path => ({IN_FRONT})()[0] === path", arg=notebook)
+    page.evaluate("at => void jupyterapp.shell.currentWidget.content.scrollToItem(at)", index)
+    # Where JupyterLab draws it, if it has not.
+    cell = page.locator(f".jp-NotebookPanel:visible [data-windowed-list-index='{index}']")
     cell.scroll_into_view_if_needed()
     return cell
 
 
+def check_cell(page):
+    """The cell under the chapter's first exercise, in view."""
+    return cell_in_view(page, place(opened()[0], f'check("{CHAPTER.exercises[0].id}")'))
+
+
+@pytest.mark.parametrize("number", PLAYERS)
 @pytest.mark.parametrize("theme", ["Light", "Dark"])
-def test_the_report_and_the_ladder_can_be_read(page, chapter, screenshots, theme):
-    choose(page, "Settings", "Theme", f"JupyterLab {theme}")
-    page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
-    report = check_cell(page, chapter).locator(".jp-OutputArea-output").first
+def test_every_player_moves_its_picture(page, screenshots, theme, number):
+    in_theme(page, theme)
+    cells = opened()[1][number]
+    run(page, cells)
+    player = cell_in_view(page, cells[-1])
+    image, handle = player.locator("img.widget-image"), player.locator(".noUi-handle")
+    caption = player.locator(".widget-html").first
+    handle.scroll_into_view_if_needed()
+    assert image.get_attribute("title").startswith(f"{PLAYERS[number]}, step ")
+    for key in ("Home", "ArrowRight"):
+        shown = [
+            image.element_handle(), image.get_attribute("src"),
+            caption.element_handle(), caption.text_content(),
+        ]  # fmt: skip
+        before = handle.get_attribute("aria-valuenow")
+        handle.press(key)
+        if handle.get_attribute("aria-valuenow") != before:
+            page.wait_for_function(MOVED, arg=shown)
+        else:
+            assert key == "Home"  # it stood there already
+    assert player.locator(".widget-box").evaluate_all(SIDEWAYS) == []
+    assert caption.locator("div").last.evaluate(CONTRAST) > 4.5
+    assert image.evaluate(CORNER) == [255, 255, 255, 255]  # white paper, whatever the theme
+    page.screenshot(path=screenshots / f"player_{number}_{theme.lower()}.png")
+
+
+@pytest.mark.parametrize("theme", ["Dark", "Light"])
+def test_the_report_and_the_ladder_can_be_read(page, screenshots, theme):
+    in_theme(page, theme)
+    report = check_cell(page).locator(".jp-OutputArea-output").first
+    report.get_by_text("not started").first.wait_for()
     for words, contrast in report.locator("b, a, button").evaluate_all(CONTRASTS):
         assert contrast > 4.5, words
-    page.screenshot(path=screenshots / f"{chapter.number}_report_{theme.lower()}.png")
-    ladder = page.locator(".jp-CodeCell").filter(has_text="ladder(here=").first
-    ladder.scroll_into_view_if_needed()
+    page.screenshot(path=screenshots / f"report_{theme.lower()}.png")
+    ladder = cell_in_view(page, place(opened()[0], "ladder(here="))
     words_of_it = ladder.locator(".jp-OutputArea-output a, .jp-OutputArea-output b")
     for words, contrast in words_of_it.evaluate_all(CONTRASTS):
         assert contrast > 4.5, words
-    page.screenshot(path=screenshots / f"{chapter.number}_ladder_{theme.lower()}.png")
+    page.screenshot(path=screenshots / f"ladder_{theme.lower()}.png")
 
 
-def test_a_hint_opens_under_the_report_and_folds_again(page, chapter, screenshots):
-    cell = check_cell(page, chapter)
+def test_a_hint_opens_under_the_report_and_folds_again(page, screenshots):
+    cell = check_cell(page)
     shown = cell.get_by_text("hint 1 of 3")
     hint = cell.get_by_role("button", name="Hint 1", exact=True)
     hint.click()
     shown.wait_for()
-    page.screenshot(path=screenshots / f"{chapter.number}_hint.png")
+    page.screenshot(path=screenshots / "hint.png")
     hint.click()
     shown.wait_for(state="detached")
     for name in ("Hint 2", "Hint 3", "Why", "Diff", "Solution", "Reset"):
@@ -320,22 +384,19 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, chapter, screenshot
 
 
 @pytest.mark.parametrize("what", ["google.colab", "sandbox("])
-def test_a_narrow_page_does_not_scroll_sideways(page, chapter, cells, screenshots, what):
-    code = ["".join(cell["source"]) if cell["cell_type"] == "code" else "" for cell in cells]
-    at = next((i for i, source in enumerate(code) if what in source), None)
-    if at is None:
-        pytest.skip("this chapter has no sandbox")
-    check_cell(page, chapter)
+def test_a_narrow_page_does_not_scroll_sideways(page, screenshots, what):
+    cells = opened()[0]
+    at = place(cells, what)
     if what == "sandbox(":
-        page.evaluate(SELECT, at)
-        choose(page, "Run", "Run Selected Cell and Do not Advance")
+        cell_in_view(page, at)
+        run(page, needed(cells, at))
         page.get_by_role("button", name="New sequence", exact=True).click()
         page.locator(".widget-html figure").first.wait_for()
     page.set_viewport_size({"width": 880, "height": 1000})
     try:
-        page.evaluate("at => jupyterapp.shell.currentWidget.content.scrollToItem(at)", at)
+        cell_in_view(page, at)
         page.wait_for_timeout(1000)
-        page.screenshot(path=screenshots / f"{chapter.number}_narrow_{at}.png")
+        page.screenshot(path=screenshots / f"narrow_{at}.png")
         wide = page.locator(
             ".jp-NotebookPanel:visible .jp-WindowedPanel-outer, .widget-html figure"
         )
@@ -344,9 +405,9 @@ def test_a_narrow_page_does_not_scroll_sideways(page, chapter, cells, screenshot
         page.set_viewport_size({"width": 1500, "height": 1000})
 
 
-def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapter, screenshots):
-    name, file = chapter.file_name, course / "exercises" / chapter.file_name
-    button = check_cell(page, chapter).get_by_role("button", name="Open the file beside")
+def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, screenshots):
+    name, file = CHAPTER.file_name, course / "exercises" / CHAPTER.file_name
+    button = check_cell(page).get_by_role("button", name="Open the file beside")
     line = int(button.text_content().rpartition(" ")[2])
     left = page.locator(".jp-NotebookPanel:visible").bounding_box()
     button.click()
@@ -360,8 +421,8 @@ def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapt
     assert "not saved" not in file.read_text()
     editor.press("Control+s")
     page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
-    page.screenshot(path=screenshots / f"{chapter.number}_beside.png")
-    cell = check_cell(page, chapter)
+    page.screenshot(path=screenshots / "beside.png")
+    cell = check_cell(page)
     cell.evaluate("cell => cell.querySelector('.jp-OutputArea-output').id = 'before'")
     cell.get_by_role("button", name="Check", exact=True).click()
     page.locator("#before").wait_for(state="detached")  # the cell has run again
@@ -373,34 +434,33 @@ def test_the_file_opens_beside_and_check_reads_what_is_saved(page, course, chapt
     )  # fmt: skip
 
 
-def test_a_folded_output_unfolds_when_its_cell_runs(page, chapter, cells, end):
-    check_cell(page, chapter)
-    hidden = page.evaluate(
-        "() => jupyterapp.shell.currentWidget.content.widgets.map(cell => cell.outputHidden)"
-    )
-    folded = [
-        i
-        for i, cell in enumerate(cells)
-        if cell["metadata"].get("jupyter", {}).get("outputs_hidden")
-    ]
-    assert [i for i in folded if hidden[i]] == [i for i in folded if i >= end]
-    assert folded[0] < end <= folded[-1]
+def test_a_folded_output_unfolds_when_its_cell_runs(page):
+    cells = opened()[0]
+    at = place(cells, 'measured("nodes after three partial matches"')
+    check_cell(page)
+    for has_run in (False, True):
+        if has_run:
+            run(page, needed(cells, at))
+        now = page.evaluate("""() => jupyterapp.shell.currentWidget.content.widgets
+            .map(cell => [Boolean(cell.outputHidden), Boolean(cell.model.executionCount)])""")
+        assert now[at] == [not has_run, has_run]
+        for cell, (hidden, executed) in zip(cells, now, strict=True):
+            folded = bool(cell["metadata"].get("jupyter", {}).get("outputs_hidden"))
+            assert hidden == (folded and not executed)
 
 
-def test_the_link_opens_the_exercises_in_the_editor(page, chapter, screenshots):
-    link = f"exercises/{chapter.file_name}"
+def test_the_link_opens_the_exercises_in_the_editor(page, screenshots):
+    link = f"exercises/{CHAPTER.file_name}"
     page.locator(".jp-RenderedMarkdown a", has_text=link).first.click()
     # The editor is there before its text is.
-    check = f"python -m minikv check {chapter.exercises[0].id}"
+    check = f"python -m minikv check {CHAPTER.exercises[0].id}"
     page.locator(".jp-FileEditor .cm-content", has_text=check).wait_for()
-    page.screenshot(path=screenshots / f"{chapter.number}_editor.png")
+    page.screenshot(path=screenshots / "editor.png")
 
 
-def test_the_last_cell_leads_to_the_notebook_before(page, chapter, screenshots):
-    check_cell(page, chapter)
-    cell = page.locator(".jp-CodeCell").filter(has_text="navigation(here=").last
-    cell.scroll_into_view_if_needed()
-    page.screenshot(path=screenshots / f"{chapter.number}_navigation.png")
+def test_the_last_cell_leads_to_the_notebook_before(page, screenshots):
+    cell = cell_in_view(page, place(opened()[0], "navigation(here="))
+    page.screenshot(path=screenshots / "navigation.png")
     link = cell.locator(".jp-OutputArea-output a", has_text="←")
     number = link.text_content().split()[1]
     link.click()

@@ -500,6 +500,13 @@ def test_the_running_table_shows_the_rungs_that_are_asked_for(lm):
     assert [name[:2] for name in first.runs] == ["01"] and "at once" not in first.caption
 
 
+def test_the_running_table_runs_a_slow_rung_once(lm):
+    table = RunningTable(lm, PROMPT, max_tokens=2, repeats=2, upto="02", enough=0)
+    assert [len(runs) for runs in table.runs.values()] == [1, 1, 1]
+    assert "one run if it takes 0 s" in table.caption
+    assert not any("to" in speed for _, speed, *_ in table.rows()[1:])
+
+
 def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
     def run(*_):
         return Run([0], 1.0, 0, None)

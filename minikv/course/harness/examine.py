@@ -32,7 +32,9 @@ def examine(
     """Try `text`, a reader's exercise file, on every check of `exercise`.
 
     `own` are exercises whose parts are the reader's too, instead of the reference's. Where there
-    are none, the code may run elsewhere, by a `player`: it is not even imported here.
+    are none, the code may run elsewhere, by a `player`: it is not even imported here. Where there
+    are some, what a check by hand or the model hands over is not asked of the reference: it would
+    run beside the same code.
     `tell` hears of each check as it begins and ends.
     """
     chapter = chapter_of(exercise.id)
@@ -71,7 +73,7 @@ def examine(
                 assert isinstance(check, Check)
                 line = Line(check.name, True)
                 handed = player.by_hand(check)
-                differs = disagreement(exercise, check, handed)
+                differs = None if own else disagreement(exercise, check, handed)
                 if not handed:
                     report.on_its_word.append(check.name)
                 if differs is not None:
@@ -105,7 +107,7 @@ def examine(
             name, differs = "tinypy runs on it, with the oracle's tokens", None
             try:
                 report.model, handed = player.on_model()
-                differs = disagreement(exercise, None, handed)
+                differs = None if own else disagreement(exercise, None, handed)
                 line = Line(name, False, differs, None, NO_PASS)
             except Failure as error:
                 line = error.raised.line(name, None, None)

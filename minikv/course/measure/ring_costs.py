@@ -1,6 +1,7 @@
 """What a context shift and a fragmented ring cost in time."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,13 +52,18 @@ def fragmentation_costs(
 ) -> FragmentationCosts:
     """Two sequences lie in turns, `run` cells each; one ends. `ids` has num_cells tokens."""
 
-    def ring(contiguous: bool) -> RingCache:
+    def fill(contiguous: bool) -> RingCache:
         cache = RingCache(lm.config, num_cells, contiguous=contiguous)
         for i in range(num_cells // run):
             half = ids[i // 2 * run : (i // 2 + 1) * run]
             cache.append(lm, half, seq=i % 2)
         cache.seq_rm(0)
         return cache
+
+    filled = {contiguous: fill(contiguous) for contiguous in (True, False)}
+
+    def ring(contiguous: bool) -> RingCache:
+        return deepcopy(filled[contiguous])
 
     def best(work: Callable[[RingCache], Any], contiguous: bool, compact: bool) -> float:
         seconds = []

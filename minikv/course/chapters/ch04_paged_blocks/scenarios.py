@@ -422,6 +422,10 @@ class Copies(TorchDispatchMode):
         super().__init__()
         self.moved, self.largest = {kv.untyped_storage().data_ptr(): kv}, 0
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # to tell torch's compiler to skip this, torch would import it: two seconds
+
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         out = op(*args, **(kwargs or {}))
         if op.overloadpacket.__name__ in self.MOVES:

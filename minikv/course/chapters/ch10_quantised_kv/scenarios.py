@@ -310,6 +310,10 @@ class LargestFloat(TorchDispatchMode):
         super().__init__()
         self.largest = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # to tell torch's compiler to skip this, torch would import it: two seconds
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         for each in found if isinstance(found, list | tuple) else [found]:
