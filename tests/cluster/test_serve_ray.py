@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import contextmanager
 from http.client import HTTPConnection
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -44,6 +45,30 @@ def workers():
         yield found
 
 
+@pytest.fixture(scope="module")
+def killed_command():
+    """serve-cluster's reply to a request, the processes that it started, and the addresses where
+    they listened, until the command was killed."""
+    pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
+    command = [sys.executable, "-m", "minikv", "serve-cluster", "--workers", "1", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
+            name, _, token = process.stdout.readline().strip().partition(": ")
+            connection = HTTPConnection("127.0.0.1", port, timeout=60)
+            body = json.dumps({"prompt": "def f(n):"})
+            connection.request("POST", "/v1/completions", body, {name: token})
+            reply = json.loads(connection.getresponse().read())
+            connection.close()
+            started = psutil.Process(process.pid).children(recursive=True)
+            addresses = [address for one in started for address in one.net_connections("tcp")]
+        finally:
+            process.kill()
+    return SimpleNamespace(
+        reply=reply, started=started, listen=[one for one in addresses if one.status == "LISTEN"]
+    )
+
+
 @pytest.fixture
 def front(workers):
     with Front(workers, ByPrefix) as front:
@@ -59,6 +84,13 @@ def until(condition):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_the_command_serves_this_machine_alone(killed_command):
+    reply = killed_command.reply
+    assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] > 0
+    assert killed_command.started and killed_command.listen
+    assert all(address.laddr.ip.endswith("127.0.0.1") for address in killed_command.listen)
 
 
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
@@ -108,10 +140,18 @@ def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
     address = ray.get_runtime_context().gcs_address
     connect = "import ray, sys; ray.init(sys.argv[1], logging_level='CRITICAL'); print('is in')"
     wrong = os.environ | {"RAY_AUTH_TOKEN": "0" * 64, "HOME": str(tmp_path)}
-    for env, is_in in ((wrong, False), (dict(os.environ), True)):
-        command = [sys.executable, "-c", connect, address]
-        found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-        assert ("is in" in found.stdout) == is_in, found.stderr
+    command = [sys.executable, "-c", connect, address]
+    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with (
+        subprocess.Popen(command, env=wrong, **pipe) as stranger,
+        subprocess.Popen(command, **pipe) as friend,
+    ):
+        for process, is_in in ((stranger, False), (friend, True)):
+            try:
+                out, error = process.communicate(timeout=120)
+            finally:
+                process.kill()
+            assert ("is in" in out) == is_in, error
     assert not (tmp_path / ".ray").exists()
 
 
@@ -133,29 +173,6 @@ def test_an_ended_worker_leaves_no_process_and_can_be_started_again(workers):
     assert workers[1].start().pid != before
 
 
-def test_the_command_serves_and_leaves_nothing_even_when_killed(tmp_path):
-    pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
-    command = [sys.executable, "-m", "minikv", "serve-cluster", "--workers", "1", "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
-            name, _, token = process.stdout.readline().strip().partition(": ")
-            connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            body = json.dumps({"prompt": "def f(n):"})
-            connection.request("POST", "/v1/completions", body, {name: token})
-            reply = json.loads(connection.getresponse().read())
-            assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] > 0
-            connection.close()
-            started = psutil.Process(process.pid).children(recursive=True)
-            assert started
-            for one in started:
-                for address in one.net_connections("tcp"):
-                    assert address.status != "LISTEN" or address.laddr.ip.endswith("127.0.0.1")
-        finally:
-            process.kill()
-    until(lambda: not any(one.is_running() for one in started))
-
-
 def test_what_is_missing_is_named(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ray", None)
     with (
@@ -167,3 +184,8 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
 
     assert main(["serve-cluster"]) == 2
     assert "minikv[distributed]" in capsys.readouterr().err
+
+
+def test_a_killed_command_leaves_nothing(killed_command):
+    """Last: some of Ray's processes look for the dead ones for a minute before they end."""
+    until(lambda: not any(one.is_running() for one in killed_command.started))

@@ -7,13 +7,15 @@ import json
 import os
 import statistics
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from store_case import needs_a_store
 
 from minikv.__main__ import main
-from minikv.course.bench import BENCHMARKS, cluster_kinds, harness, paging, scheduler
+from minikv.course.bench import BENCHMARKS, cluster_kinds, harness, ladder, paging, scheduler, tiers
+from minikv.course.measure.running_table import RunningTable
 from minikv.course.measure.workload import Length
 
 SMALL = {
@@ -34,8 +36,20 @@ SMALL = {
 }
 
 
+@pytest.fixture
+def small(monkeypatch):
+    """What no option makes small: four new tokens on each rung, one block size whose steps run."""
+    monkeypatch.setattr(ladder, "RunningTable", partial(RunningTable, max_tokens=4))
+    step_times = tiers._step_times
+
+    def some_step_times(lm, block_size, repeats):
+        return step_times(lm, 16, repeats) if block_size == 16 else [1.0] * repeats
+
+    monkeypatch.setattr(tiers, "_step_times", some_step_times)
+
+
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_prints_a_table_and_writes_json(name, tmp_path, capsys):
+def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]
     assert main(command) == 0
