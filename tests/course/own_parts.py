@@ -3,8 +3,8 @@ confined as a check is.
 
 Writes a line of JSON for each check: its "report", what was "printed", and "on": "nothing", for
 what is not built on other parts; "earlier" ones; or "later" ones of its chapter, too. And a line
-for each run of tinypy on a chapter's parts, "model", where one is not the reference's: how what it
-hands over differs from what the reference does.
+for each run of tinypy on a chapter's parts, "model", where one is not the reference's: how much it
+"handed" over, and how that "differs" from what the reference does.
 """
 
 import json
@@ -59,13 +59,15 @@ def check(exercise, on, text, own=()):
 def run_model(chapter, exercise):
     MODEL_RUNS[exercise.id] = RUNS[exercise.id]
     here = Here(exercise, {one.id for one in chapter.exercises})
+    handed = []
     try:
         here.load(WHOLE[chapter])
-        differs = disagreement(exercise, None, here.on_model()[1])
+        handed = here.on_model()[1]
+        differs = disagreement(exercise, None, handed)
     except Failure as error:
         differs = error.raised.line("", None, None).what
     MODEL_RUNS.clear()
-    tell(model=exercise.id, differs=differs)
+    tell(model=exercise.id, handed=len(handed), differs=differs)
 
 
 for exercise in EXERCISES:

@@ -118,6 +118,14 @@ def witnesses() -> Iterator[list[Any]]:
         _witnessed.clear()
 
 
+def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
+    """For runs of a model: raises AssertionError if these are not the tokens after `prompt`."""
+    expected = lm.generate_naively(prompt, len(found))
+    witness(found)
+    if found != expected:
+        raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
+
+
 @cache
 def tinypy() -> minikv.LanguageModel:
     return minikv.load("tinypy")

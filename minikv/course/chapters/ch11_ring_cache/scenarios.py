@@ -12,7 +12,14 @@ from minikv.course.chapters.ch11_ring_cache.given import (
     layout_of,
     ring_on,
 )
-from minikv.course.harness.checking import in_place_of, plain, runs_model, tinypy, witness
+from minikv.course.harness.checking import (
+    in_place_of,
+    plain,
+    runs_model,
+    same_as_oracle,
+    tinypy,
+    witness,
+)
 from minikv.course.harness.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -793,13 +800,6 @@ scenario(
 
 
 # ── tinypy on the reader's part ───────────────────────────────────────────────
-
-
-def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
-    expected = lm.generate_naively(prompt, len(found))
-    witness(found)
-    if found != expected:
-        raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
 
 
 @runs_model("11.1")

@@ -20,7 +20,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     prefixes,
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
-from minikv.course.harness.checking import in_place_of, runs_model
+from minikv.course.harness.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
@@ -841,12 +841,6 @@ def small_engine(lm: minikv.LanguageModel) -> minikv.Engine:
         num_blocks=12, host_blocks=24, max_batch_tokens=128, max_num_seqs=4, attention="torch"
     )
     return minikv.Engine(lm, config)
-
-
-def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
-    expected = lm.generate_naively(prompt, len(found))
-    if found != expected:
-        raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
 
 
 def evict_and_return(lm: minikv.LanguageModel) -> int:

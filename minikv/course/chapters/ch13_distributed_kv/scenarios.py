@@ -16,7 +16,7 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
     in_process,
     unpack_text,
 )
-from minikv.course.harness.checking import in_place_of, runs_model
+from minikv.course.harness.checking import in_place_of, runs_model, same_as_oracle
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers import entry
@@ -941,12 +941,6 @@ scenario(
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 SIZE = 8
-
-
-def same_as_oracle(lm: minikv.LanguageModel, prompt: list[int], found: list[int]) -> None:
-    expected = lm.generate_naively(prompt, len(found))
-    if found != expected:
-        raise AssertionError(f"{lm.decode(found)!r} is not the oracle's {lm.decode(expected)!r}")
 
 
 def blocks_of(lm: minikv.LanguageModel, prompt: list[int]) -> list:
