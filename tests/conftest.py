@@ -14,9 +14,10 @@ import minikv
 
 # Files that take longest, in this order, and the notebooks behind them.
 LONGEST = (
-    "test_jupyterlab", "test_journey", "test_compile", "test_parity", "test_properties",
-    "test_ch09_answers", "test_grade", "test_lab", "test_mine", "test_ch08_answers", "test_bench",
-    "test_codes", "test_built_site", "test_block_viewer", "test_new_chapter", "test_containment",
+    "test_serve_ray", "test_journey", "test_bench", "test_compile", "test_jupyterlab", "test_codes",
+    "test_built_site", "test_grade", "test_parity", "test_grade_on_ray", "test_gpu_bench",
+    "test_handover_processes", "test_containment", "test_wheel", "test_lab", "test_ch08_answers",
+    "test_serve", "test_quant_engine", "test_ch09_answers", "test_properties", "test_new_chapter",
 )  # fmt: skip
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
@@ -41,8 +42,8 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers():
-    """One more than there are cores: many tests wait for a browser, a kernel or a clock."""
-    return (yield) + 1
+    """Two more than there are cores: many tests wait for a browser, a kernel or a clock."""
+    return (yield) + 2
 
 
 def pytest_xdist_make_scheduler(config, log):
