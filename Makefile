@@ -133,11 +133,11 @@ test: setup
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-# Side by side: first pip for two environments, then the rest. The long part begins when the kernels
-# of the CPU are compiled and the site is built, and not at all if lint has failed by then.
+# Side by side: while pip is at work in one environment, the site is made in another. Then the rest.
+# The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
 test:
-	@$(MAKE) --no-print-directory -j2 $(DISTRIBUTED) $(SITE)/installed
-	@$(MAKE) --no-print-directory -j3 site environment lint test-class slides units
+	@$(MAKE) --no-print-directory -j2 $(DISTRIBUTED) site slides
+	@$(MAKE) --no-print-directory -j3 lint environment test-class units
 	@echo "== All passed"
 endif
 
@@ -168,7 +168,7 @@ test-class: $(CLASS)/installed
 		tests/classroom || [ $$? = 5 ]  # 5: all is skipped
 
 # While one worker waits for a browser, a kernel or a clock, another has room for its tests.
-units: environment site
+units: environment
 	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
 	@echo "   is what the code prints"
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \

@@ -194,6 +194,14 @@ def test_has_a_widget_and_a_picture_beside_it(notebook):
     assert "image/png" in kinds
 
 
+def test_stores_a_film_of_each_player(notebook):
+    """What a page without a kernel shows in its place: `make notebooks` stores it."""
+    shown = [output.get("data", {}) for output in outputs(notebook)]
+    players = [data for data in shown if data.get("text/plain", "").startswith("A player for ")]
+    assert players
+    assert all("<div class='film'" in data.get("text/html", "") for data in players)
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

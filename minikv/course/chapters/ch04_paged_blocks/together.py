@@ -72,7 +72,7 @@ def expect(lm: minikv.LanguageModel) -> Expected:
 
 
 def expect_text(lm: minikv.LanguageModel) -> list[int]:
-    """The oracle's tokens after TEXT: computed before any part is exchanged, too."""
+    """The oracle's tokens after TEXT. Call it before any part is swapped."""
     return lm.generate_naively(lm.encode(TEXT), TEXT_TOKENS)
 
 
