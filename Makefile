@@ -59,8 +59,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test units mooncake test-class test-install wheel lint environment notebooks \
-	site slides clean
+.PHONY: help setup lab test units mooncake test-class test-site test-install wheel lint environment \
+	notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -68,7 +68,8 @@ help:
 	@echo "make setup      only make .venv and install into it"
 	@echo "make lint       ruff over Python files and notebooks, mypy over the package and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
-	@echo "make test-class    nbgrader's round trip, part of make test"
+	@echo "make test-class    nbgrader's round trip, in an environment of its own"
+	@echo "make test-site     build the pages and the slides, and look at them in a browser"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
 	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
@@ -133,11 +134,11 @@ test: setup
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
-# Side by side: while pip is at work in one environment, the site is made in another. Then the rest.
 # The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
+# Tests of what has an environment of its own have a command of their own; CI runs them, too.
 test:
-	@$(MAKE) --no-print-directory -j2 $(DISTRIBUTED) site slides
-	@$(MAKE) --no-print-directory -j3 lint environment test-class units
+	@$(MAKE) --no-print-directory $(DISTRIBUTED)
+	@$(MAKE) --no-print-directory -j2 environment lint units
 	@echo "== All passed"
 endif
 
@@ -173,7 +174,7 @@ units: environment
 	@echo "   is what the code prints"
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
-		tests notebooks
+		--ignore=tests/site tests notebooks
 
 # It also compiles the kernels of the CPU, for the tests to find.
 environment: setup
@@ -183,6 +184,10 @@ environment: setup
 # Downloads everything again, into empty environments: minutes.
 test-install: setup
 	@$(PYTEST) tests/install
+
+# Pages and slides, then: links, HTML, a browser's view, accessibility.
+test-site: setup site slides
+	@$(PYTEST) tests/site
 
 wheel: setup
 	@$(BIN)/python -m build
