@@ -1,5 +1,5 @@
 # make lab     set up, check the machine, open JupyterLab on the first notebook
-# make test    set up if needed, then every check there is
+# make test    set up if needed, then test the course and the engine
 # make site    the course as pages for a browser, in build/site
 #
 # All need Python 3.11 or newer, make and git, and install into .venv (the site: .venv-site) alone.

@@ -3,7 +3,6 @@ whatever happens to the blocks on the way; and scales that go where their blocks
 
 import contextlib
 import dataclasses
-import functools
 import random
 
 import pytest
@@ -35,14 +34,21 @@ def llama(checkpoint):
     return checkpoint("qwen3")
 
 
-@functools.lru_cache(maxsize=10_000)
-def oracle_tokens(lm, prompt: tuple[int, ...], num_tokens: int, kv_dtype: str, block_size: int):
-    """Greedy tokens of the plain formula: nothing cached, nothing paged."""
-    oracle = QuantisedOracle(lm.config, format_of(kv_dtype, block_size), block_size)
-    tokens = list(prompt)
-    for _ in range(num_tokens):
-        tokens.append(int(lm.logits(tokens, oracle)[-1].argmax()))
-    return tokens[len(prompt) :]
+def assert_greedy(lm, prompt: list[int], tokens: list[int], config: EngineConfig) -> None:
+    """Each token is the best after the text before it, by the plain formula: nothing cached.
+
+    A number halfway between two codes becomes one or the other, as its sum was rounded: on another
+    machine, or in another batch. That moved logits of the bundled model by up to 0.03, a fraction
+    of what quantising does. A choice between two tokens that are as close may fall either way.
+    """
+    oracle = QuantisedOracle(
+        lm.config, format_of(config.kv_dtype, config.block_size), config.block_size
+    )
+    text, last = prompt + tokens, slice(len(prompt) - 1, -1)
+    logits = lm.logits(text, oracle)[last]
+    close = min(0.05, (logits - lm.logits(text)[last]).abs().max().item())
+    chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    assert (logits.max(1).values - chosen).max() <= close
 
 
 def check(engine: Engine) -> None:
@@ -84,11 +90,7 @@ def generate(engine: Engine, prompts, params) -> list:
 def assert_oracle(lm, outputs, config: EngineConfig) -> None:
     for output in outputs:
         for sample in output.samples:
-            expected = oracle_tokens(
-                lm, tuple(output.prompt_ids), len(sample.token_ids), config.kv_dtype,
-                config.block_size,
-            )  # fmt: skip
-            assert sample.token_ids == expected
+            assert_greedy(lm, list(output.prompt_ids), sample.token_ids, config)
 
 
 @pytest.fixture(params=["torch", "cpu"])
@@ -250,8 +252,9 @@ def test_scales_through_weight_updates(llama, kv_dtype):
     outputs = drain(engine)
     new = with_weights(llama.lm, state)
     for prompt, request_id, old in zip(prompts, ids, before, strict=True):
-        rest = oracle_tokens(new, tuple(prompt + old), 12 - len(old), kv_dtype, 4)
-        assert outputs[request_id].token_ids == old + rest
+        tokens = outputs[request_id].token_ids
+        assert tokens[: len(old)] == old and len(tokens) == 12
+        assert_greedy(new, prompt + old, tokens[len(old) :], config)
     outputs = generate(engine, prompts, greedy(5))  # nothing that is cached is old
     assert_oracle(new, outputs, config)
 
@@ -270,7 +273,7 @@ def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
         chosen = log_probs.gather(1, torch.tensor(beam.token_ids)[:, None])
         assert beam.score == pytest.approx(chosen.sum().item() / len(beam.token_ids), rel=1e-3)
     best = engine.beam_search(prompt, beam_width=1, max_tokens=10)[0]
-    assert best.token_ids == oracle_tokens(llama.lm, tuple(prompt), 10, kv_dtype, 4)
+    assert_greedy(llama.lm, prompt, best.token_ids, config)
 
 
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
