@@ -1,16 +1,10 @@
-"""Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
+"""How tests are run: in which order, by how many processes, with how many threads."""
 
 import os
 import re
-from contextlib import nullcontext
 
 import pytest
-import torch
-from helpers import ARCHITECTURES, Pair, make_model
 from hypothesis import HealthCheck, settings
-
-import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
-import minikv
 
 # Files that take longest, in this order, and the notebooks behind them.
 LONGEST = (
@@ -21,8 +15,7 @@ LONGEST = (
 )  # fmt: skip
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
-# The second line is for the processes that tests start, and for the kernels of notebooks.
-torch.set_num_threads(1)
+# This is for the processes that tests start, and for the kernels of notebooks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
@@ -41,9 +34,10 @@ def pytest_addoption(parser):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_xdist_auto_num_workers():
-    """Two more than there are cores: many tests wait for a browser, a kernel or a clock."""
-    return (yield) + 2
+def pytest_xdist_auto_num_workers(config):
+    """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
+    one chapter do not, and each worker takes seconds to begin."""
+    return (yield) + (0 if config.getoption("chapter") else 2)
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -70,7 +64,8 @@ def pytest_ignore_collect(collection_path, config):
 def pytest_collection_modifyitems(config, items):
     """The longest files first, so that no worker ends with one alone. With --chapter, keep what
     lies in its folder or is asked of one of its exercises, and its notebook."""
-    first = [*LONGEST, ".ipynb"]
+    number = config.getoption("chapter")
+    first = [".ipynb"] if number else [*LONGEST, ".ipynb"]
 
     def place(item):
         """Of a notebook its suffix decides."""
@@ -78,7 +73,6 @@ def pytest_collection_modifyitems(config, items):
         return first.index(name) if name in first else len(first)
 
     items.sort(key=place)
-    number = config.getoption("chapter")
     if number:
         # A reader's way through all chapters cannot begin in the middle.
         own = re.compile(
@@ -103,49 +97,5 @@ class OwnThreads:
 
 def pytest_configure(config):
     config.pluginmanager.register(OwnThreads())
-
-
-@pytest.fixture(scope="module")
-def quick_interpreter():
-    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
-    for each function that a kernel calls, which takes longer than most kernels do."""
-    from kernels.mode import INTERPRETED
-    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
-
-    with language_patched_once() if INTERPRETED else nullcontext():
-        yield
-
-
-@pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    """`checkpoint(name)`: the `Pair` of that architecture, or of "tinypy"; made once."""
-    pairs = {}
-
-    def get(name: str) -> Pair:
-        if name not in pairs:
-            folder = minikv.BUNDLED.get(name)
-            if folder is None:
-                folder = tmp_path_factory.mktemp(name)
-                make_model(name, seed=len(name)).save_pretrained(folder)
-            pairs[name] = Pair(name, folder)
-        return pairs[name]
-
-    return get
-
-
-@pytest.fixture(scope="session", params=[*ARCHITECTURES, "tinypy"])
-def pair(request, checkpoint):
-    """Every architecture in turn."""
-    return checkpoint(request.param)
-
-
-@pytest.fixture(scope="session")
-def llama(checkpoint):
-    """The plainest model, for tests that do not depend on one."""
-    return checkpoint("llama")
-
-
-@pytest.fixture(scope="session")
-def tinypy(checkpoint):
-    """The bundled model: the one with a tokenizer."""
-    return checkpoint("tinypy")
+    if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
+        config.pluginmanager.import_plugin("models")

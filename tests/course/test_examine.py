@@ -130,6 +130,14 @@ def test_a_flood_of_print_is_cut(exercises, monkeypatch):
     assert "more bytes" in report.printed and "your code printed" in words(report)
 
 
+def test_many_printed_lines_are_cut(exercises):
+    write(exercises, "return 0")
+    with (exercises / FILE).open("a") as file:
+        file.write("\nprint(*range(100), sep='\\n')\n")
+    printed = lab.check("04.1").printed.splitlines()
+    assert len(printed) == process.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -305,17 +305,6 @@ def test_a_dry_watch_starts_nothing():
 
 
 @watched
-def test_many_printed_lines_are_cut(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
-    exercise = find("08.1")
-    file = tmp_path / chapter_of("08.1").file_name
-    file.write_text(right(exercise) + "\nprint(*range(100), sep='\\n')\n")
-    printed = process.run(exercise).printed.splitlines()
-    assert len(printed) == process.KEPT_LINES + 1 and printed[-1] == "… and 88 more lines"
-
-
-@watched
 def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "6")

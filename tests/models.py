@@ -1,0 +1,58 @@
+"""Models for all tests: one small random checkpoint of each architecture, and the bundled one."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from helpers import ARCHITECTURES, Pair, make_model
+
+import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
+import minikv
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def quick_interpreter():
+    """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
+    for each function that a kernel calls, which takes longer than most kernels do."""
+    from kernels.mode import INTERPRETED
+    from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+
+    with language_patched_once() if INTERPRETED else nullcontext():
+        yield
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """`checkpoint(name)`: the `Pair` of that architecture, or of "tinypy"; made once."""
+    pairs = {}
+
+    def get(name: str) -> Pair:
+        if name not in pairs:
+            folder = minikv.BUNDLED.get(name)
+            if folder is None:
+                folder = tmp_path_factory.mktemp(name)
+                make_model(name, seed=len(name)).save_pretrained(folder)
+            pairs[name] = Pair(name, folder)
+        return pairs[name]
+
+    return get
+
+
+@pytest.fixture(scope="session", params=[*ARCHITECTURES, "tinypy"])
+def pair(request, checkpoint):
+    """Every architecture in turn."""
+    return checkpoint(request.param)
+
+
+@pytest.fixture(scope="session")
+def llama(checkpoint):
+    """The plainest model, for tests that do not depend on one."""
+    return checkpoint("llama")
+
+
+@pytest.fixture(scope="session")
+def tinypy(checkpoint):
+    """The bundled model: the one with a tokenizer."""
+    return checkpoint("tinypy")
