@@ -307,13 +307,13 @@ def test_a_dry_watch_starts_nothing():
 @watched
 def test_the_compiler_has_a_time_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "6")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     exercise = find("08.1")
     slow = "\n\nquick = add\n\n\ndef add(x, y, *tile):\n    if not tile:  # for the compiler\n"
-    slow += "        import time\n\n        time.sleep(7)\n    return quick(x, y, *tile)\n"
+    slow += "        import time\n\n        time.sleep(5)\n    return quick(x, y, *tile)\n"
     (tmp_path / chapter_of("08.1").file_name).write_text(right(exercise) + slow)
     report = process.run(exercise)
-    assert report.passed and report.seconds > 6, report.text()
+    assert report.passed and report.seconds > 4, report.text()
 
 
 @watched
