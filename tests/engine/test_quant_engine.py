@@ -94,19 +94,24 @@ def assert_oracle(lm, outputs, config: EngineConfig) -> None:
 
 
 @pytest.fixture(params=["torch", "cpu"])
-def attention(request, kv_dtype):
+def attention(request):
     """Each way to read what is stored. Tests without it use the fastest."""
     if request.param == "cpu":
         pytest.importorskip("numba")
-        if kv_dtype not in COMPILED:
-            pytest.skip("read by PyTorch alone")
     return request.param
+
+
+EVERY_WAY = pytest.mark.parametrize(
+    ("kv_dtype", "attention"),
+    [(name, "torch") for name in DTYPES] + [(name, "cpu") for name in DTYPES if name in COMPILED],
+    indirect=["attention"],
+)
 
 
 # ── The same tokens as the plain formula ──────────────────────────────────────
 
 
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@EVERY_WAY
 def test_tokens_of_every_architecture(pair, kv_dtype, attention):
     config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=16)
     outputs = generate(Engine(pair.lm, config), pair.prompts(5, 1, 23, 8), greedy(14))
@@ -127,7 +132,7 @@ def test_tokens_do_not_depend_on_how_a_prompt_is_cut(
     assert_oracle(llama.lm, outputs, config)
 
 
-@pytest.mark.parametrize("kv_dtype", DTYPES)
+@EVERY_WAY
 def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
     """Closer than one code of K apart: a wrong scale would not hide in an unchanged token."""
     sampler = RecordingSampler()
