@@ -352,6 +352,65 @@ def attend_int8(q, k_codes, k_scale, v_codes, v_scale, block_ids, context_len):
          "self.scales[name] = list(self.scales[name])\n"
          "        self.scales[name][target] = self.scales[name][source]"),
          STILL, BOTH),
+        ("slots along the heads", (COPIED,
+         "for slot in range(self.block_size):\n"
+         "            self.scales[name][target][slot] = self.scales[name][source][slot]"),
+         "only some of the KV heads get their scales: the first dimension of a block's scales is "
+         "its heads, not its slots", "how many KV heads does a block have?"),
+        ("as many slots as are written", (COPIED,
+         "count = int((self.scales[name][source][0] != 0).sum())\n"
+         "        self.scales[name][target] = self.scales[name][target].clone()\n"
+         "        self.scales[name][target][:, :count] = self.scales[name][source][:, :count]"),
+         "the slots that are written need not be the first ones: the scales of some are missing",
+         "which slots of a block can be written?"),
+        ("scales in float32", (COPIED,
+         "self.scales[name][target] = torch.tensor(self.scales[name][source].tolist())"),
+         "the scales of the copy are in float32, and take twice the memory",
+         "which dtype does the class give its scales?"),
+        ("reads and writes again", """
+def copy(self, source, target):
+    k, v = self.read(source)
+    for offset in range(self.block_size):
+        self.write(target * self.block_size + offset, k[:, offset], v[:, offset])
+""",
+         "what is read back is quantised again, and may get other codes",
+         "codes and scales can be copied as they are"),
+        ("scales behind the loop", ("        " + COPIED, "    " + COPIED),
+         "the scales of K are not copied: the line stands behind the loop, and sees V alone",
+         "the loop over K and V"),
+        ("codes behind the loop", (CODES_COPIED, "", COPIED,
+         COPIED + "\n    self.codes[name][target] = self.codes[name][source]"),
+         "the codes of K are not copied: the line stands behind the loop, and sees V alone",
+         "the loop over K and V"),
+        ("leaves the loop", (COPIED, COPIED + "\n        return"),
+         "V is not copied: the loop ends after K", "the loop over K and V"),
+        ("all in the wrong direction", (
+         CODES_COPIED, "        self.codes[name][source] = self.codes[name][target]\n",
+         COPIED, "self.scales[name][source] = self.scales[name][target].clone()"),
+         "the target is copied to the source, codes and scales", "the two indices"),
+        ("the first copy again", (COPIED,
+         'first = self.__dict__.setdefault("first", {})\n'
+         "        scale = first.setdefault((name, source), self.scales[name][source].clone())\n"
+         "        self.scales[name][target] = scale.clone()"),
+         "a later copy of a block gets the scales that the first copy got",
+         "what does `source` read as now?"),
+        ("from slot 1 on", (COPIED,
+         "for slot in range(1, self.block_size):\n"
+         "            self.scales[name][target][:, slot] = self.scales[name][source][:, slot]"),
+         "the scales of slot 0 are not copied", "which slots does a block have?"),
+        ("all slots but the last", (COPIED,
+         "for slot in range(self.block_size - 1):\n"
+         "            self.scales[name][target][:, slot] = self.scales[name][source][:, slot]"),
+         "the scales of the last slot are not copied", "which slots does a block have?"),
+        ("copies nothing", """
+def copy(self, source, target):
+    pass
+""", "nothing is copied", "the copy reads like the original"),
+        ("block 0 is no block", ('    for name in ("k", "v"):\n',
+         "    if not source or not target:\n        return\n"
+         '    for name in ("k", "v"):\n'),
+         "block 0 is a block like the others, but nothing is copied from it or to it",
+         "which numbers can blocks have?"),
     ),
     "10.6": (
         crossed("int8 bytes", 1280, "no scales", "the scales are left out",
