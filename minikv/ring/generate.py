@@ -25,8 +25,9 @@ def context_shift(cache: Cells, n_keep: int = 0, seq: int = 0, n_discard: int | 
     K moves by turning, so nothing is computed again. The tokens that remain have seen those that
     go: their K and V stay as they were, and differ from what a fresh start would compute.
 
-    Raises ValueError, changing nothing, if there are no `n_discard` positions after the first
-    `n_keep`, or if one to be moved is shared with another sequence.
+    Raises ValueError, changing nothing, if fewer than two positions follow the first `n_keep` (also
+    when `n_discard` is given), if `n_discard` is not from 1 to their number, or if a cell to be
+    moved is shared with another sequence.
     """
     end = cache.seq_pos_max(seq) + 1
     require_int("n_keep", n_keep, 0)

@@ -93,7 +93,7 @@ or after a shift.
 
 The search asks for a *run*, because llama.cpp wrote the K of a batch as one slice. So 10 free cells
 in 10 holes cannot hold 2 tokens. Paged blocks have no such problem: any free block does. Since
-August 2025 llama.cpp writes K and V by index (pull requests 14285 and 15473), and any free cells
+July 2025 llama.cpp writes K and V by index (pull request 14285), and any free cells
 do; that is `find_cells` in minikv/ring/cells.py. A run is still asked for in some places: in
 December 2025 a saved state could not be restored into a ring with holes (17982).""",
         ),
@@ -113,8 +113,8 @@ December 2025 a saved state could not be restored into a ring with holes (17982)
                 "(a cos − b sin, b cos + a sin). Each cell has an angle per pair, the same for "
                 "all of its heads. Mind the shapes: deltas belong to the third dimension from "
                 "the end.",
-                """angles (N, D / 2) = deltas[:, None] * frequencies, in float32 at least
-cos, sin = those of the angles, (N, 1, D / 2): the 1 is for the heads
+                """angles (N, D / 2) = deltas[:, None] * frequencies, both in float64
+cos, sin = those of the angles, in float32, (N, 1, D / 2): the 1 is for the heads
 a, b = the two halves of k in float32, (…, N, K, D / 2) each
 out = a cos - b sin and b cos + a sin, joined along the last dimension
 return out in the dtype of k""",
@@ -123,8 +123,7 @@ return out in the dtype of k""",
 Two turns in a plane add up. The key at position p + delta is R(p + delta) k = R(delta) R(p) k, and
 R(p) k is what the cache holds. So the key moves without the hidden state that it was made from.
 
-V is not turned by RoPE, so V does not change. This is why a shift moves no value and reads half of
-the cache.
+V is not turned by RoPE, so V does not change. A shift touches only K, half of the cache.
 
 What moves is the position, and nothing else. The key was computed from a hidden state that had
 attended to the tokens before it. If some of these are gone, a key computed from scratch would be
@@ -136,8 +135,9 @@ shifts and turn once by their sum, as the engine does, or keep K unturned and tu
 llama.cpp's authors weighed both before the first line was written (issue 2060, June 2023), and keep
 K turned: reading is what a decode step spends its time on.
 
-In GGUF files the channels of a pair are neighbours, (2i, 2i + 1), and not half a head apart.
-Turning the pairs of one layout in a cache of the other raises no error.""",
+In GGUF files of Llama models the channels of a pair are neighbours, (2i, 2i + 1); in those of Qwen2
+or Gemma they are half a head apart, as here. Turning the pairs of one layout in a cache of the
+other raises no error.""",
         ),
         Exercise(
             id="11.3",
@@ -145,8 +145,8 @@ Turning the pairs of one layout in a cache of the other raises no error.""",
             minutes=20,
             difficulty=3,
             kind="build",
-            matters="This is what happens in a chat on a laptop when the buffer is full: the text "
-            "continues, in the same memory, without a pause to compute it again.",
+            matters="This is what llama.cpp does with `--context-shift` when the buffer is full: "
+            "the text continues, in the same memory, without a pause to compute it again.",
             hints=(
                 "Three pieces: what is kept, what is discarded, what remains. Which positions "
                 "has each, before and after? What has to happen first, so that no two tokens "
@@ -225,8 +225,8 @@ has attended to tokens whose layer-1 state attended W further back. After n laye
 on up to n · (W − 1) tokens before it, none of which need be kept.
 
 What is overwritten is gone. A rolling buffer cannot take back more tokens than it has room for:
-engines that reuse a prefix, or undo a rejected draft (chapter 14), have to keep more cells than the
-window or compute the prompt again. llama.cpp does the second unless started with `--swa-full`.
+engines that reuse a prefix, or undo a rejected draft of speculative decoding, have to keep more
+cells than the window or compute the prompt again. llama.cpp does the second unless started with `--swa-full`.
 
 Mistral 7B has W = 4,096 in all layers. Gemma 3 and gpt-oss have windows in some layers only, and
 their caches have two sizes.""",
@@ -302,7 +302,7 @@ position is cumulative, but the delta maintains the value of the last shift" (is
 2023, fixed in pull request 3835). One shift between two steps works. Two do not.
 
 The second one adds old − new where it should add new − old. llama.cpp's `pos_div` has this sign
-since its cells were rewritten in 2025; `pos_add`, a few lines above it, has the right one. Played
+since its cells were rewritten in 2025; `pos_add`, a few lines above it, has the right one. Run
 on a build of October 2026 with tinypy's weights, the keys after `seq_div` were 8.1 away from the
 right rotation and 0.015 from the one with the wrong sign.
 

@@ -146,7 +146,7 @@ class RingHistory(Recording):
             before = chosen[place - 1] if place else i - 1
             draw_ring(pen, layout, x, y, self.steps[i], self.steps[before] if i else None)
 
-        titles = [(f"{i}  {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
+        titles = [(f"{i}: {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
         heights = [layout.height] * len(chosen)
         return strip(titles, 1, heights, panel, legend([self.steps[i] for i in chosen]))
 
@@ -243,11 +243,11 @@ def legend(steps: Sequence[RingSnapshot]) -> Legend:
     entries.append(slot_entry("free", ""))
     changes = [pair for a, b in pairwise(steps) for pair in zip(a.cells, b.cells, strict=True)]
     if any(now.owners and old != now for old, now in changes):
-        entries.append(Entry(width, "new in this step", sample(one, new=True)))
+        entries.append(Entry(width, "new or moved since the last picture", sample(one, new=True)))
     if any(old.position is not None and now.position is None for old, now in changes):
         entries.append(Entry(0.1, "freed in this step", lambda pen, x, y: pen.text(x, y, "×", 9)))
     entries.append(Entry(0.1, "head", lambda pen, x, y: head_mark(pen, x + 0.05, y + 0.04)))
-    entries.append(Entry(0.06, "end of what is read", _end_sample))
+    entries.append(Entry(0.06, "end of the used cells", _end_sample))
     if any(cell.shift for cell in cells):
         sign = lambda pen, x, y: pen.text(x, y, "−4", 8, style="italic")  # noqa: E731
         entries.append(Entry(0.16, "key still to be turned, by −4", sign))

@@ -868,10 +868,13 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         return [Move(*move) for move in mine.plan_moves(is_used)]
 
     with in_place_of("minikv.ring.defrag:plan_moves", plan_moves):
-        before, moved = cache.used_max, defragment(cache)
+        before, moved, after = cache.used_max, defragment(cache), cache.used_max
     new = generate_with_ring(lm, cache, lm.encode(" return"), 12)
     same_as_oracle(lm, prompt + lm.encode(" return"), new)
-    return f"{moved} cells moved, {cache.used_max - 12} of {before} are read: the oracle's tokens."
+    return (
+        f"{moved} cells moved: the last used one was {before - 1}, then {after - 1}. "
+        "The tokens are the oracle's."
+    )
 
 
 @runs_model("11.6")
