@@ -226,7 +226,8 @@ on up to n · (W − 1) tokens before it, none of which need be kept.
 
 What is overwritten is gone. A rolling buffer cannot take back more tokens than it has room for:
 engines that reuse a prefix, or undo a rejected draft of speculative decoding, have to keep more
-cells than the window or compute the prompt again. llama.cpp does the second unless started with `--swa-full`.
+cells than the window or compute the prompt again. llama.cpp does the second unless started with
+`--swa-full`.
 
 Mistral 7B has W = 4,096 in all layers. Gemma 3 and gpt-oss have windows in some layers only, and
 their caches have two sizes.""",

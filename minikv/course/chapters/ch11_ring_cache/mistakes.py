@@ -225,7 +225,7 @@ def turn(k, deltas, frequencies):
     return torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2).to(k.dtype)
 '''},
             cause="channels 2i and 2i + 1 are turned together; here a pair is i and i + D/2",
-            look="which two channels make a pair? (GGUF files have the other layout.)",
+            look="which two channels make a pair? (GGUF files of Llama have the other layout.)",
         ),
         Mistake(
             "interleaves the angles",
