@@ -60,7 +60,7 @@ def slots(mine, program, log: Log) -> None:
     log.call(f"find_slot({num_tokens})", cells.find_slot, num_tokens)
     error = log.events[-1].error
     log("", {"head afterwards:": cells.head, "cells afterwards:": layout_of(cells)})
-    log("", {"positions afterwards:": cells.positions})
+    log("", {"positions afterwards:": cells.positions, "shifts afterwards:": cells.shifts})
     if isinstance(error, OutOfCells):
         told = [error.needed, error.free, error.longest_run]
         log("", {"OutOfCells says needed, free, longest_run:": told})
@@ -700,7 +700,9 @@ scenario(
             "A+8 A~0,,3 step A~3,,-3 step",
             "A+3 B+3 *~0,,2 step",
             "A+3 B+3 A~0,,2 step",
-            "A+6 A>B3 A~0,,2 step",
+            "B+2 A+6 A>C3 A~0,,2 step",
+            "A+4 A~0,0,3 step",
+            "A+6 *~3,,-2 step",
         ),
         look="shifts: by how much the key is still to be turned",
     ),
@@ -724,12 +726,17 @@ scenario(
             "A+4 B+4 B%0,,2 step",
             "A+4 B+4 *%0,,2 step",
             "A+4 A~2,,8 A+2 A%10,12,2 step",
+            "A+4 A%0,0,2 step",
         ),
         look="which way does the key have to be turned?",
     ),
     Group(
         "a move, a division, a step: as SelfExtend does it",
-        ("A+8 A~4,,4 A%8,,2 step", "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step"),
+        (
+            "A+8 A~4,,4 A%8,,2 step",
+            "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step",
+            "A+6 A~0,,6 A%9,,3 step",
+        ),
         look="how much is still to be turned after both?",
     ),
     Group(
@@ -737,11 +744,12 @@ scenario(
         (
             "A+7 A%0,,2",
             "A+7 A%3,,2",
-            "A+7 A%0,,1 step",
+            "A+7 *%3,,2",
+            "A+7 A%3,,1 step",
             "A+7 A%0,,0",
             "A+4 C%0,,2",
             "A+1 A%0,,-2",
-            "A+6 A>B3 A%0,,2 step",
+            "B+2 A+6 A>C3 A%0,,2 step",
         ),
         look="positions // d",
     ),
@@ -843,8 +851,8 @@ scenario(
     ),
     Group(
         "half precision: rounded once, when it is stored",
-        [(BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
-         (F16, "A+6 A~2,,7 read")],
+        [(BF16, "A+1 read"), (BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
+         (F16, "A+6 A~2,,7 read"), (BF16, "A+4 A~0,,300 read")],
         look="turn in float32; which of the two results goes into the cache?",
     ),
 )  # fmt: skip
