@@ -261,6 +261,58 @@ def find_slot(self, num_tokens):
             cause="a run of exactly num_tokens cells is taken to be too short",
             look="`longest_run` may be equal to num_tokens",
         ),
+        Mistake(
+            "counts what it has not tried",
+            edits={"Cells.find_slot": (("        start = taken[-1] + 1\n",
+                                        "        start = taken[0] + 1\n"),)},
+            cause="beginnings are counted as tried that were not, and the search ends too early",
+            look="`tested` and `start` have to go on by the same number",
+        ),
+        Mistake(
+            "leaves the next cell out",
+            edits={"Cells.find_slot": (("        start = taken[-1] + 1\n",
+                                        "        start = taken[-1] + 2\n"),)},
+            cause="the cell after a taken one is not tried as the beginning of a run",
+            look="where does the search continue after a taken cell?",
+        ),
+        Mistake(
+            "begins after the last used cell",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for start in [self.used_max, *range(self.num_cells - num_tokens + 1)]:
+        if self.positions[start : start + num_tokens] == [FREE] * num_tokens:
+            return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="the cells after the last used one are tried first, wherever `head` is",
+            look="where does the search begin?",
+        ),
+        Mistake(
+            "takes the longest run",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    longest, first, run = 0, 0, 0
+    for i, position in enumerate(self.positions):
+        run = run + 1 if position == FREE else 0
+        if run > longest:
+            longest, first = run, i + 1 - run
+    if longest < num_tokens:
+        raise OutOfCells(num_tokens, self.num_free, longest)
+    return first
+'''},
+            cause="the longest run is taken, not the first one from `head` on",
+            look="which of several runs?",
+        ),
+        Mistake(
+            "needs one free cell",
+            edits={"Cells.find_slot": (
+                ("        if not taken:", "        if len(taken) < num_tokens:"),
+            )},
+            cause="a run counts as free if any of its cells is",
+            look="how many cells have to be free?",
+        ),
     ),
     "11.2": (
         Mistake(
@@ -863,6 +915,14 @@ def drop(self, seq, p0, p1):
             cause="positions are taken modulo the length of the chunk",
             look="modulo which number does a position become a cell?",
         ),
+        Mistake(
+            "counts the chunk alone",
+            edits={"RollingCache.write": (
+                ("self.num_tokens += len(positions)", "self.num_tokens = len(positions)"),
+            )},
+            cause="num_tokens is the length of the last chunk, not of the text",
+            look="num_tokens grows by T",
+        ),
     ),
     "11.5": (
         Mistake(
@@ -1046,6 +1106,44 @@ def plan_moves(is_used):
             )},
             cause="the caller's `is_used` is changed",
             look="a plan moves nothing yet",
+        ),
+        Mistake(
+            "leaves the last hole out",
+            edits={"plan_moves": (
+                ("for i in range(end) if not", "for i in range(end - 1) if not"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="a hole at u - 1 is not filled",
+            look="cells 0 … u - 1 are in front",
+        ),
+        Mistake(
+            "cuts what does not fit",
+            sources={"plan_moves": '''
+def plan_moves(is_used):
+    def runs(cells):
+        found = []
+        for cell in cells:
+            if found and found[-1][-1] == cell - 1:
+                found[-1].append(cell)
+            else:
+                found.append([cell])
+        return found
+    end = sum(is_used)
+    holes = runs(i for i in range(end) if not is_used[i])
+    data = runs(i for i in range(end, len(is_used)) if is_used[i])
+    return [Move(a[0], b[0], min(len(a), len(b))) for a, b in zip(data, holes)]
+'''},
+            cause="what is left of a run that does not fit into its hole is not moved",
+            look="a run may fill several holes, and a hole may take several runs",
+        ),
+        Mistake(
+            "leaves the last cell out",
+            edits={"plan_moves": (
+                ("range(end, len(is_used)) if", "range(end, len(is_used) - 1) if"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="the last cell of the ring is not moved",
+            look="where do the data end?",
         ),
     ),
     "11.6": (
@@ -1292,6 +1390,101 @@ def seq_div(self, seq, p0, p1, d):
             cause="the distance has lost its sign: every key is turned forward",
             look="positive means later, negative means earlier",
         ),
+        Mistake(
+            "divides from p0 on",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    return self._move(seq, p0, p1, lambda position: p0 + (position - p0) // d)
+'''},
+            cause="the distance from `p0` is divided, not the position",
+            look="positions // d",
+        ),
+        Mistake(
+            "forgives the debt",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] = 0
+    return len(cells)
+'''},
+            cause="a division sets `shifts` to 0, though no key has been turned",
+            look="who turns the keys, and when?",
+        ),
+        Mistake(
+            "notes a move, and is refused",
+            edits={"Cells._move": (
+                ("    self._require_can_move(seq, targets)\n",
+                 "    for cell, to in targets.items():\n"
+                 "        self.shifts[cell] += to - self.positions[cell]\n"
+                 "    self._require_can_move(seq, targets)\n"),
+                ("        self.shifts[cell] += to - self.positions[cell]\n"
+                 "        self.positions[cell] = to\n",
+                 "        self.positions[cell] = to\n"),
+            )},
+            cause="a move that is refused has changed `shifts`",
+            look="every check comes before the first change",
+        ),
+        Mistake(
+            "checks no move",
+            edits={"Cells._move": (("    self._require_can_move(seq, targets)\n", ""),)},
+            cause="a move is no longer refused where two tokens would come to one position, or "
+            "another sequence's token would move along",
+            look="`_require_can_move`",
+        ),
+        Mistake(
+            "moves for every sequence",
+            edits={"Cells._move": (
+                ("self.cells_of(seq, p0, p1)", "self.cells_of(-1, p0, p1)"),
+                ("self._require_can_move(seq, targets)", "self._require_can_move(-1, targets)"),
+            )},
+            cause="the tokens of all sequences are moved",
+            look="`seq`",
+        ),
+        Mistake(
+            "moves up to the end",
+            edits={"Cells._move": (("self.cells_of(seq, p0, p1)", "self.cells_of(seq, p0)"),)},
+            cause="`_move` ignores `p1`: positions after the range are moved, too",
+            look="p0 <= position < p1",
+        ),
+        Mistake(
+            "takes 0 for no end",
+            edits={"Cells._move": (
+                ("self.cells_of(seq, p0, p1)", "self.cells_of(seq, p0, p1 or None)"),
+            )},
+            cause="p1 = 0 is taken for no end: the range is empty, and all is moved",
+            look="None is no end; 0 is",
+        ),
+        Mistake(
+            "checks nothing for all",
+            edits={"Cells._move": (
+                ("    self._require_can_move(seq, targets)\n",
+                 "    if seq >= 0:\n        self._require_can_move(seq, targets)\n"),
+            )},
+            cause="if seq is ALL, nothing is refused, though two tokens would come to one position",
+            look="`_require_can_move` knows ALL",
+        ),
+        Mistake(
+            "forgives what stays",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    before, shifts = self.positions[:], self.shifts
+    self.shifts = [0] * self.num_cells
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] = shifts[cell] + self.positions[cell] - before[cell]
+    return len(cells)
+'''},
+            cause="a division forgets what the cells outside the range have still to be turned",
+            look="which shifts may a division change?",
+        ),
     ),
     "11.7": (
         Mistake(
@@ -1503,6 +1696,23 @@ def apply_shifts(self):
 '''},
             cause="the cells that have moved are counted, though none of their keys is turned",
             look="how many keys were turned?",
+        ),
+        Mistake(
+            "turns to the cell",
+            edits={"UnturnedRing.keys": (
+                ("torch.tensor(self.positions[:num_read])", "torch.arange(num_read)"),
+            )},
+            cause="keys are turned to the number of their cell, not to its position",
+            look="`positions`",
+        ),
+        Mistake(
+            "rounds the frequencies",
+            edits={"UnturnedRing.keys": (
+                ("positions, self.frequencies", "positions, self.frequencies.to(self.k.dtype)"),
+            )},
+            cause="the frequencies are rounded to the cache's dtype: far keys are turned by wrong "
+            "angles",
+            look="turn in float32: angles, too",
         ),
     ),
 }  # fmt: skip
