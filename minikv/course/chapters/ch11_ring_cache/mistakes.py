@@ -188,6 +188,131 @@ def find_slot(self, num_tokens):
             "below 0",
             look="what has to happen to the count at the end of the buffer?",
         ),
+        Mistake(
+            "swaps the numbers of the error",
+            edits={"Cells.find_slot": (
+                ("OutOfCells(num_tokens, self.num_free, self.longest_run)",
+                 "OutOfCells(self.num_free, num_tokens, self.longest_run)"),
+            )},
+            cause="the numbers in OutOfCells are not those of this search",
+            look="OutOfCells(needed, free, longest_run)",
+        ),
+        Mistake(
+            "marks the cells",
+            edits={"Cells.find_slot": (
+                ("        if not taken:\n            return start\n",
+                 "        if not taken:\n            self.positions[start:end] = [0] * num_tokens\n"
+                 "            return start\n"),
+            )},
+            cause="the search writes into `positions`, but it must change nothing",
+            look="who takes the cells, and when?",
+        ),
+        Mistake(
+            "begins after the head",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for start in [*range(self.head + 1, self.num_cells), *range(self.head + 1)]:
+        run = self.positions[start : start + num_tokens]
+        if run == [FREE] * num_tokens:
+            return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="the search begins one cell after `head`",
+            look="is `head` itself tried first?",
+        ),
+        Mistake(
+            "takes a slice for a run",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for start in [*range(self.head, self.num_cells), *range(self.head)]:
+        if all(position == FREE for position in self.positions[start : start + num_tokens]):
+            return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="at the end of the buffer the slice is shorter than the run: a run that does not "
+            "fit counts as free",
+            look="how long is positions[start : start + num_tokens] at the last cell?",
+        ),
+        Mistake(
+            "gives up at the first hole",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for start in [*range(self.head, self.num_cells), *range(self.head)]:
+        if self.positions[start] == FREE:
+            if self.positions[start : start + num_tokens] == [FREE] * num_tokens:
+                return start
+            break
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="only the first free cell is tried: if its run is too short, the search gives up",
+            look="what happens after a hole that is too small?",
+        ),
+        Mistake(
+            "needs a longer run",
+            edits={"Cells.find_slot": (
+                ("    start, tested = self.head, 0\n",
+                 "    if self.longest_run <= num_tokens:\n"
+                 "        raise OutOfCells(num_tokens, self.num_free, self.longest_run)\n"
+                 "    start, tested = self.head, 0\n"),
+            )},
+            cause="a run of exactly num_tokens cells is taken to be too short",
+            look="`longest_run` may be equal to num_tokens",
+        ),
+        Mistake(
+            "counts what it has not tried",
+            edits={"Cells.find_slot": (("        start = taken[-1] + 1\n",
+                                        "        start = taken[0] + 1\n"),)},
+            cause="beginnings are counted as tried that were not, and the search ends too early",
+            look="`tested` and `start` have to go on by the same number",
+        ),
+        Mistake(
+            "leaves the next cell out",
+            edits={"Cells.find_slot": (("        start = taken[-1] + 1\n",
+                                        "        start = taken[-1] + 2\n"),)},
+            cause="the cell after a taken one is not tried as the beginning of a run",
+            look="where does the search continue after a taken cell?",
+        ),
+        Mistake(
+            "begins after the last used cell",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    for start in [self.used_max, *range(self.num_cells - num_tokens + 1)]:
+        if self.positions[start : start + num_tokens] == [FREE] * num_tokens:
+            return start
+    raise OutOfCells(num_tokens, self.num_free, self.longest_run)
+'''},
+            cause="the cells after the last used one are tried first, wherever `head` is",
+            look="where does the search begin?",
+        ),
+        Mistake(
+            "takes the longest run",
+            sources={"Cells.find_slot": '''
+def find_slot(self, num_tokens):
+    require_int("num_tokens", num_tokens, 1, self.num_cells)
+    longest, first, run = 0, 0, 0
+    for i, position in enumerate(self.positions):
+        run = run + 1 if position == FREE else 0
+        if run > longest:
+            longest, first = run, i + 1 - run
+    if longest < num_tokens:
+        raise OutOfCells(num_tokens, self.num_free, longest)
+    return first
+'''},
+            cause="the longest run is taken, not the first one from `head` on",
+            look="which of several runs?",
+        ),
+        Mistake(
+            "needs one free cell",
+            edits={"Cells.find_slot": (
+                ("        if not taken:", "        if len(taken) < num_tokens:"),
+            )},
+            cause="a run counts as free if any of its cells is",
+            look="how many cells have to be free?",
+        ),
     ),
     "11.2": (
         Mistake(
@@ -720,6 +845,84 @@ def drop(self, seq, p0, p1):
             cause="num_tokens stops at the window, so the positions stop growing",
             look="num_tokens is the length of the text, not of the buffer",
         ),
+        Mistake(
+            "computes in floats",
+            edits={"in_window": (
+                ("query[:, None] - key", "query[:, None].float() - key.float()"),
+            )},
+            cause="positions are rounded to floats: far ones are not told apart",
+            look="positions are integers",
+        ),
+        Mistake(
+            "holds floats",
+            edits={"RollingCache.held": (
+                ("    return last - (last - cell) % size\n",
+                 "    found = torch.zeros(len(cell))\n"
+                 "    found[:] = last - (last - cell) % size\n    return found\n"),
+            )},
+            cause="the positions are not an int64 tensor",
+            look="which dtype does torch.zeros have, if none is given?",
+        ),
+        Mistake(
+            "swaps keys and values",
+            edits={"RollingCache.write": (
+                ("] = chunk.to(kv.dtype)", "] = chunk.flip(0).to(kv.dtype)"),
+            )},
+            cause="keys are written where values belong, and values where keys belong",
+            look="the first dimension of a buffer and of a chunk: K, then V",
+        ),
+        Mistake(
+            "writes the first layer",
+            edits={"RollingCache.write": (
+                ("zip(self.kv, self._chunk, strict=True)", "zip(self.kv[:1], self._chunk[:1])"),
+            )},
+            cause="only the first layer's buffer is written",
+            look="self.kv and self._chunk have an item for each layer",
+        ),
+        Mistake(
+            "writes layers with a window",
+            edits={"RollingCache.write": (
+                ("        kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)\n",
+                 "        if kv.shape[1] == self.chunk_size:\n"
+                 "            kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)\n"),
+            )},
+            cause="only the smallest buffers are written",
+            look="layers of any size, with a window or without one",
+        ),
+        Mistake(
+            "empties the chunk first",
+            edits={"RollingCache.write": (
+                ("    for kv, chunk in zip(self.kv, self._chunk, strict=True):\n",
+                 "    self._chunk = []\n    for kv, chunk in zip(self.kv, self._chunk):\n"),
+            )},
+            cause="nothing is written: `_chunk` is empty before it is read",
+            look="the order: write, then empty",
+        ),
+        Mistake(
+            "counts first",
+            edits={"RollingCache.write": (
+                ("    for kv, chunk in", "    first = self.num_tokens + len(positions)\n"
+                 "    for kv, chunk in"),
+                ("positions % kv.shape[1]",
+                 "torch.arange(first, first + len(positions)) % kv.shape[1]"),
+            )},
+            cause="the chunk is written as if it stood T positions later, after itself",
+            look="`positions` says where the tokens stand",
+        ),
+        Mistake(
+            "wraps at the chunk",
+            edits={"RollingCache.write": (("% kv.shape[1]", "% len(positions)"),)},
+            cause="positions are taken modulo the length of the chunk",
+            look="modulo which number does a position become a cell?",
+        ),
+        Mistake(
+            "counts the chunk alone",
+            edits={"RollingCache.write": (
+                ("self.num_tokens += len(positions)", "self.num_tokens = len(positions)"),
+            )},
+            cause="num_tokens is the length of the last chunk, not of the text",
+            look="num_tokens grows by T",
+        ),
     ),
     "11.5": (
         Mistake(
@@ -799,8 +1002,9 @@ def plan_moves(is_used):
                  "    end = max((i for i, used in enumerate(is_used) if used), default=-1) + 1\n"),
                 ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
             )},
-            cause="holes are searched up to the last used cell: after it nothing is left to move",
-            look="u is the number of used cells, not the place of the last one",
+            cause="no cell is ever moved",
+            look="holes lie before u, data from u on; u is the number of used cells, not the place "
+            "of the last one",
         ),
         Mistake(
             "fills every free cell",
@@ -850,6 +1054,96 @@ def plan_moves(is_used):
             )},
             cause="`moves` is empty before the first move",
             look="what is moves[-1] at the beginning?",
+        ),
+        Mistake(
+            "loses the last move",
+            sources={"plan_moves": '''
+def plan_moves(is_used):
+    end = sum(is_used)
+    holes = [i for i in range(end) if not is_used[i]]
+    data = [i for i in range(end, len(is_used)) if is_used[i]]
+    moves, start = [], 0
+    for i in range(1, len(holes)):
+        if (data[i], holes[i]) != (data[i - 1] + 1, holes[i - 1] + 1):
+            moves.append(Move(data[start], holes[start], i - start))
+            start = i
+    return moves
+'''},
+            cause="the last move is never added: a move is added only when the next one begins",
+            look="which pairs are left when the loop ends?",
+        ),
+        Mistake(
+            "counts from zero",
+            edits={"plan_moves": (
+                ("moves.append(Move(source, target, 1))", "moves.append(Move(source, target, 0))"),
+                ("(last.source + last.length, last.target + last.length)",
+                 "(last.source + last.length + 1, last.target + last.length + 1)"),
+            )},
+            cause="every move is one cell too short",
+            look="how long is a move of one pair?",
+        ),
+        Mistake(
+            "looks back at the first move",
+            edits={"plan_moves": (("last = moves[-1] if", "last = moves[0] if"),)},
+            cause="a pair is compared with the first move: no later move gets longer than 1 cell",
+            look="which move may a pair continue?",
+        ),
+        Mistake(
+            "breaks if both have a gap",
+            edits={"plan_moves": (
+                ("if (source, target) == (last.source + last.length, last.target + last.length):",
+                 "if source == last.source + last.length or target == last.target + last.length:"),
+            )},
+            cause="a move is extended although its sources, or its targets, have a gap",
+            look="sources *and* targets have to be neighbours",
+        ),
+        Mistake(
+            "fills them in place",
+            edits={"plan_moves": (
+                ("        last = moves[-1]",
+                 "        is_used[target], is_used[source] = True, False\n"
+                 "        last = moves[-1]"),
+            )},
+            cause="the caller's `is_used` is changed",
+            look="a plan moves nothing yet",
+        ),
+        Mistake(
+            "leaves the last hole out",
+            edits={"plan_moves": (
+                ("for i in range(end) if not", "for i in range(end - 1) if not"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="a hole at u - 1 is not filled",
+            look="cells 0 … u - 1 are in front",
+        ),
+        Mistake(
+            "cuts what does not fit",
+            sources={"plan_moves": '''
+def plan_moves(is_used):
+    def runs(cells):
+        found = []
+        for cell in cells:
+            if found and found[-1][-1] == cell - 1:
+                found[-1].append(cell)
+            else:
+                found.append([cell])
+        return found
+    end = sum(is_used)
+    holes = runs(i for i in range(end) if not is_used[i])
+    data = runs(i for i in range(end, len(is_used)) if is_used[i])
+    return [Move(a[0], b[0], min(len(a), len(b))) for a, b in zip(data, holes)]
+'''},
+            cause="what is left of a run that does not fit into its hole is not moved",
+            look="a run may fill several holes, and a hole may take several runs",
+        ),
+        Mistake(
+            "leaves the last cell out",
+            edits={"plan_moves": (
+                ("range(end, len(is_used)) if", "range(end, len(is_used) - 1) if"),
+                ("zip(data, holes, strict=True)", "zip(data, holes, strict=False)"),
+            )},
+            cause="the last cell of the ring is not moved",
+            look="where do the data end?",
         ),
     ),
     "11.6": (
@@ -970,6 +1264,227 @@ def seq_div(self, seq, p0, p1, d):
             cause="a divisor below 1 is no longer refused",
             look="the first line of `seq_div`",
         ),
+        Mistake(
+            "replaces in the division",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        before = self.positions[cell]
+        self.positions[cell] //= d
+        self.shifts[cell] = self.positions[cell] - before
+    return len(cells)
+'''},
+            cause="a division replaces what was still to be turned",
+            look="`seq_div`: what was in `shifts` before?",
+        ),
+        Mistake(
+            "notes it, and is refused",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    for cell in cells:
+        self.shifts[cell] += self.positions[cell] // d - self.positions[cell]
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+    return len(cells)
+'''},
+            cause="a division that is refused has changed `shifts`",
+            look="every check comes before the first change",
+        ),
+        Mistake(
+            "checks no division",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    for cell in cells:
+        before = self.positions[cell]
+        self.positions[cell] //= d
+        self.shifts[cell] += self.positions[cell] - before
+    return len(cells)
+'''},
+            cause="a division is no longer refused where two tokens would come to one position, or "
+            "another sequence's token would move along",
+            look="`_require_can_move`",
+        ),
+        Mistake(
+            "divides for every sequence",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    self.cells_of(seq, p0, p1)
+    return self._move(-1, p0, p1, lambda position: position // d)
+'''},
+            cause="the positions of all sequences are divided",
+            look="`seq`",
+        ),
+        Mistake(
+            "does not know all",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    chosen = [cell for cell in self.cells_of(seq, p0, p1) if seq in self.sequences[cell]]
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in chosen})
+    for cell in chosen:
+        before = self.positions[cell]
+        self.positions[cell] //= d
+        self.shifts[cell] += self.positions[cell] - before
+    return len(chosen)
+'''},
+            cause="if seq is ALL, nothing is divided",
+            look="`cells_of` knows ALL",
+        ),
+        Mistake(
+            "divides up to the end",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    return self._move(seq, p0, None, lambda position: position // d)
+'''},
+            cause="a division ignores `p1`: positions after the range are divided, too",
+            look="p0 <= position < p1",
+        ),
+        Mistake(
+            "lets shared tokens move",
+            edits={"Cells._move": (
+                ("self._require_can_move(seq, targets)", "self._require_can_move(-1, targets)"),
+            )},
+            cause="a token that belongs to another sequence, too, is moved for one of them",
+            look="whose sequence does `_require_can_move` ask for?",
+        ),
+        Mistake(
+            "divides one by one",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    for cell in cells:
+        position = self.positions[cell]
+        self.seq_add(seq, position, position + 1, position // d - position)
+    return len(cells)
+'''},
+            cause="each token is moved by itself, and refused where its neighbour stands already",
+            look="the tokens of a group come to one position together",
+        ),
+        Mistake(
+            "rounds up",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    return self._move(seq, p0, p1, lambda position: -(-position // d))
+'''},
+            cause="positions are rounded up, not down",
+            look="positions // d",
+        ),
+        Mistake(
+            "only turns on",
+            edits={"Cells._move": (
+                ("self.shifts[cell] += to - self.positions[cell]",
+                 "self.shifts[cell] += abs(to - self.positions[cell])"),
+            )},
+            cause="the distance has lost its sign: every key is turned forward",
+            look="positive means later, negative means earlier",
+        ),
+        Mistake(
+            "divides from p0 on",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    return self._move(seq, p0, p1, lambda position: p0 + (position - p0) // d)
+'''},
+            cause="the distance from `p0` is divided, not the position",
+            look="positions // d",
+        ),
+        Mistake(
+            "forgives the debt",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] = 0
+    return len(cells)
+'''},
+            cause="a division sets `shifts` to 0, though no key has been turned",
+            look="who turns the keys, and when?",
+        ),
+        Mistake(
+            "notes a move, and is refused",
+            edits={"Cells._move": (
+                ("    self._require_can_move(seq, targets)\n",
+                 "    for cell, to in targets.items():\n"
+                 "        self.shifts[cell] += to - self.positions[cell]\n"
+                 "    self._require_can_move(seq, targets)\n"),
+                ("        self.shifts[cell] += to - self.positions[cell]\n"
+                 "        self.positions[cell] = to\n",
+                 "        self.positions[cell] = to\n"),
+            )},
+            cause="a move that is refused has changed `shifts`",
+            look="every check comes before the first change",
+        ),
+        Mistake(
+            "checks no move",
+            edits={"Cells._move": (("    self._require_can_move(seq, targets)\n", ""),)},
+            cause="a move is no longer refused where two tokens would come to one position, or "
+            "another sequence's token would move along",
+            look="`_require_can_move`",
+        ),
+        Mistake(
+            "moves for every sequence",
+            edits={"Cells._move": (
+                ("self.cells_of(seq, p0, p1)", "self.cells_of(-1, p0, p1)"),
+                ("self._require_can_move(seq, targets)", "self._require_can_move(-1, targets)"),
+            )},
+            cause="the tokens of all sequences are moved",
+            look="`seq`",
+        ),
+        Mistake(
+            "moves up to the end",
+            edits={"Cells._move": (("self.cells_of(seq, p0, p1)", "self.cells_of(seq, p0)"),)},
+            cause="`_move` ignores `p1`: positions after the range are moved, too",
+            look="p0 <= position < p1",
+        ),
+        Mistake(
+            "takes 0 for no end",
+            edits={"Cells._move": (
+                ("self.cells_of(seq, p0, p1)", "self.cells_of(seq, p0, p1 or None)"),
+            )},
+            cause="p1 = 0 is taken for no end: the range is empty, and all is moved",
+            look="None is no end; 0 is",
+        ),
+        Mistake(
+            "checks nothing for all",
+            edits={"Cells._move": (
+                ("    self._require_can_move(seq, targets)\n",
+                 "    if seq >= 0:\n        self._require_can_move(seq, targets)\n"),
+            )},
+            cause="if seq is ALL, nothing is refused, though two tokens would come to one position",
+            look="`_require_can_move` knows ALL",
+        ),
+        Mistake(
+            "forgives what stays",
+            sources={"Cells.seq_div": '''
+def seq_div(self, seq, p0, p1, d):
+    require_int("d", d, 1)
+    cells = self.cells_of(seq, p0, p1)
+    self._require_can_move(seq, {cell: self.positions[cell] // d for cell in cells})
+    before, shifts = self.positions[:], self.shifts
+    self.shifts = [0] * self.num_cells
+    for cell in cells:
+        self.positions[cell] //= d
+        self.shifts[cell] = shifts[cell] + self.positions[cell] - before[cell]
+    return len(cells)
+'''},
+            cause="a division forgets what the cells outside the range have still to be turned",
+            look="which shifts may a division change?",
+        ),
     ),
     "11.7": (
         Mistake(
@@ -1079,6 +1594,125 @@ def apply_shifts(self):
             )},
             cause="the keys of all cells are returned, not those of the first num_read",
             look="`num_read`",
+        ),
+        Mistake(
+            "rounds before the turn",
+            edits={"UnturnedRing.store": (
+                ("k.float(), -positions", "k.to(self.k.dtype).float(), -positions"),
+            )},
+            cause="keys are rounded before they are turned back, and once more afterwards",
+            look="turn in float32; which of the two results goes into the cache?",
+        ),
+        Mistake(
+            "one position for all",
+            edits={"UnturnedRing.store": (
+                ("torch.tensor([self.positions[cell] for cell in cells])",
+                 "torch.tensor([self.positions[cells[0]]] * len(cells))"),
+            )},
+            cause="all keys of a batch are turned back by the position of the first",
+            look="each cell has its own position",
+        ),
+        Mistake(
+            "counts on from the first",
+            edits={"UnturnedRing.store": (
+                ("torch.tensor([self.positions[cell] for cell in cells])",
+                 "self.positions[cells[0]] + torch.arange(len(cells))"),
+            )},
+            cause="positions are counted on from the batch's first token, but a batch may mix "
+            "sequences",
+            look="each cell has its own position",
+        ),
+        Mistake(
+            "stores one slice",
+            edits={"UnturnedRing.store": (
+                ("self.k[layer, cells]", "self.k[layer, cells[0] : cells[0] + len(cells)]"),
+            )},
+            cause="the keys go into one run of cells, but `cells` may have gaps",
+            look="these cells: are they always neighbours?",
+        ),
+        Mistake(
+            "reads positions of one slice",
+            edits={"UnturnedRing.store": (
+                ("torch.tensor([self.positions[cell] for cell in cells])",
+                 "torch.tensor(self.positions[cells[0] : cells[0] + len(cells)])"),
+            )},
+            cause="the positions are read from one run of cells, but `cells` may have gaps",
+            look="these cells: are they always neighbours?",
+        ),
+        Mistake(
+            "reads used cells alone",
+            sources={"UnturnedRing.keys": '''
+def keys(self, layer, num_read):
+    used = [cell for cell in range(num_read) if self.positions[cell] != FREE]
+    positions = torch.tensor([self.positions[cell] for cell in used])
+    return shift.turn(self.k[layer, used].float(), positions, self.frequencies)
+'''},
+            cause="the keys of free cells are left out: row i is no longer cell i",
+            look="(num_read, K, D), free cells included",
+        ),
+        Mistake(
+            "remembers by the positions",
+            sources={"UnturnedRing.keys": '''
+def keys(self, layer, num_read):
+    positions = tuple(self.positions[:num_read])
+    known = vars(self).setdefault("known", {})
+    if (layer, positions) not in known:
+        known[layer, positions] = shift.turn(
+            self.k[layer, :num_read].float(), torch.tensor(positions), self.frequencies)
+    return known[layer, positions]
+'''},
+            cause="keys that were turned once are returned again, though others have been stored "
+            "at the same positions",
+            look="what may change between two reads?",
+        ),
+        Mistake(
+            "fills free cells with NaN",
+            edits={"UnturnedRing.keys": (
+                ("    return shift.turn(self.k[layer, :num_read].float(), positions, "
+                 "self.frequencies)\n",
+                 "    found = shift.turn(self.k[layer, :num_read].float(), positions, "
+                 "self.frequencies)\n    found[positions == FREE] = torch.nan\n"
+                 "    return found\n"),
+            )},
+            cause="the keys of free cells are not finite",
+            look="0 times NaN is NaN",
+        ),
+        Mistake(
+            "reads as of the last step",
+            edits={"UnturnedRing.keys": (
+                ("torch.tensor(self.positions[:num_read])",
+                 "torch.tensor(self.positions[:num_read]) - torch.tensor(self.shifts[:num_read])"),
+            )},
+            cause="keys are turned to where their cells stood before they moved",
+            look="`positions`, as they are now",
+        ),
+        Mistake(
+            "counts the moved cells",
+            sources={"UnturnedRing.apply_shifts": '''
+def apply_shifts(self):
+    moved = sum(shift != 0 for shift in self.shifts)
+    self.shifts = [0] * self.num_cells
+    return moved
+'''},
+            cause="the cells that have moved are counted, though none of their keys is turned",
+            look="how many keys were turned?",
+        ),
+        Mistake(
+            "turns to the cell",
+            edits={"UnturnedRing.keys": (
+                ("torch.tensor(self.positions[:num_read])", "torch.arange(num_read)"),
+            )},
+            cause="keys are turned to the number of their cell, not to its position",
+            look="`positions`",
+        ),
+        Mistake(
+            "rounds the frequencies",
+            edits={"UnturnedRing.keys": (
+                ("positions, self.frequencies", "positions, self.frequencies.to(self.k.dtype)"),
+            )},
+            cause="the frequencies are rounded to the cache's dtype: far keys are turned by wrong "
+            "angles",
+            look="turn in float32: angles, too",
         ),
     ),
 }  # fmt: skip

@@ -32,7 +32,7 @@ from minikv.ring import (
     generate_with_ring,
     with_config,
 )
-from minikv.ring.cells import FREE
+from minikv.ring.cells import FREE, OutOfCells
 from minikv.ring.shift import turn
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
@@ -58,7 +58,12 @@ def slots(mine, program, log: Log) -> None:
     cells = filled(mine.Cells(len(layout)), layout, head)
     log(f"cells {layout}, head at {head}")
     log.call(f"find_slot({num_tokens})", cells.find_slot, num_tokens)
+    error = log.events[-1].error
     log("", {"head afterwards:": cells.head, "cells afterwards:": layout_of(cells)})
+    log("", {"positions afterwards:": cells.positions, "shifts afterwards:": cells.shifts})
+    if isinstance(error, OutOfCells):
+        told = [error.needed, error.free, error.longest_run]
+        log("", {"OutOfCells says needed, free, longest_run:": told})
 
 
 def traffic(mine, program, log: Log) -> None:
@@ -476,6 +481,7 @@ def rolls(mine, program, log: Log) -> None:
         for size in dict.fromkeys(cache.sizes):
             found = log.call("", cache.held, size, see=False)
             log(text, {f"positions in a buffer of {size}:": plain(found)})
+            log(text, {"they are": str(getattr(found, "dtype", type(found)))})
         log("", {"num_tokens": cache.num_tokens})
         log("", {"layers of the chunk that `_chunk` still holds:": len(cache._chunk)})
 
@@ -511,6 +517,7 @@ scenario(
             ([3], [0, 1, 2, 3], 2),
             ([6, 7], [4, 5, 2, 3, 6, 7], 4),
             ([5, 6], [4, 1, 2, 3, 5, 6], 1),
+            ([2**30], [2**30 - 2, 2**30 - 1, 2**30, 2**30 + 1], 2),
         ],
         look="not later than the query, and the last `window` positions, its own included",
     ),
@@ -629,7 +636,8 @@ scenario(
 # ── 11.6 Right positions, wrong keys ──────────────────────────────────────────
 
 # Steps: "A+8" places 8 tokens; "A~2,6,-1" moves positions 2 to 5 by -1, "A%2,6,3" divides them by
-# 3, with "" for no end; "*" in place of A means all; "step" turns the keys.
+# 3, with "" for no end; "A>B5" gives A's first 5 to B as well; "*" in place of A means all; "step"
+# turns the keys.
 
 
 def debts(mine, program, log: Log) -> None:
@@ -653,6 +661,10 @@ def debts(mine, program, log: Log) -> None:
             ):
                 turned_to[cell] = position
             log(f"{rest} tokens of {step[0]}")
+            continue
+        if kind == ">":
+            cells.seq_cp(seq, ord(rest[0]) - ord("A"), 0, int(rest[1:]))
+            log(f"{rest[0]} shares the first {rest[1:]} of {step[0]}")
             continue
         p0, p1, by = rest.split(",")
         bounds = int(p0), int(p1) if p1 else None
@@ -683,27 +695,62 @@ scenario(
     debts,
     Group(
         "one move, then a step",
-        ("A+8 A~4,,5 step", "A+8 A~0,,3 step A~3,,-3 step", "A+3 B+3 *~0,,2 step"),
+        (
+            "A+8 A~4,,5 step",
+            "A+8 A~0,,3 step A~3,,-3 step",
+            "A+3 B+3 *~0,,2 step",
+            "A+3 B+3 A~0,,2 step",
+            "B+2 A+6 A>C3 A~0,,2 step",
+            "A+4 A~0,0,3 step",
+            "A+6 *~3,,-2 step",
+        ),
         look="shifts: by how much the key is still to be turned",
     ),
     Group(
         "two moves, then a step",
-        ("A+4 A~0,,10 A~0,,-3 step", "A+8 A~4,,8 A~12,,-8 step", "A+5 A~2,,2 A~4,,2 A~6,,2 step"),
+        (
+            "A+4 A~0,,10 A~0,,-3 step",
+            "A+8 A~4,,8 A~12,,-8 step",
+            "A+5 A~2,,2 A~4,,2 A~6,,2 step",
+            "A+6 A~4,,6 A~2,4,3 step",
+        ),
         look="what was to be turned before the second move?",
     ),
     Group(
         "a division, then a step",
-        ("A+8 A%0,,2 step", "A+8 A%4,,4 step", "A+9 A%0,,3 step", "A+6 A%2,4,2 step"),
+        (
+            "A+8 A%0,,2 step",
+            "A+8 A%4,,4 step",
+            "A+9 A%0,,3 step",
+            "A+6 A%2,4,2 step",
+            "A+4 B+4 B%0,,2 step",
+            "A+4 B+4 *%0,,2 step",
+            "A+4 A~2,,8 A+2 A%10,12,2 step",
+            "A+4 A%0,0,2 step",
+        ),
         look="which way does the key have to be turned?",
     ),
     Group(
         "a move, a division, a step: as SelfExtend does it",
-        ("A+8 A~4,,4 A%8,,2 step", "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step"),
+        (
+            "A+8 A~4,,4 A%8,,2 step",
+            "A+4 A%0,,2 step A+4 A~2,,2 A%4,,2 step",
+            "A+6 A~0,,6 A%9,,3 step",
+        ),
         look="how much is still to be turned after both?",
     ),
     Group(
         "division rounds down, and may be refused",
-        ("A+7 A%0,,2", "A+7 A%3,,2", "A+7 A%0,,1 step", "A+7 A%0,,0", "A+4 C%0,,2"),
+        (
+            "A+7 A%0,,2",
+            "A+7 A%3,,2",
+            "A+7 *%3,,2",
+            "A+7 A%3,,1 step",
+            "A+7 A%0,,0",
+            "A+4 C%0,,2",
+            "A+1 A%0,,-2",
+            "B+2 A+6 A>C3 A%0,,2 step",
+        ),
         look="positions // d",
     ),
     Group("50 random traces", [random_debts(seed) for seed in range(50)], look="the lines above"),
@@ -714,8 +761,8 @@ scenario(
 
 # A program is (dtype, steps). Steps: "A+8" places 8 tokens and stores their keys, "AB+3" 3 of A and
 # 3 of B together; "A~2,6,-1" moves positions 2 to 5 by -1, "A%2,6,3" divides them by 3, with "" for
-# no end; "step" is what happens before a step; "read" looks at the keys of all cells in use; "kept"
-# at what is stored.
+# no end; "A-2,4" removes positions 2 and 3: the next tokens take these cells first. "step" is what
+# happens before a step; "read" looks at the keys of all cells in use; "kept" at what is stored.
 
 
 def unturned(mine, program, log: Log) -> None:
@@ -723,25 +770,29 @@ def unturned(mine, program, log: Log) -> None:
     config = dataclasses.replace(
         tinypy().config, num_layers=2, num_heads=2, num_kv_heads=2, head_dim=4, windows=(None,) * 2
     )
-    ring = mine.UnturnedRing(config, 16, dtype=dtype)
+    ring = mine.UnturnedRing(config, 16, contiguous=False, dtype=dtype)
     log(f"a ring of 16 cells, {str(dtype).removeprefix('torch.')}")
     draw = torch.Generator().manual_seed(5)
     for step in steps.split():
         used = [cell for cell, position in enumerate(ring.positions) if position != FREE]
         if step == "read":
-            for layer in range(2):
-                found = log.call("keys", ring.keys, layer, ring.used_max, see=False)
+            for layer, num_read in enumerate((ring.used_max, ring.num_read)):
+                text = f"keys({layer}, {num_read})"
+                found = log.call(text, ring.keys, layer, num_read, see=False)
                 if not is_tensor(found):
                     return
-                log(f"keys of layer {layer} are read", {"keys:": found[used]})
                 log("", {"keys are": [list(found.shape), str(found.dtype)]})
+                log(f"keys of layer {layer} are read", {"keys:": found[used]})
+                log("", {"all keys are finite:": bool(found.isfinite().all())})
             continue
         if step == "kept":
             log("what is kept of layer 0", {"keys:": ring.k[0, used].float()})
             continue
         if step == "step":
-            found = log.call("apply_shifts()", ring.apply_shifts)
+            found = log.call("apply_shifts()", ring.apply_shifts, see=False)
             log("", {"shifts:": ring.shifts})
+            log("", {"what is kept of layer 0, afterwards:": ring.k[0, used].float()})
+            log("", {"returned:": found})
             continue
         if "+" in step:
             letters, count = step.split("+")
@@ -756,8 +807,14 @@ def unturned(mine, program, log: Log) -> None:
                 k = turn(raw, at, ring.frequencies)  # as the model does
                 log.call(f"store({layer}, {cells}, k)", ring.store, layer, cells, k, see=False)
             continue
-        seq, kind, (p0, p1, by) = ord(step[0]) - ord("A"), step[1], step[2:].split(",")
+        seq, kind = ord(step[0]) - ord("A"), step[1]
+        p0, p1, *rest = step[2:].split(",")
         bounds = int(p0), int(p1) if p1 else None
+        if kind == "-":
+            ring.seq_rm(seq, *bounds)
+            log(f"{step[0]} loses positions {p0} to {int(p1) - 1}")
+            continue
+        [by] = rest
         move, word = (ring.seq_add, "add") if kind == "~" else (ring.seq_div, "div")
         called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
         log.call(called, move, seq, *bounds, int(by), see=False)
@@ -768,18 +825,20 @@ scenario(
     unturned,
     Group(
         "what is kept is not turned",
-        [(F32, "A+1 kept"), (F32, "A+4 kept"), (F32, "A+3 B+2 kept"), (BF16, "A+3 kept")],
+        [(F32, "A+1 kept"), (F32, "A+4 kept"), (F32, "A+3 B+2 kept"), (BF16, "A+3 kept"),
+         (F32, "A+5 A-1,3 B+4 kept")],
         look="which turn takes a key from position p to position 0?",
     ),
     Group(
         "without a move, keys are read as the model made them",
-        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read"), (F32, "A+3 AB+2 read")],
+        [(F32, "A+1 read"), (F32, "A+4 read"), (F32, "A+3 B+4 A+2 read"), (F32, "A+3 AB+2 read"),
+         (F32, "A+5 A-1,3 read B+4 read")],
         look="turn each key to the position of its cell",
     ),
     Group(
         "after a move they are read where their cells stand",
         [(F32, "A+4 A~0,,5 read"), (F32, "A+6 A~3,,-2 read"), (F32, "A+8 A%0,,2 read kept"),
-         (F32, "A+8 A~4,,6 A%4,,2 A~5,,1 read")],
+         (F32, "A+8 A~4,,6 A%4,,2 A~5,,1 read"), (F32, "A+4 read A-2,4 A+2 read")],
         look="`positions`, as they are when the keys are read",
     ),
     Group(
@@ -792,8 +851,8 @@ scenario(
     ),
     Group(
         "half precision: rounded once, when it is stored",
-        [(BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
-         (F16, "A+6 A~2,,7 read")],
+        [(BF16, "A+1 read"), (BF16, "A+6 read"), (BF16, "A+6 A~0,,9 step A~0,,-9 step read kept"),
+         (F16, "A+6 A~2,,7 read"), (BF16, "A+4 A~0,,300 read")],
         look="turn in float32; which of the two results goes into the cache?",
     ),
 )  # fmt: skip
