@@ -154,8 +154,8 @@ class RollingCache(window.RollingCache):
 
     # ── 11.4 A buffer that rolls ──────────────────────────────────────────────────
     def write(self, positions: torch.Tensor) -> None:
-        """Keep the chunk, whose tokens stand at these positions, in the buffers; `_chunk` is empty
-        afterwards, so that nothing holds its memory."""
+        """Keep the chunk, whose tokens stand at these positions, in the buffers, in their dtype;
+        `_chunk` is empty afterwards, so that nothing holds its memory."""
         raise NotImplementedError("Exercise 11.4: RollingCache.write")
 
 

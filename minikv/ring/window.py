@@ -112,8 +112,8 @@ class RollingCache:
         return masked_attention(q, k, v, visible.to(q.device))
 
     def write(self, positions: torch.Tensor) -> None:
-        """Keep the chunk, whose tokens stand at these positions, in the buffers; `_chunk` is empty
-        afterwards, so that nothing holds its memory."""
+        """Keep the chunk, whose tokens stand at these positions, in the buffers, in their dtype;
+        `_chunk` is empty afterwards, so that nothing holds its memory."""
         for kv, chunk in zip(self.kv, self._chunk, strict=True):
             kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)
         self.num_tokens += len(positions)

@@ -206,7 +206,7 @@ llama.cpp's example had `n_keep + 1` (its pull request 714).""",
 in_window:  distance = query[:, None] - key                       # (T, N)
     distance >= 0,  and distance < window, if there is one
 write(positions):  for each layer's buffer (2, size, K, D) and chunk (2, T, K, D):
-    buffer[:, positions % size] = chunk
+    buffer[:, positions % size] = chunk, in the dtype of the buffer
     num_tokens grows by T;  self._chunk is an empty list again""",
             ),
             works="""\

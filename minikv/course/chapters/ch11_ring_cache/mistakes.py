@@ -643,6 +643,31 @@ def drop(self, seq, p0, p1):
             look="how many tokens can be discarded at most?",
         ),
         Mistake(
+            "counts tokens",
+            edits={"context_shift": (
+                ("end = cache.seq_pos_max(seq) + 1", "end = len(cache.cells_of(seq, 0, None))"),
+            )},
+            cause="tokens are counted, not positions: after seq_rm in the middle, or after "
+            "seq_div, the two differ",
+            look="the last position of the sequence",
+        ),
+        Mistake(
+            "takes one of one",
+            edits={"context_shift": (("if left < 2:", "if left < 2 and n_discard is None:"),)},
+            cause="with n_discard, one position after n_keep is taken for enough",
+            look="how many positions must follow the first n_keep?",
+        ),
+        Mistake(
+            "asks about what goes",
+            edits={"Cells.drop": (
+                ("self._require_own(seq, self.cells_of(seq, require_int(\"p1\", p1, p0)))",
+                 "self._require_own(seq, self.cells_of(seq, p0, require_int(\"p1\", p1, p0)))\n"
+                 "    self._require_own(seq, self.cells_of(seq, p1))"),
+            )},
+            cause="a shared cell that is only removed is refused: it stays with its other owners",
+            look="which cells are moved, and which are only removed?",
+        ),
+        Mistake(
             "does not listen",
             edits={"context_shift": (
                 ('left // 2 if n_discard is None else require_int("n_discard", n_discard, 1, left)',
@@ -710,6 +735,15 @@ def drop(self, seq, p0, p1):
             cause="the window is left out of the mask: the later queries of a chunk see tokens "
             "that have left their window",
             look="the buffer holds the window of the chunk's first query",
+        ),
+        Mistake(
+            "limits by the keys",
+            edits={"in_window": (
+                ("(distance >= 0) if window is None else (distance >= 0) & (distance < window)",
+                 "(distance >= 0) & (distance < (window or len(key)))"),
+            )},
+            cause="without a window the number of keys is taken for one",
+            look="if window is None, there is no limit",
         ),
         Mistake(
             "subtracts the wrong way",
@@ -810,6 +844,27 @@ def drop(self, seq, p0, p1):
             cause="the whole buffer is shifted: cell c does not hold a position that is c modulo "
             "size, and every step moves all K and V",
             look="one token arrives and one leaves: how many cells have to be written?",
+        ),
+        Mistake(
+            "loses what goes past the end",
+            sources={"RollingCache.write": '''
+def write(self, positions):
+    for kv, chunk in zip(self.kv, self._chunk):
+        start = int(positions[0]) % kv.shape[1]
+        fits = min(len(positions), kv.shape[1] - start)
+        kv[:, start : start + fits] = chunk[:, :fits].to(kv.dtype)
+    self.num_tokens += len(positions)
+    self._chunk = []
+'''},
+            cause="the part of a chunk that goes past the end of the buffer is not written at its "
+            "beginning",
+            look="`write`: into which cell does each position go?",
+        ),
+        Mistake(
+            "writes in the chunk's dtype",
+            edits={"RollingCache.write": (("chunk.to(kv.dtype)", "chunk"),)},
+            cause="the chunk is written as it is, but the buffer may have another dtype",
+            look="`chunk.to(kv.dtype)`",
         ),
         Mistake(
             "writes keys",
@@ -940,6 +995,25 @@ def plan_moves(is_used):
             cause="everything after the first hole is moved forward; only the cells from u on have "
             "to move, where u is the number of used cells",
             look="which used cells lie in front already?",
+        ),
+        Mistake(
+            "pushes runs together",
+            sources={"plan_moves": '''
+def plan_moves(is_used):
+    moves, to = [], 0
+    for source, used in enumerate(is_used):
+        if not used:
+            continue
+        last = moves[-1] if moves else None
+        if last and (source, to) == (last.source + last.length, last.target + last.length):
+            moves[-1] = Move(last.source, last.target, last.length + 1)
+        elif source != to:
+            moves.append(Move(source, to, 1))
+        to += 1
+    return moves
+'''},
+            cause="everything is pushed together in order: cells below u move, too",
+            look="which cells are the data?",
         ),
         Mistake(
             "takes the last first",

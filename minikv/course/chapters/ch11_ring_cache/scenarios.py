@@ -313,6 +313,12 @@ def shifts(mine, program, log: Log) -> None:
         elif kind == ">":
             cells.seq_cp(seq, ord(rest[0]) - ord("A"), 0, int(rest[1:]))
             log(f"{rest[0]} shares the first {rest[1:]} of {step[0]}")
+        elif kind == "-":
+            cells.seq_rm(seq, *map(int, rest.split(",")))
+            log(f"{step[0]} loses its positions {rest.replace(',', ' and on, before ')}")
+        elif kind == ":":
+            cells.seq_div(seq, 0, None, int(rest))
+            log(f"the positions of {step[0]} are divided by {rest}")
         elif kind == "/":
             p0, p1 = map(int, rest.split(","))
             tried(log, f"drop({step[0]}, {p0}, {p1})", cells.drop, seq, p0, p1, see=False)
@@ -382,6 +388,8 @@ scenario(
             (8, "A+4 A!2"),
             (8, "A+8 A!2,1"),
             (8, "A+8 A!2,6"),
+            (8, "A+8 A-2,4 A!0"),
+            (8, "A+8 A:4 A!0"),
         ],
         look="n_keep, then n_discard, then what remains",
     ),
@@ -410,6 +418,7 @@ scenario(
     Group(
         "what is impossible is refused, and changes nothing",
         [
+            (8, "A+2 A!1,1"),
             (8, "A+8 A!7"),
             (8, "A+8 A!8"),
             (8, "A+8 A!9"),
@@ -488,10 +497,10 @@ def rolls(mine, program, log: Log) -> None:
 
 def attended(mine, program, log: Log) -> None:
     """Random queries, keys and values: the numbers themselves."""
-    windows, chunks, seed = program
-    cache = mine.RollingCache(config_of(windows, 4), None, sum(chunks))
+    windows, chunks, seed, dtype = program
+    cache = mine.RollingCache(config_of(windows, 4), None, sum(chunks), dtype=dtype)
     generator = torch.Generator().manual_seed(seed)
-    log(f"windows {windows}, chunks of {list(chunks)}")
+    log(f"windows {windows}, chunks of {list(chunks)}, buffers of {dtype}")
     for count in chunks:
         for layer in range(len(windows)):
             q, k, v = torch.randn(3, count, 1, 4, generator=generator)
@@ -514,6 +523,7 @@ scenario(
         [
             ([0], [0], 1),
             ([3], [0, 1, 2, 3, 4], None),
+            ([10], [2], None),
             ([3], [0, 1, 2, 3], 2),
             ([6, 7], [4, 5, 2, 3, 6, 7], 4),
             ([5, 6], [4, 1, 2, 3, 5, 6], 1),
@@ -556,7 +566,12 @@ scenario(
     attended,
     Group(
         "the numbers of attention, too",
-        [((4,), (4, 3, 1), 1), ((3, None), (3, 3, 2), 2), ((2, 5), (2, 1, 2, 2, 1), 3)],
+        [
+            ((4,), (4, 3, 1), 1, torch.float32),
+            ((3, None), (3, 3, 2), 2, torch.float32),
+            ((2, 5), (2, 1, 2, 2, 1), 3, torch.float32),
+            ((2,), (1, 1, 1), 4, torch.bfloat16),
+        ],
         look="K and V of one token lie in one cell",
     ),
 )
