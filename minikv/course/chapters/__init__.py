@@ -15,8 +15,9 @@ def folders() -> dict[str, str]:
 
 def title(number: str) -> str:
     """What a chapter is called: title("02") is "KV cache"."""
-    title = folders()[number][5:].replace("_", " ").capitalize()
-    return title.replace("Kv", "KV").replace("Cpu", "CPU")
+    first, *others = folders()[number][5:].split("_")
+    words = [first.capitalize(), *others]
+    return " ".join({"kv": "KV", "cpu": "CPU"}.get(word.lower(), word) for word in words)
 
 
 def notebook(number: str) -> str:
