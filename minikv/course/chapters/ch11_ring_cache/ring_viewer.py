@@ -243,7 +243,7 @@ def legend(steps: Sequence[RingSnapshot]) -> Legend:
     entries.append(slot_entry("free", ""))
     changes = [pair for a, b in pairwise(steps) for pair in zip(a.cells, b.cells, strict=True)]
     if any(now.owners and old != now for old, now in changes):
-        entries.append(Entry(width, "new or moved since the last picture", sample(one, new=True)))
+        entries.append(Entry(width, "new or moved", sample(one, new=True)))
     if any(old.position is not None and now.position is None for old, now in changes):
         entries.append(Entry(0.1, "freed in this step", lambda pen, x, y: pen.text(x, y, "×", 9)))
     entries.append(Entry(0.1, "head", lambda pen, x, y: head_mark(pen, x + 0.05, y + 0.04)))
