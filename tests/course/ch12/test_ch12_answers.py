@@ -13,6 +13,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     SmallMachine,
     with_heads_reversed,
 )
+from minikv.course.chapters.ch12_tiers_and_sessions.measures import crossing
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (
     WriteBack,
     WriteThrough,
@@ -180,6 +181,16 @@ def test_the_reference_leaves_the_old_file_or_the_new_one():
     for _, left in disk.steps[:-1]:
         assert left["chat"] <= {b"old", b"newer"}
     assert disk.left_by_a_crash("chat") == {b"newer"} and set(disk.names) == {"chat", "other"}
+
+
+# ── Measured times ────────────────────────────────────────────────────────────
+
+
+def test_measured_times_say_from_where_fetching_is_faster():
+    lengths, computed = (10, 110, 200), [2.0, 12.0, 99.0]  # the line is 1 + length / 10
+    assert crossing(lengths, computed, [2.5, 7.5, 0.0]) == pytest.approx(20)
+    assert crossing(lengths, computed, [1.0, 6.0, 0.0]) == 0
+    assert crossing(lengths, computed, [1.0, 11.0, 0.0]) == float("inf")
 
 
 # ── The others ────────────────────────────────────────────────────────────────
