@@ -35,7 +35,7 @@ def what_two_tiers_find() -> dict[str, float]:
 
     "device alone"         found on the device, without a host
     "write-back, 80"       found in both tiers together, with 80 blocks of host
-    "on the device"        of these, found on the device
+    "on the device"        the part of it that is found on the device
     "write-through, 80"    found in both tiers together, with 80 blocks of host
     "write-through, 120"   the same, with 120 blocks of host
     "random order"         found on the device, without a host, if each turn is that of a
@@ -67,10 +67,10 @@ def promote(
     """Bring a block back from the host to the device; with `keep` it stays on the host as well.
 
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
-    already is not copied. `device.allocate` may demote another block to make room, and that may
-    evict the host's oldest block that has one holder, perhaps this one: hold it first. All or
-    nothing: raises ValueError if the block is not on the host, and OutOfBlocks if the device has no
-    room; what `copy` raises is raised again.
+    already is not copied; without `keep` it still leaves the host. `device.allocate` may demote
+    another block to make room, and that may evict the host's oldest block that has one holder,
+    perhaps this one: hold it first. All or nothing: raises ValueError if the block is not on the
+    host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
     """
     raise NotImplementedError("Exercise 12.2: promote")
 
@@ -93,8 +93,9 @@ class HostTier:
 
     # ── 12.3 Found, but never written: broken, fix it ─────────────────────────────
     def store(self, names: Sequence[str], contents: Sequence[object]) -> None:
-        """Keep the blocks of a prefix that are not here yet, as far as they can be written. If no
-        block is free, the least recently used one is forgotten."""
+        """Keep each block of a prefix that is not here yet. One that cannot be written is left out,
+        and the next ones are still tried: a later store may fill the gap. If no block is free, the
+        least recently used one is forgotten."""
         for name, content in zip(names, contents, strict=True):
             if name in self.blocks:
                 continue
@@ -158,9 +159,10 @@ def blocks_to_fetch(
 def save(folder: Folder, name: str, data: bytes) -> None:
     """Write `data` to the file `name`: after a crash it is the old file or the new one, whole.
 
-    Once this has returned, no crash brings the old file back. If writing fails or is interrupted,
-    the old file is still there, the temporary one, `name + TEMPORARY`, is removed, and the caller
-    gets the error.
+    Once this has returned, no crash brings the old file back. If a step up to the rename fails or
+    is interrupted, the old file is still there. If `sync_folder` fails, the file is whole, old or
+    new. In either case the temporary one, `name + TEMPORARY`, is gone, and the caller gets the
+    error.
     """
     raise NotImplementedError("Exercise 12.5: save")
 

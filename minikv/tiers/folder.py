@@ -49,9 +49,10 @@ def _sync(path: Path, flags: int) -> None:
 def save(folder: Folder, name: str, data: bytes) -> None:
     """Write `data` to the file `name`: after a crash it is the old file or the new one, whole.
 
-    Once this has returned, no crash brings the old file back. If writing fails or is interrupted,
-    the old file is still there, the temporary one, `name + TEMPORARY`, is removed, and the caller
-    gets the error.
+    Once this has returned, no crash brings the old file back. If a step up to the rename fails or
+    is interrupted, the old file is still there. If `sync_folder` fails, the file is whole, old or
+    new. In either case the temporary one, `name + TEMPORARY`, is gone, and the caller gets the
+    error.
     """
     temporary = name + TEMPORARY
     try:

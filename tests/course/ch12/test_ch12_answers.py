@@ -13,13 +13,18 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     SmallMachine,
     with_heads_reversed,
 )
+from minikv.course.chapters.ch12_tiers_and_sessions.measures import crossing
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import (
     WriteBack,
     WriteThrough,
     rates_by_tier,
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_viewer import TierHistory
-from minikv.course.chapters.ch12_tiers_and_sessions.trace_rates import STORED, TraceRates
+from minikv.course.chapters.ch12_tiers_and_sessions.trace_rates import (
+    STORED,
+    STORED_MOST,
+    TraceRates,
+)
 from minikv.course.measure.workload import conversations, write_code
 from minikv.tiers.folder import save
 from minikv.tiers.identity import model_fingerprint
@@ -79,17 +84,49 @@ def test_the_predictions_are_what_a_simulation_finds():
         assert answers[f"write-through, {host}"] == sum(found(WriteThrough(60, host)))
 
 
+class RoomFirst(WriteBack):
+    """Fetched blocks leave the host only after room is made on the device for `at_once` of them."""
+
+    at_once = 10
+
+    def serve(self, ids):
+        here = [id_ for id_ in ids if id_ in self.host]
+        found = len(here) if here == ids[: len(here)] else 0
+        held = set(here[:found])
+        for start in range(len(ids), 0, -self.at_once):
+            part = ids[max(0, start - self.at_once) : start]
+            while len(self.device) + len(part) > self.device_blocks:
+                down = self.device.popitem(last=False)[0]
+                if len(self.host) == self.host_blocks:
+                    del self.host[next(one for one in self.host if one not in held)]
+                self.host[down] = None
+            for id_ in reversed(part):
+                self.host.pop(id_, None)
+                self.device[id_] = None
+        return 0, found
+
+
+@pytest.mark.parametrize(("at_once", "found"), [(10, [10, 0] * 24), (1, [9] * 48)])
+def test_the_first_open_question(at_once, found):
+    """What is found if fetched blocks leave the host after room has been made for them."""
+    tiers = RoomFirst(60, 60)
+    tiers.at_once = at_once
+    loop = [[10 * c + i for i in range(10)] for c in range(12)]
+    assert [tiers.serve(ids)[1] for ids in loop * 6][24:] == found
+
+
 @pytest.mark.skipif("MINIKV_TRACE" not in os.environ, reason="MINIKV_TRACE names no trace")
 def test_the_stored_rates_are_the_trace_s():
-    again = TraceRates(os.environ["MINIKV_TRACE"]).rates
+    again = TraceRates(os.environ["MINIKV_TRACE"])
     for sizes, shares in STORED.items():
-        assert again[sizes] == pytest.approx(shares, abs=5e-5)
+        assert again.rates[sizes] == pytest.approx(shares, abs=5e-5)
+    assert again.most == pytest.approx(STORED_MOST, abs=5e-4)
 
 
 def test_the_stored_rates_are_shown():
     rates = TraceRates()
     assert rates.rows()[2][:4] == ("1,000", "10,000", "4.5%", "17.7%")
-    assert "36.4" in rates.picture().alt
+    assert "36.4" in rates.picture().alt and "without limit: 36.6%" in rates.picture().alt
 
 
 # ── The simulated disk ────────────────────────────────────────────────────────
@@ -144,6 +181,16 @@ def test_the_reference_leaves_the_old_file_or_the_new_one():
     for _, left in disk.steps[:-1]:
         assert left["chat"] <= {b"old", b"newer"}
     assert disk.left_by_a_crash("chat") == {b"newer"} and set(disk.names) == {"chat", "other"}
+
+
+# ── Measured times ────────────────────────────────────────────────────────────
+
+
+def test_measured_times_say_from_where_fetching_is_faster():
+    lengths, computed = (10, 110, 200), [2.0, 12.0, 99.0]  # the line is 1 + length / 10
+    assert crossing(lengths, computed, [2.5, 7.5, 0.0]) == pytest.approx(20)
+    assert crossing(lengths, computed, [1.0, 6.0, 0.0]) == 0
+    assert crossing(lengths, computed, [1.0, 11.0, 0.0]) == float("inf")
 
 
 # ── The others ────────────────────────────────────────────────────────────────

@@ -21,7 +21,7 @@ def what_two_tiers_find() -> dict[str, float]:
 
     "device alone"         found on the device, without a host
     "write-back, 80"       found in both tiers together, with 80 blocks of host
-    "on the device"        of these, found on the device
+    "on the device"        the part of it that is found on the device
     "write-through, 80"    found in both tiers together, with 80 blocks of host
     "write-through, 120"   the same, with 120 blocks of host
     "random order"         found on the device, without a host, if each turn is that of a
@@ -56,8 +56,9 @@ class HostTier:
         self.write = write
 
     def store(self, names: Sequence[str], contents: Sequence[object]) -> None:
-        """Keep the blocks of a prefix that are not here yet, as far as they can be written. If no
-        block is free, the least recently used one is forgotten."""
+        """Keep each block of a prefix that is not here yet. One that cannot be written is left out,
+        and the next ones are still tried: a later store may fill the gap. If no block is free, the
+        least recently used one is forgotten."""
         for name, content in zip(names, contents, strict=True):
             if name in self.blocks:
                 continue

@@ -308,7 +308,8 @@ another model, and that is the dangerous case: nothing in its numbers shows it.
 
 The fingerprint covers the numbers, bit by bit. A name does not: "tinypy" is the name of the model
 before the fine-tuning and after it, and a path names whatever is stored there now. Name, dtype and
-shape are hashed with the bytes, because the same bytes cut in other places are other weights. The
+shape are hashed with the bytes, because the same bytes cut in other places are other weights. JSON
+puts the name in quotes and escapes the quotes in it, so no name can imitate the next header. The
 names are sorted, because a dictionary's order depends on how the model was loaded.
 
 What do others check? llama.cpp's state files begin with a magic number, a version and the name of

@@ -2,12 +2,13 @@
 
     links = measure_links(lm, folder)          # by tier: write and read
     times = first_token_times(lm, folder, lengths=(64, 256, 896))
+    crossing(lengths, times["computed"], times["disk"])     # from where the disk is faster
 
 On a CPU, device and host are the same memory, and the way between them is a copy within it. What
 is read from the disk was written a moment ago, so the system may still have it in memory.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -114,3 +115,13 @@ def first_token_times(
     for length in lengths:
         note("disk", serve(second, length))
     return times
+
+
+def crossing(lengths: Sequence[int], computed: Sequence[float], fetched: Sequence[float]) -> float:
+    """The length from which on fetching is faster, by the lines through the first two times of
+    each; inf if it never is. Not below 0."""
+    between = lengths[1] - lengths[0]
+    gain = (computed[1] - computed[0] - fetched[1] + fetched[0]) / between  # per token
+    if gain <= 0:
+        return float("inf")
+    return max(0.0, lengths[0] - (computed[0] - fetched[0]) / gain)

@@ -209,6 +209,14 @@ MISTAKES = {
         ),
         guessed(
             "blocks written down",
+            80 / 12,
+            "a share of the host",
+            "the host's blocks are shared out among the turns, but the number does not depend on "
+            "the size of the host",
+            "how many blocks does a turn bring to the device?",
+        ),
+        guessed(
+            "blocks written down",
             60,
             "the whole device",
             "only as many blocks leave as come",
@@ -258,6 +266,19 @@ MISTAKES = {
                 "takes it from others",
                 (ONE_HOLDER, "place.device is None"),
                 "a block with other holders is demoted, although they still read it",
+                "device.ref_count, before anything else",
+            ),
+            (
+                "counts the holders too late",
+                (
+                    ONE_HOLDER,
+                    "place.device is None",
+                    OUT,
+                    "    if device.ref_count(place.device) != 1:\n"
+                    '        raise ValueError("in use")\n' + OUT,
+                ),
+                "the holders are counted only after the copy: a block that is refused has been "
+                "copied all the same",
                 "device.ref_count, before anything else",
             ),
             (
@@ -414,6 +435,17 @@ MISTAKES = {
                 "which ids may be None?",
             ),
             (
+                "nothing to do on both",
+                (
+                    "    if place.device is None:\n",
+                    "    if place.device is not None:\n        return\n"
+                    "    if place.device is None:\n",
+                ),
+                "nothing is done with a block that is on both tiers: without `keep`, the copy on "
+                "the host must go even if nothing was copied",
+                "what is left to do for a block that is on the device already?",
+            ),
+            (
                 "fetches once more",
                 ("    if place.device is None:\n", "    if True:\n"),
                 "a block that is on the device already is given a second device block",
@@ -437,6 +469,13 @@ MISTAKES = {
                 ),
                 "if the copy fails, the block taken on the device is not given back",
                 TAKEN,
+            ),
+            (
+                "is not interrupted on the way up",
+                ("            except BaseException:", "            except Exception:"),
+                "if the copy is interrupted, the block taken on the device is not given back: "
+                "KeyboardInterrupt is not an Exception",
+                "what else can `copy` raise?",
             ),
             (
                 "says device too early",
@@ -503,7 +542,8 @@ MISTAKES = {
                     "            continue\n        self.blocks",
                     "            return\n        self.blocks",
                 ),
-                "after one failed write the rest of the prefix is not stored",
+                "after one failed write the next blocks are not tried, but a later store may fill "
+                "the gap, and then they are of use",
                 "what becomes of the next names?",
             ),
             (
@@ -514,7 +554,7 @@ MISTAKES = {
                 ),
                 "the error of a failed write reaches the caller, but a cache can do without a "
                 "block",
-                "as far as they can be written",
+                "one that cannot be written is left out",
             ),
             (
                 "releases the block and keeps the name",
@@ -615,6 +655,16 @@ MISTAKES = {
                 ),
                 "a prefix without a gap counts as not found",
                 "what if no name is missing?",
+            ),
+            (
+                "returns at a gap only",
+                (
+                    COUNTS,
+                    "    for count, name in enumerate(names):\n"
+                    "        if name not in self.blocks:\n            return count\n",
+                ),
+                "`find` returns nothing if all names are here",
+                "what comes after the loop?",
             ),
             (
                 "is there or not",
@@ -874,8 +924,8 @@ MISTAKES = {
         (
             "no sync of the folder",
             ("    folder.sync_folder()\n", ""),
-            "the new name may not be on the disk when `save` returns: a crash brings the old file "
-            "back",
+            "the new name may not be on the disk when `save` returns: a crash brings back the "
+            "state before `save`",
             "when are the names on the disk?",
         ),
         (
@@ -892,8 +942,8 @@ MISTAKES = {
                 "        raise\n    folder.sync_folder()\n",
                 "        raise\n",
             ),
-            "the folder is synced before the rename, and not after it: a crash brings the old file "
-            "back",
+            "the folder is synced before the rename, and not after it: a crash brings back the "
+            "state before `save`",
             "when are the names on the disk?",
         ),
         (
@@ -1035,6 +1085,16 @@ MISTAKES = {
                 "where does a name with brackets and commas end? JSON puts it in quotes",
             ),
             (
+                "nothing around the name",
+                (
+                    "json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode()",
+                    'f"{name} {tensor.dtype} {tuple(tensor.shape)}\\n".encode()',
+                ),
+                "nothing says where a name ends: a name can contain whatever separates the parts, "
+                "and so the text of a whole tensor",
+                "JSON puts a name in quotes and escapes the quotes in it",
+            ),
+            (
                 "sizes without separators",
                 (
                     "list(tensor.shape)]",
@@ -1066,6 +1126,19 @@ MISTAKES = {
                 ("if header.get(name) != value:", "if header[name] != value:"),
                 "a file that lacks a field ends in KeyError",
                 "header.get",
+            ),
+            *(
+                (
+                    f"no {name} is an error",
+                    (f'header.get("{name}") != {value}:', f'header["{name}"] != {value}:'),
+                    f"a file that lacks the field {name} ends in KeyError",
+                    f'header.get("{name}")',
+                )
+                for name, value in (
+                    ("shapes", "found"),
+                    ("num_tokens", "str(num_tokens)"),
+                    ("checksum", "checksum_of(header, tensors)"),
+                )
             ),
             (
                 "the model is enough",

@@ -91,29 +91,37 @@ def hold(pool: BlockPool, block: int | None) -> None:
     pool.acquire(block)
 
 
-def afterwards(machine: SmallMachine, log: Log) -> None:
+class Copying:
+    """A machine's way up or down, noting whether both blocks are held while it copies."""
+
+    def __init__(self, machine: SmallMachine, move, fails: type[BaseException] | None = None):
+        pools = machine.device, machine.host
+        self.pools = pools if move == machine.down else pools[::-1]
+        self.move, self.fails = move, fails
+        self.held: list[bool] = []
+
+    def __call__(self, source: int, target: int) -> None:
+        pairs = zip(self.pools, (source, target), strict=True)
+        self.held.append(all(pool.ref_count(block) > 0 for pool, block in pairs))
+        self.move(source, target)
+        if self.fails is not None:
+            raise self.fails("the copy failed")
+
+
+def copy_that(fails: type[BaseException] | None) -> str:
+    """How the copy ends, if not well."""
+    if fails is None:
+        return ""
+    return f"; the copy {'is interrupted' if issubclass(fails, Interrupted) else 'fails'}"
+
+
+def afterwards(machine: SmallMachine, log: Log, copy: Copying) -> None:
     """All that can be seen when a block has moved, or has not."""
+    log("", {"for each copy, are source and target held?": copy.held})
     for text in machine.places:
         log("", told(machine, text))
     free = {"free blocks of the device:": machine.device.num_free}
     log("", free | {"free blocks of the host:": machine.host.num_free})
-
-
-def copying(machine: SmallMachine, log: Log, move, fails: type[BaseException] | None):
-    """`move`, noting whether both blocks are held while it copies."""
-    is_down = move == machine.down
-    pools = (machine.device, machine.host) if is_down else (machine.host, machine.device)
-
-    def copy(source: int, target: int) -> None:
-        held = [
-            pool.ref_count(block) > 0 for pool, block in zip(pools, (source, target), strict=True)
-        ]
-        log("K and V are copied", {"source and target are held:": held})
-        move(source, target)
-        if fails is not None:
-            raise fails("the copy failed")
-
-    return copy
 
 
 def called(log: Log, text: str, function, *arguments) -> None:
@@ -139,11 +147,11 @@ def ways_down(mine, program, log: Log) -> None:
     log(
         f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} "
         f"holder{'s' if others else ''}; "
-        f"{machine.host.num_free} of {size} blocks of the host are free"
+        f"{machine.host.num_free} of {size} blocks of the host are free{copy_that(fails)}"
     )
-    copy = copying(machine, log, machine.down, fails)
+    copy = Copying(machine, machine.down, fails)
     called(log, "demote", mine.demote, place, machine.device, machine.host, copy)
-    afterwards(machine, log)
+    afterwards(machine, log, copy)
 
 
 def nowhere(mine, program, log: Log) -> None:
@@ -153,10 +161,10 @@ def nowhere(mine, program, log: Log) -> None:
     place = machine.put("A", device=on == "device", host=on == "host")
     log(f"A is {f'on the {on} alone' if on else 'nowhere'}")
     move, function = (machine.down, mine.demote) if name == "demote" else (machine.up, mine.promote)
-    copy = copying(machine, log, move, None)
+    copy = Copying(machine, move)
     text = f"{name}{', keep' if True in keep else ''}"
     called(log, text, function, place, machine.device, machine.host, copy, *keep)
-    afterwards(machine, log)
+    afterwards(machine, log, copy)
 
 
 def ways_up(mine, program, log: Log) -> None:
@@ -172,13 +180,13 @@ def ways_up(mine, program, log: Log) -> None:
             hold(machine.device, place.device)
     log(
         f"device: {', '.join(on_device) or 'empty'}, {machine.device.num_free} free; host: "
-        f"{', '.join(on_host)}, {machine.host.num_free} free; keep={keep}"
+        f"{', '.join(on_host)}, {machine.host.num_free} free; keep={keep}{copy_that(fails)}"
     )
     text = on_host[0]
-    copy = copying(machine, log, machine.up, fails)
+    copy = Copying(machine, machine.up, fails)
     place = machine.places[text]
     called(log, f"promote {text}", mine.promote, place, machine.device, machine.host, copy, keep)
-    afterwards(machine, log)
+    afterwards(machine, log, copy)
 
 
 def both(mine, program, log: Log) -> None:
@@ -187,9 +195,9 @@ def both(mine, program, log: Log) -> None:
     machine.host.allocate()
     place = machine.put("A", device=True, host=True)
     log(f"A is on both tiers; keep={program}")
-    copy = copying(machine, log, machine.up, None)
+    copy = Copying(machine, machine.up)
     called(log, "promote A", mine.promote, place, machine.device, machine.host, copy, program)
-    afterwards(machine, log)
+    afterwards(machine, log, copy)
 
 
 def back_and_forth(mine, program, log: Log) -> None:
@@ -205,17 +213,17 @@ def back_and_forth(mine, program, log: Log) -> None:
             continue
         place = machine.places[text]
         if kind == "d":
-            copy = copying(machine, log, machine.down, None)
+            copy = Copying(machine, machine.down)
             called(log, f"demote {text}", mine.demote, place, machine.device, machine.host, copy)
         else:
-            copy = copying(machine, log, machine.up, None)
+            copy = Copying(machine, machine.up)
             called(
                 log, f"promote {text}{', keep' if kind == 'k' else ''}", mine.promote, place,
                 machine.device, machine.host, copy, kind == "k",
             )  # fmt: skip
         if log.events[-1].error is not None:
             log("it is refused")
-        afterwards(machine, log)
+        afterwards(machine, log, copy)
 
 
 def random_ways(seed: int) -> tuple[int, int, str]:
@@ -248,7 +256,7 @@ scenario(
         look="what has been changed before `allocate` raises?",
     ),
     Group(
-        "the copy fails: nothing happens",
+        "demote, the copy fails: nothing happens",
         [(0, 2, 0, False, OSError), (0, 1, 0, False, OSError), (0, 2, 0, False, Interrupted)],
         look="which block was taken for the copy that failed?",
     ),
@@ -292,7 +300,7 @@ scenario(
         look="is what was held for the copy given back when `allocate` raises?",
     ),
     Group(
-        "the copy fails: nothing happens",
+        "promote, the copy fails: nothing happens",
         [
             (2, "", False, 2, "A", False, OSError),
             (2, "", False, 2, "A", True, OSError),
@@ -572,7 +580,10 @@ def on_a_disk(mine, program, log: Log) -> None:
     folder = CrashingFolder(files, fails)
     old = "the old file" if has_old else "no file"
     besides = ", and another session" if others else ""
-    log(f"{old}{besides}{f'; {fails[0]} fails' if fails else ''}")
+    ends = ""
+    if fails is not None:
+        ends = f"; {fails[0]} {'is interrupted' if fails[1] is Interrupted else 'fails'}"
+    log(f"{old}{besides}{ends}")
     text = "save" if data else "save data of 0 bytes"
     called(log, text, mine.save, folder, "chat", data)
     steps = folder.steps
@@ -649,9 +660,9 @@ OTHERS = {
     "the same, laid out differently in memory": BASE | {"a": BASE["a"].T.contiguous().T},
     "a copy of them": {name: one.clone() for name, one in BASE.items()},
     "another number": BASE | {"b": torch.tensor([0.5, 0.25])},
+    "another shape": BASE | {"a": BASE["a"].reshape(3, 2)},
     "a number whose last bit differs": BASE
     | {"a": torch.cat([NEXT, BASE["a"].flatten()[1:]]).view(2, 3)},
-    "another shape": BASE | {"a": BASE["a"].reshape(3, 2)},
     "another dtype, the same bytes": BASE | {"b": BASE["b"].view(torch.int32)},
     "another dtype, the same numbers": BASE | {"c": BASE["c"].float()},
     "two names swapped": BASE | {"b": BASE["c"], "c": BASE["b"]},
@@ -681,20 +692,59 @@ PAIRS = {
 # Two dictionaries each, whose parts are the same text if nothing says where each part ends.
 JOINED = {
     "a name that goes on as a dtype": ({"a": LETTERS}, {"atorch.uint8": LETTERS}),
+    "the tensors of a and b, against one named 'atorch.uint8[4]wxyzb'": (
+        {"a": LETTERS, "b": LETTERS},
+        {"atorch.uint8[4]wxyzb": LETTERS},
+    ),
     "sizes that run together": ({"a": torch.zeros(110, 0)}, {"a": torch.zeros(1, 10, 0)}),
     "numbers that move on": (
         {"a": LETTERS, "b": LETTERS[:2]},
         {"a": LETTERS[:2], "b": torch.tensor(list(b"yzwx"), dtype=torch.uint8)},
     ),
 }
-for between, after, shape in itertools.product(
-    ("", *" ,:;|/=-_.\t\n\0"), (False, True), ("[4]", "(4,)", "torch.Size([4])")
-):
-    name = between.join(("a", "torch.uint8", shape, "wxyz")) + between * after + "b"
-    JOINED[f"the tensors of a and b, against one named {name!r}"] = (
-        {"a": LETTERS, "b": LETTERS},
-        {name: LETTERS},
-    )
+
+
+class Fed:
+    """A hash that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def update(self, data) -> None:
+        self.data += bytes(data)
+
+    def __getattr__(self, name: str):
+        return getattr(sha256(self.data), name)
+
+
+def fed(mine, tensors: dict[str, torch.Tensor]) -> bytes:
+    hashed = Fed()
+    mine.add_tensors(hashed, tensors)
+    return hashed.data
+
+
+def imitation(mine) -> str | None:
+    """The name of one tensor for which the hash is given the same bytes as for the two tensors
+    "first" and "last"; None if there is none that contains all between their names."""
+    both = fed(mine, {"first": LETTERS, "last": LETTERS})
+    before, name, behind = fed(mine, {"last": LETTERS}).partition(b"last")
+    if not name or not both.startswith(before) or not both.endswith(behind):
+        return None
+    try:
+        name = both[len(before) : len(both) - len(behind)].decode()
+    except UnicodeDecodeError:
+        return None
+    return name if fed(mine, {name: LETTERS}) == both else None
+
+
+def imitates(mine, program, log: Log) -> None:
+    """A name that goes on as the rest of its tensor, and as another tensor. Which name that is
+    depends on what the reader's function writes between the parts."""
+    log(f"two digests: of the tensors named first and last, and of one tensor whose name {program}")
+    log.call("", fed, mine, {"first": LETTERS, "last": LETTERS}, see=False)
+    if log.events[-1].error is None:
+        name = imitation(mine)
+        log("" if name is None else f"the name is {name!r}", {"are they equal?": name is not None})
 
 
 def prints(mine, program, log: Log) -> None:
@@ -770,9 +820,34 @@ def changed(kind: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     return header, tensors
 
 
+CHANGED = {
+    "": ", as it was saved",
+    "more": " with one more field, title",
+    "kv=cut": " whose kv has fewer tokens",
+    "kv=float16": " whose kv is in float16",
+    "kv=other shape": " whose kv has another shape",
+    "kv=bit": " in which one number of kv has changed",
+    "without=kv": " without the tensor kv",
+    "without=tokens": " without the tensor tokens",
+    "tokens=another": " in which one token has changed",
+    "tokens=fewer": " with fewer tokens than num_tokens says",
+    "header": " with a field that was added after the checksum was made",
+}
+
+
+def described(kind: str) -> str:
+    """A change of a session file, in words."""
+    what, equals, value = kind.partition("=")
+    if kind in CHANGED:
+        return CHANGED[kind]
+    if what == "no tokens":
+        return f" without the tensor tokens, whose num_tokens is the text {value!r}"
+    return f" whose {what} is {value!r}" if equals else f" without the field {what}"
+
+
 def read(mine, program, log: Log) -> None:
     header, tensors = changed(program) if program else session()
-    log(f"a session file{': ' + program if program else ', as it was saved'}")
+    log(f"a session file{described(program)}")
     try:
         log.call("check_session", mine.check_session, header, tensors, EXPECTED)
     finally:
@@ -800,6 +875,15 @@ scenario(
         "parts that run together",
         list(JOINED),
         look="in the bytes that the hash gets, where does a name end, and where does a shape?",
+    ),
+)
+scenario(
+    "12.6",
+    imitates,
+    Group(
+        "a name that imitates another tensor",
+        ["contains what is written between these two"],
+        look="in the bytes that the hash gets, where does a name end? It may contain any text",
     ),
 )
 scenario(
