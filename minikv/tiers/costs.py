@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
+FAST_ENOUGH = 1e30  # per second: a rate that was not measured
+
 
 class Link(NamedTuple):
     """The way from a tier to the device."""
@@ -96,14 +98,20 @@ class Line:
         ):  # fmt: skip
             setattr(self, name, self.FORGET * getattr(self, name) + value)
 
-    def fit(self) -> tuple[float, float] | None:
-        """(start, rate), neither negative; None before the first measurement."""
+    def fit(self, flat: bool = False) -> tuple[float, float] | None:
+        """(start, rate), neither negative; None before the first measurement.
+
+        If larger sizes did not take longer, or there was one size only, nothing tells the start
+        from the rate: then all of the time is the rate's or, if `flat`, the start's.
+        """
         if self.count == 0:
             return None
         spread = self.count * self.xx - self.x * self.x
         slope = 0.0
         if spread > 1e-6 * self.count * self.xx:  # else all sizes were the same
             slope = (self.count * self.xy - self.x * self.y) / spread
+        if slope <= 0 and flat:
+            return self.y / self.count, FAST_ENOUGH
         start = (self.y - slope * self.x) / self.count
         if slope <= 0 or start < 0:
             start, slope = 0.0, self.y / self.x

@@ -45,7 +45,7 @@ from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
 from minikv.tiers import entry
 from minikv.tiers.blocks import parts_of, read_block, read_blocks, write_block
-from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch
+from minikv.tiers.costs import FAST_ENOUGH, Line, Link, Prefill, blocks_to_fetch
 from minikv.tiers.disk import DiskTier
 from minikv.tiers.host import HostPool
 from minikv.tiers.identity import model_fingerprint
@@ -459,13 +459,14 @@ class Tiers:
         return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
-        """What has been measured so far. What has not been measured counts as fast enough."""
+        """What has been measured so far. What has not been measured counts as fast enough: reads of
+        one size say nothing about larger ones, which would otherwise never be tried."""
         start, rate = self.prefilling.fit() or (0.0, UNKNOWN_RATE)
-        host = self.copying.fit() or (0.0, 1e30)
+        host = self.copying.fit(flat=True) or (0.0, FAST_ENOUGH)
         links = {"host": Link(*host)}
         for name, below in (("disk", self.disk), ("store", self.shared)):
             if below is not None:
-                latency, bandwidth = below.reading.fit() or (0.0, 1e30)
+                latency, bandwidth = below.reading.fit(flat=True) or (0.0, FAST_ENOUGH)
                 # A block from there goes to the host first.
                 links[name] = Link(latency + host[0], 1 / (1 / bandwidth + 1 / host[1]))
         return links, Prefill(start, rate)

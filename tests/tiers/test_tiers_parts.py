@@ -10,7 +10,7 @@ from tiers_case import damaged
 
 from minikv import BlockPool, OutOfBlocks
 from minikv.tiers import entry
-from minikv.tiers.costs import Line, Link, Prefill, blocks_to_fetch, break_even
+from minikv.tiers.costs import FAST_ENOUGH, Line, Link, Prefill, blocks_to_fetch, break_even
 from minikv.tiers.folder import Folder, save
 from minikv.tiers.host import HostPool
 from minikv.tiers.moves import Place, demote, promote
@@ -165,6 +165,23 @@ def test_a_line_is_found_and_follows():
     for seconds in (0, -1):  # a clock that stands still, or goes backwards
         line.add(100, seconds)
     assert line.fit() == (start, rate)
+
+
+def test_slow_reads_of_one_block_do_not_end_longer_ones():
+    """Nothing tells whether more blocks would take longer, until some are tried."""
+    reading, prefill = Line(), Prefill(0.003, 10_000)
+    for _ in range(5):
+        reading.add(1000, 0.005)
+        link = Link(*reading.fit(flat=True))
+        assert blocks_to_fetch(["disk"] * 2, 1000, 16, {"disk": link}, prefill) == 0
+        assert blocks_to_fetch(["disk"] * 4, 1000, 16, {"disk": link}, prefill) == 4
+    reading.add(4000, 0.020)  # they did: no latency, but a slow disk
+    link = Link(*reading.fit(flat=True))
+    assert blocks_to_fetch(["disk"] * 4, 1000, 16, {"disk": link}, prefill) == 0
+    for _ in range(20):
+        reading.add(4000, 0.004)  # or they did not
+    link = Link(*reading.fit(flat=True))
+    assert link.bandwidth == FAST_ENOUGH and link.latency == pytest.approx(0.004, rel=0.1)
 
 
 # ── The host's pool ───────────────────────────────────────────────────────────

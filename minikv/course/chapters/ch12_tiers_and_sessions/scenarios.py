@@ -727,8 +727,8 @@ def imitation(mine) -> str | None:
     """The name of one tensor for which the hash is given the same bytes as for the two tensors
     "first" and "last"; None if there is none that contains all between their names."""
     both = fed(mine, {"first": LETTERS, "last": LETTERS})
-    before, name, behind = fed(mine, {"last": LETTERS}).partition(b"last")
-    if not name or not both.startswith(before) or not both.endswith(behind):
+    before, found, behind = fed(mine, {"last": LETTERS}).partition(b"last")
+    if not found or not both.startswith(before) or not both.endswith(behind):
         return None
     try:
         name = both[len(before) : len(both) - len(behind)].decode()
