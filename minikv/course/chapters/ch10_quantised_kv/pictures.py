@@ -168,13 +168,18 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
     axes.set_xlim(400, 3400)
     least, most = map(math.log10, axes.get_ylim())
     decade = 190 / (most - least)  # points on paper, about
-    below = {}  # by bytes: where the last label is, so that the next one stays clear of it
-    for name, (size, (value, *_)) in sorted(costs.items(), key=lambda one: one[1][1][0]):
-        place = decade * math.log10(value)
-        below[size] = max(place, below.get(size, -math.inf) + 11)
-        axes.annotate(f"{name}  {value:.2g}", (size, value), (8, below[size] - place),
-                      textcoords="offset points", va="center", fontsize=8,
-                      color=style.INK)  # fmt: skip
+    for size in {size for size, _ in costs.values()}:  # labels stay clear of each other
+        column = sorted((c[1][0], name) for name, c in costs.items() if c[0] == size)
+        moved, below = [], -math.inf
+        for value, _ in column:
+            place = decade * math.log10(value)
+            below = max(place, below + 11)
+            moved.append(below - place)
+        middle = sum(moved) / len(moved)
+        for (value, name), move in zip(column, moved, strict=True):
+            axes.annotate(f"{name}  {value:.2g}", (size, value), (8, move - middle),
+                          textcoords="offset points", va="center", fontsize=8,
+                          color=style.INK)  # fmt: skip
     words = "; ".join(
         f"{name}: {size:,.0f} bytes, KL {value:.2g} ({low:.2g} to {high:.2g})"
         for name, (size, (value, low, high)) in costs.items()
