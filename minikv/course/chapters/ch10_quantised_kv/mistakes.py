@@ -67,8 +67,8 @@ MISTAKES = {
              "there is one scale in all, but each vector has a scale of its own", OWN),
             ("divides 0 by 0", ("scale.float().clamp_min(TINY)", "scale.float()",
              ".nan_to_num(0, 0, 0)", ""),
-             "0 / 0 is NaN, and which integer NaN becomes is not defined: it differs between "
-             "machines", "what is divided by if the scale is 0?"),
+             "0 / 0 is NaN, and no integer stands for NaN",
+             "what is divided by if the scale is 0?"),
             ("stores the divisor", (SCALE,
              "scale = round_up((x.float().abs().amax(-1) / 127).clamp_min(TINY))"),
              "a vector of zeros gets TINY as its scale, but the table says 0: TINY is only the "
