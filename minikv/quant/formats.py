@@ -50,6 +50,7 @@ def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
 
     Symmetric: 0 stays 0, and the codes -127 and 127 are equally far from it. |x - x^| <= scale / 2.
+    A vector of zeros has scale 0 and codes 0.
 
     Worked example: x = [-254, 100.2, 2.2] has scale 2 and codes [-127, 50, 1].
     """

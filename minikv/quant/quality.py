@@ -102,6 +102,12 @@ SCHEMES = (
     engine_scheme("fp8"),
     engine_scheme("int8"),
     engine_scheme("int4", "int4, K by channel"),
+    Scheme(
+        "int4, by token, own block exact",
+        _int4_by_token,
+        _int4_by_token_bytes,
+        exact_own_block=True,
+    ),
     Scheme("int4, by token", _int4_by_token, _int4_by_token_bytes),
     Scheme("int4, by token, rotated", _int4_by_token, _int4_by_token_bytes, rotated=True),
     Scheme("int4, one scale", _int4_one_scale, _halves),
@@ -212,6 +218,12 @@ def change_of_bits(windows: Seq[Window], exact: Seq[Window]) -> Estimate:
 
 def kl_per_token(windows: Seq[Window]) -> Estimate:
     return _bootstrap([(w.kl.sum().item(), len(w.kl)) for w in windows])
+
+
+def times_kl(windows: Seq[Window], others: Seq[Window]) -> Estimate:
+    """How many times the KL of `others`: the same windows, paired."""
+    pairs = zip(windows, others, strict=True)
+    return _bootstrap([(one.kl.sum().item(), other.kl.sum().item()) for one, other in pairs])
 
 
 def same_arg_max(windows: Seq[Window]) -> Estimate:

@@ -28,6 +28,7 @@ def test_the_gauges_by_hand():
     assert quality.same_arg_max([one, two]).value == pytest.approx(100 * 5 / 6)
     worse = window([2 * math.log(2)] * 4, [1.0] * 4, [False] * 4, 2)
     assert quality.change_of_bits([worse], [one]).value == pytest.approx(100)
+    assert quality.times_kl([worse, two], [one, two]).value == pytest.approx(4.2 / 1.2)
     assert quality.changed_by_position([one, two], width=2) == [(0, 0.0), (2, 50.0)]
 
 
@@ -57,6 +58,7 @@ def test_float32_changes_nothing_and_fewer_bits_change_more(tinypy):
         "int8",
         "fp8",
         "int4, K by channel",
+        "int4, by token, own block exact",
         "int4, by token",
     ]
     assert [kl[name] for name in order] == sorted(kl[name] for name in order)

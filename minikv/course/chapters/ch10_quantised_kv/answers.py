@@ -55,7 +55,7 @@ def attend_int8(
     k_codes, v_codes (num_blocks, K, block_size, D) int8 and k_scale, v_scale
     (num_blocks, K, block_size) bfloat16 are one layer's storage. The sequence's tokens are in
     blocks `block_ids`, in this order; there are `context_len` of them, at least 1. Later slots
-    hold no tokens, whatever is in them. Query head h belongs to KV head h // (H / K).
+    hold no tokens, whatever is in them: even NaN. Query head h belongs to KV head h // (H / K).
 
     Codes are read a block at a time: no tensor of floats is ever larger than one block. A key is
     scale * code, so q . k = scale * (q . code); a value is scale * code, so w v = (w scale) code.

@@ -44,8 +44,9 @@ CHAPTER = Chapter(
             matters="All 8-bit integer formats are variations of these three lines. If one of the "
             "lines is wrong, the cache still looks plausible.",
             hints=(
-                "The largest number of the vector, without its sign, has to get code 127 or -127. "
-                "So how far apart are two marks? And which number is stored for that distance?",
+                "The largest number of the vector, without its sign, should land on mark 127 or "
+                "just below. So how far apart are two marks? And which number is stored for that "
+                "distance?",
                 "The scale is stored in bfloat16, which has 8 significant bits. If it is rounded "
                 "down there, the largest number lies beyond mark 127. `round_up` avoids that. "
                 "Compute the codes with the stored scale, not with the exact one. For "
@@ -123,8 +124,8 @@ a softmax, an error in V does not. So the notebook also measures the model's pre
             minutes=10,
             difficulty=2,
             kind="build",
-            matters="No tensor has elements of 4 bits. Without packing, int4 takes the memory of "
-            "int8.",
+            matters="PyTorch calculates with no element smaller than a byte. Without packing, int4 "
+            "takes the memory of int8.",
             hints=(
                 "A byte has 8 bits. If one code takes the lower 4, what has to happen to the "
                 "other so that it takes the upper 4?",
@@ -206,7 +207,8 @@ loop here shows what is computed, and not how fast it can be.""",
                 "block 0 before and after. Are its codes the same? Are its scales?",
                 "Two lines in `copy` look alike, but `codes` is one tensor for all blocks and "
                 "`scales` is a list. What does `=` do to an element of each? "
-                "Try `blocks.scales['k'][0] is blocks.scales['k'][1]`.",
+                "After `blocks = Int8Blocks(2, 2, 1, 4)` and `blocks.copy(0, 1)`, try "
+                "`blocks.scales['k'][0] is blocks.scales['k'][1]`.",
                 """codes[target] = codes[source]      writes numbers into the memory of a tensor
 scales[target] = scales[source]    puts the same tensor into the list a second time
 afterwards both blocks write their scales into that one tensor

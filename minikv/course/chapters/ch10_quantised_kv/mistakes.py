@@ -62,6 +62,17 @@ MISTAKES = {
             ("one scale for all", ("abs().amax(-1) / 127)",
              "abs().amax().expand(x.shape[:-1]) / 127)"),
              "all vectors share one scale: that of the largest number of all", OWN),
+            ("one scale, without dimensions", (
+             SCALE, "scale = round_up(x.float().abs().max() / 127)", "[..., None]", ""),
+             "there is one scale in all, but each vector has a scale of its own", OWN),
+            ("divides 0 by 0", ("scale.float().clamp_min(TINY)", "scale.float()",
+             ".nan_to_num(0, 0, 0)", ""),
+             "0 / 0 is NaN, and no integer stands for NaN",
+             "what is divided by if the scale is 0?"),
+            ("stores the divisor", (SCALE,
+             "scale = round_up((x.float().abs().amax(-1) / 127).clamp_min(TINY))"),
+             "a vector of zeros gets TINY as its scale, but the table says 0: TINY is only the "
+             "divisor", "which scale is returned?"),
             ("along the wrong dimension", (SCALE,
              "scale = round_up(x.float().abs().amax(0) / 127)", ".clamp_min(TINY)[..., None]",
              ".clamp_min(TINY)"),
@@ -115,6 +126,9 @@ MISTAKES = {
              "only the largest product counts, but all D of them can be off", LOGIT),
             ("the mean", (".sum(-1)", ".mean(-1)"),
              "the mean of the products' errors is taken, not their sum", LOGIT),
+            ("a matrix product", ("(q.abs() * k_error).sum(-1)", "(q.abs() @ k_error)"),
+             "`@` with a table of errors multiplies matrices, but each query has errors of its own",
+             "multiply channel by channel, then add up the last dimension"),
             ("halved again", (".sum(-1)", ".sum(-1) / 2"),
              "the error is halved, but `k_error` is the bound already", LOGIT),
         ),
@@ -147,6 +161,12 @@ MISTAKES = {
              "lines = x if dim == -1 else x.transpose(0, 1)", ".transpose(dim, -1)\n",
              "\n    # as it was\n"),
              "the first two dimensions are swapped, or nothing is swapped back", SWAP),
+            ("all dimensions", ("lines = x.transpose(dim, -1)",
+             "turn = lambda x: x if dim == -1 else x.permute(*range(x.dim())[::-1])\n"
+             "    lines = turn(x)", "dequantise_int4(*quantise_int4(lines)).transpose(dim, -1)",
+             "turn(dequantise_int4(*quantise_int4(lines)))"),
+             "the dimensions in front are swapped, too: `.T` reverses all of them",
+             "swap dimension `dim` and the last, and no other"),
         ),
         *made(
             "better_axis",
@@ -157,6 +177,8 @@ MISTAKES = {
              "the last sentence of the contract"),
             ("errors cancel", (".square().mean()", ".mean().abs()"),
              "positive and negative errors cancel in this mean", ERRORS),
+            ("not squared", (".square().mean()", ".abs().mean()"),
+             "the errors are not squared: a few large ones count too little", ERRORS),
             ("the largest error", (".square().mean()", ".abs().max()"),
              "only the largest error counts, not the mean of the squares", ERRORS),
             ("the signed mean", (".square().mean()", ".mean()"),
@@ -193,6 +215,8 @@ MISTAKES = {
              "both codes are in the upper four bits", HALF),
             ("and, not or", ("low | high << 4", "low & high << 4"),
              "`&` keeps only the bits that both have: here, none", HALF),
+            ("times 16 with floats", ("low | high << 4", "low + high * 16.0"),
+             "the packed codes are floats, but bytes are whole numbers", "the dtype of the result"),
             ("splits another dimension", ("chunk(2, -1)", "chunk(2, 0)"),
              "the first dimension is split, not the channels", PAIRS),
             ("whole numbers of 64 bits", ("low | high << 4", "low.long() | high.long() << 4"),
@@ -213,6 +237,9 @@ MISTAKES = {
              "`& 16` keeps a single bit, and not one of the lower four", HALF),
             ("does not move down", ("packed >> 4", "packed & 240"),
              "the upper code is not shifted down, so it is sixteen times too large", HALF),
+            ("divides with floats", ("packed >> 4", "packed / 16"),
+             "`/` gives floats, with the lower code behind the point; codes are whole numbers: "
+             "`>> 4` or `// 16`", HALF),
             ("signed", ("packed >> 4", "(packed.view(torch.int8) >> 4).view(torch.uint8)"),
              "a shift of int8 copies the sign: codes from 8 on come back wrong", HALF),
             ("joins another dimension", ("], -1)", "], 0)"),
@@ -255,6 +282,24 @@ MISTAKES = {
          "blocks after the last token are read, too", "how many blocks hold tokens?"),
         ("forgets the last block", ("-(-context_len // block_size)", "context_len // block_size"),
          "a last block that is not full is left out", EMPTY),
+        ("a full last block is empty", (
+         "filled = min(block_size, context_len - i * block_size)",
+         "last = (i + 1) * block_size >= context_len\n"
+         "        filled = context_len % block_size if last else block_size"),
+         "a last block that is full is read as empty: `context_len % block_size` is 0 then", EMPTY),
+        ("a full last block is masked", (
+         "filled = min(block_size, context_len - i * block_size)",
+         "last = (i + 1) * block_size >= context_len\n"
+         "        keep = context_len % block_size if last else block_size\n"
+         "        filled = block_size",
+         K_SCALE, K_SCALE + "        scores[..., keep:] = -torch.inf\n"),
+         "a last block that is full is read as empty: `context_len % block_size` is 0 then", EMPTY),
+        ("masks the scores alone", (
+         "filled = min(block_size, context_len - i * block_size)",
+         "keep = context_len - i * block_size\n        filled = block_size",
+         K_SCALE, K_SCALE + "        scores[..., max(0, keep):] = -torch.inf\n"),
+         "the weight 0 of a slot without a token is multiplied by what is stored there, and 0 "
+         "times NaN is NaN", EMPTY),
         ("takes blocks in order of memory", (
          "enumerate(block_ids[: -(-context_len // block_size)])",
          "enumerate(sorted(block_ids[: -(-context_len // block_size)]))"),
@@ -439,6 +484,8 @@ def copy(self, source, target):
         crossed("crossover", 95 / 0.066, "the bytes of int8",
                 "the extra time is divided by what int8 reads, not by what it saves",
                 "bytes saved = 5,120 - int8 bytes"),
+        crossed("crossover at 8", 445 / 1.536, "a crossover of 8 without scales",
+                "the scales are left out of what is saved", "bytes saved = 5,120 - int8 bytes"),
         crossed("crossover at 8", 500.0, "the batch changes nothing",
                 "the crossover of one sequence is given: the 45 µs are shared by 8 now",
                 "which part of the extra time is per sequence?"),
@@ -458,6 +505,9 @@ def copy(self, source, target):
         crossed("times at 4,096", 1848.576 / 1070.336, "without the extra time",
                 "the extra time of int8 is left out",
                 "weights, extra time, K and V: all of a step"),
+        crossed("times at 4,096", 1848.576 / 1157.144, "a step without scales",
+                "the scales are left out: int8 reads them, too",
+                "the bytes of int8, scales included"),
         crossed("times at 4,096", 1165.336 / 1848.576, "upside down",
                 "int8 is divided by float32: the quotient is upside down",
                 "float32 over int8"),

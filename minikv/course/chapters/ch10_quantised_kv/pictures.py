@@ -5,6 +5,7 @@ film.picture()                 # three of the steps
 film.widget()                  # a player
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -97,7 +98,7 @@ class OutlierFilm:
         figure = Figure(figsize=size, layout="constrained", facecolor=style.PAPER)
         grid = figure.subplots(len(shown), 5, squeeze=False)
         most = 4 * float(self.steps[0][0].abs().median())
-        worst = 2 * self.errors(max(shown))[0]
+        worst = 2 * self.errors(len(FACTORS) - 1)[0]  # one scale for all steps
         names = ("before", "by token: after", "error", "by channel: after", "error")
         limits = (most, most, worst, most, worst)
         for row, step in enumerate(shown):
@@ -155,18 +156,30 @@ def channels_picture(parts: Mapping[str, torch.Tensor]) -> style.Picture:
 
 def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Picture:
     """Bytes per token and KL with its interval, by format."""
-    best = min((name for name in costs if name.startswith("int4")), key=lambda n: costs[n][1][0])
-    title = f"Of the forms of int4, the nearest to float32: {best}"
+    of_int4 = [cost[0] for name, (_, cost) in costs.items() if name.startswith("int4")]
+    title = f"The forms of int4 cost a KL of {min(of_int4):.2g} to {max(of_int4):.2g}"
     figure, axes = style.new_axes(title, "bytes per token, scales included",
                                   "KL per token (nats)", height=3.8)  # fmt: skip
-    for index, (name, (size, (value, low, high))) in enumerate(costs.items()):
+    for index, (size, (value, low, high)) in enumerate(costs.values()):
         color = style.color(index)
         axes.errorbar(size, value, [[value - low], [high - value]], fmt="o", capsize=3,
                       color=color, markeredgecolor=style.INK, ecolor=style.INK)  # fmt: skip
-        axes.annotate(f"{name}  {value:.2g}", (size, value), (8, 0), textcoords="offset points",
-                      va="center", fontsize=8, color=style.INK)  # fmt: skip
     axes.set_yscale("log")
     axes.set_xlim(400, 3400)
+    least, most = map(math.log10, axes.get_ylim())
+    decade = 190 / (most - least)  # points on paper, about
+    for size in {size for size, _ in costs.values()}:  # labels stay clear of each other
+        column = sorted((c[1][0], name) for name, c in costs.items() if c[0] == size)
+        moved, below = [], -math.inf
+        for value, _ in column:
+            place = decade * math.log10(value)
+            below = max(place, below + 11)
+            moved.append(below - place)
+        middle = sum(moved) / len(moved)
+        for (value, name), move in zip(column, moved, strict=True):
+            axes.annotate(f"{name}  {value:.2g}", (size, value), (8, move - middle),
+                          textcoords="offset points", va="center", fontsize=8,
+                          color=style.INK)  # fmt: skip
     words = "; ".join(
         f"{name}: {size:,.0f} bytes, KL {value:.2g} ({low:.2g} to {high:.2g})"
         for name, (size, (value, low, high)) in costs.items()
