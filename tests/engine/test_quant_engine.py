@@ -278,6 +278,7 @@ def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
         chosen = log_probs.gather(1, torch.tensor(beam.token_ids)[:, None])
         assert beam.score == pytest.approx(chosen.sum().item() / len(beam.token_ids), rel=1e-3)
     best = engine.beam_search(prompt, beam_width=1, max_tokens=10)[0]
+    assert len(best.token_ids) == 10
     assert_greedy(llama.lm, prompt, best.token_ids, config)
 
 

@@ -296,7 +296,21 @@ scenario(
 
 # A program is (cells in the ring, steps). Steps: "A+8" places 8 tokens; "A>B5" gives A's first 5
 # to B as well; "A!4" a context shift that keeps 4; "A!4,3" one that discards 3; "A/2,5" drops
-# positions 2 to 4.
+# positions 2 to 4; "A-2,5" only removes them; "A:4" divides all positions by 4.
+
+
+def share(cells, step: str, log: Log) -> None:
+    """ "A>B5" gives A's first 5 to B as well."""
+    source, (target, count) = step[0], (step[2], step[3:])
+    cells.seq_cp(ord(source) - ord("A"), ord(target) - ord("A"), 0, int(count))
+    log(f"{target} shares the first {count} of {source}")
+
+
+def lose(cells, step: str, log: Log) -> None:
+    """ "A-2,5" removes A's positions 2 to 4."""
+    p0, p1 = map(int, step[2:].split(","))
+    cells.seq_rm(ord(step[0]) - ord("A"), p0, p1)
+    log(f"{step[0]} loses positions {p0} to {p1 - 1}")
 
 
 def shifts(mine, program, log: Log) -> None:
@@ -311,11 +325,9 @@ def shifts(mine, program, log: Log) -> None:
             cells.place(positions, [seq] * int(rest))
             log(f"{step[0]} gets {rest} tokens")
         elif kind == ">":
-            cells.seq_cp(seq, ord(rest[0]) - ord("A"), 0, int(rest[1:]))
-            log(f"{rest[0]} shares the first {rest[1:]} of {step[0]}")
+            share(cells, step, log)
         elif kind == "-":
-            cells.seq_rm(seq, *map(int, rest.split(",")))
-            log(f"{step[0]} loses its positions {rest.replace(',', ' and on, before ')}")
+            lose(cells, step, log)
         elif kind == ":":
             cells.seq_div(seq, 0, None, int(rest))
             log(f"the positions of {step[0]} are divided by {rest}")
@@ -678,8 +690,7 @@ def debts(mine, program, log: Log) -> None:
             log(f"{rest} tokens of {step[0]}")
             continue
         if kind == ">":
-            cells.seq_cp(seq, ord(rest[0]) - ord("A"), 0, int(rest[1:]))
-            log(f"{rest[0]} shares the first {rest[1:]} of {step[0]}")
+            share(cells, step, log)
             continue
         p0, p1, by = rest.split(",")
         bounds = int(p0), int(p1) if p1 else None
@@ -823,13 +834,11 @@ def unturned(mine, program, log: Log) -> None:
                 log.call(f"store({layer}, {cells}, k)", ring.store, layer, cells, k, see=False)
             continue
         seq, kind = ord(step[0]) - ord("A"), step[1]
-        p0, p1, *rest = step[2:].split(",")
-        bounds = int(p0), int(p1) if p1 else None
         if kind == "-":
-            ring.seq_rm(seq, *bounds)
-            log(f"{step[0]} loses positions {p0} to {int(p1) - 1}")
+            lose(ring, step, log)
             continue
-        [by] = rest
+        p0, p1, by = step[2:].split(",")
+        bounds = int(p0), int(p1) if p1 else None
         move, word = (ring.seq_add, "add") if kind == "~" else (ring.seq_div, "div")
         called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
         log.call(called, move, seq, *bounds, int(by), see=False)
