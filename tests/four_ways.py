@@ -17,7 +17,7 @@ def runs_here(chapter: Chapter) -> bool:
     """Checks of kernels need Triton, and to be interpreted: here they run in this process."""
     if chapter.needs != "triton" or chapter.cannot_run:
         return not chapter.cannot_run
-    from kernels.mode import INTERPRETED
+    from minikv_kernels.mode import INTERPRETED
 
     return INTERPRETED
 

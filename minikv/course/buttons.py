@@ -18,8 +18,9 @@ BADGES = re.compile(r"^\[!\[Open in Colab\]\([^\n]*$", re.MULTILINE)
 LINKS = re.compile(r"\nOpen in \[Colab\]\([^\n]*\n")
 COLAB = """\
 # In Google Colab only: install the course.
-import os
+import site
 import sys
+import sysconfig
 
 if "google.colab" in sys.modules:
     course = "{repository}"
@@ -28,7 +29,7 @@ if "google.colab" in sys.modules:
     %cd -q minikv/notebooks
     %pip install --quiet -r ../requirements.txt
     %pip install --quiet --no-deps --editable ..
-    sys.path.insert(0, os.path.abspath(".."))"""
+    site.addsitedir(sysconfig.get_path("purelib"))"""
 
 
 def repository() -> str:

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
@@ -25,14 +24,13 @@ OLDEST_PYTHON = (3, 11)
 REINSTALL = "make clean setup; if it fails again, report the line above"
 FIX_GPU = "update the NVIDIA driver, or hide the GPU: CUDA_VISIBLE_DEVICES= make lab"
 RESTORE = "git status minikv: the engine or its bundled model is not as it was published"
-RENAME = "pip uninstall kernels, or give the course an environment of its own: make setup"
 
 # Writes a few tokens through the Triton kernel and through PyTorch, on the device
 # named by the first argument, and prints how many values differ.
 KERNEL_PROBE = """
 import sys
 import torch
-from kernels.cache_write import write_cache, write_cache_reference
+from minikv_kernels.cache_write import write_cache, write_cache_reference
 
 torch.manual_seed(0)
 k, v = torch.randn(2, 6, 2, 64).to(sys.argv[1])
@@ -149,25 +147,6 @@ def check_gpu() -> Result:
     return Result("ok", f"{device}: matrix product within {error:.1e}, cache_write compiled")
 
 
-def check_kernels_name() -> Result:
-    """Is `kernels` our folder, and is no other package of that name installed?"""
-    ours = Path(minikv.__file__).parents[1] / "kernels" / "__init__.py"
-    spec = importlib.util.find_spec("kernels")
-    if spec is None:
-        return Result("FAIL", f"`import kernels` does not find {ours.parent}", "make setup")
-    if spec.origin is None or not ours.exists() or not ours.samefile(spec.origin):
-        where = spec.origin or list(spec.submodule_search_locations or [])
-        return Result("FAIL", f"`import kernels` finds {where} and not {ours}", RENAME)
-    try:
-        version = importlib.metadata.version("kernels")
-    except importlib.metadata.PackageNotFoundError:
-        return Result(
-            "ok", "`import kernels` finds the course's folder, and nothing hides behind it"
-        )
-    text = f"our kernels and the installed package kernels {version} hide each other"
-    return Result("FAIL", text, RENAME)
-
-
 def check_jupyter() -> Result:
     """Does a notebook run in this environment, or in another one?"""
     from jupyter_client.manager import KernelManager  # here, for the same reason
@@ -194,7 +173,6 @@ CHECKS = (
     ("model", check_model, RESTORE),
     ("triton", check_triton, REINSTALL),
     ("gpu", check_gpu, FIX_GPU),
-    ("kernels", check_kernels_name, RENAME),
     ("jupyter", check_jupyter, REINSTALL),
 )
 

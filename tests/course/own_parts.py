@@ -16,7 +16,7 @@ from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 
-import kernels  # noqa: F401  before transformers: settles Triton's interpreter
+import minikv_kernels  # noqa: F401  before transformers: settles Triton's interpreter
 
 import torch  # isort: skip
 from four_ways import EXERCISES, checked_by_reader, on_the_way, reference_sources

@@ -60,6 +60,7 @@ def modules():
     """Every module of ours by its name."""
     files = [*ROOT.glob("minikv/**/*.py"), *ROOT.glob("kernels/**/*.py")]
     names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files)
+    names = (re.sub(r"^kernels\b", "minikv_kernels", name) for name in names)
     return dict(zip((name.removesuffix(".__init__") for name in names), files, strict=True))
 
 
@@ -82,7 +83,7 @@ def imports(name):
 def floor(name):
     """(floor, number of the chapter): a module imports from its own floor and lower ones."""
     chapter = re.match(r"minikv\.course\.chapters\.ch(\d\d)", name)
-    if name.startswith("kernels"):
+    if name.startswith("minikv_kernels"):
         return 0, None
     if not name.startswith("minikv.course") and name != "minikv.__main__":
         return 1, None

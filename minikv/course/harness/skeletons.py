@@ -363,7 +363,7 @@ def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> 
     sections: tuple[list[tuple[bool, str, str]], ...] = ([], [], [])
     for line, module in lines.items():
         top = module.partition(".")[0]
-        place = 0 if top in sys.stdlib_module_names else 2 if top in ("minikv", "kernels") else 1
+        place = 0 if top in sys.stdlib_module_names else 2 if top.startswith("minikv") else 1
         sections[place].append((line.startswith("from"), module, line))
     return "\n\n".join("\n".join(line for *_, line in sorted(s)) for s in sections if s)
 

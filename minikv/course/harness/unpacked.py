@@ -10,6 +10,7 @@ FOLDER/
 import hashlib
 import json
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import minikv
@@ -63,7 +64,7 @@ def unpack(folder: Path) -> list[str]:
         )
     wanted = _files()
     if begun is None:
-        strange = [name for name in (*wanted, "minikv", "kernels") if (folder / name).exists()]
+        strange = [name for name in (*wanted, "minikv") if (folder / name).exists()]
         if strange:
             raise ReaderError(
                 f"{folder} has a {strange[0]} already, which `minikv start` has not put there; "
@@ -142,5 +143,7 @@ def _write_engine(folder: Path) -> None:
     """The source of the installed version, anew."""
     shutil.rmtree(folder / "engine", ignore_errors=True)
     leave_out = shutil.ignore_patterns("__pycache__", "models", "notebooks", "results")
-    for package in (PACKAGE, PACKAGE.parent / "kernels"):
-        shutil.copytree(package, folder / "engine" / package.name, ignore=leave_out)
+    kernels = find_spec("minikv_kernels")
+    assert kernels and kernels.origin
+    for package, name in ((PACKAGE, "minikv"), (Path(kernels.origin).parent, "kernels")):
+        shutil.copytree(package, folder / "engine" / name, ignore=leave_out)

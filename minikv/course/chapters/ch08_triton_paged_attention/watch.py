@@ -10,7 +10,7 @@ every address is looked at before it is used. What is not right is said without 
 is for the chapter's known mistakes.
 """
 
-import kernels  # noqa: F401, I001  before triton
+import minikv_kernels  # noqa: F401, I001  before triton
 import inspect
 import json
 import linecache
