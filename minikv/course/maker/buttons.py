@@ -12,7 +12,7 @@ from pathlib import Path
 
 from minikv.course.exercises.files import write_whole
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BRANCH = "main"
 BADGES = re.compile(r"^\[!\[Open in Colab\]\([^\n]*$", re.MULTILINE)
 LINKS = re.compile(r"\nOpen in \[Colab\]\([^\n]*\n")

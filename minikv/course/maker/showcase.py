@@ -21,7 +21,7 @@ from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import History
 from minikv.course.reports.report import Report
 
-FOLDER = Path(__file__).parents[2] / "docs"
+FOLDER = Path(__file__).parents[3] / "docs"
 EXERCISE, MISTAKE = "05.1", "never tells the pool"
 SECONDS = 1.4  # that a frame of the GIF stays
 FONT = ImageFont.truetype(Path(get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"), 18)
