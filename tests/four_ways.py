@@ -8,9 +8,9 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters
-from minikv.course.harness.mistakes import Mistake, mistakes_of, reference_sources
-from minikv.course.harness.skeletons import fill, skeleton
+from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.exercises.mistakes import Mistake, mistakes_of, reference_sources
+from minikv.course.exercises.skeletons import fill, skeleton
 
 
 def runs_here(chapter: Chapter) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import minikv
-from minikv.course import doctor
+from minikv.course.reader import doctor
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="no Triton here (it is for Linux)"

@@ -11,10 +11,10 @@ import pytest
 from four_ways import EXERCISES, different, reference_sources, right, text_with
 
 from minikv.course.commands import main
-from minikv.course.harness import progress_file, unpacked, update
-from minikv.course.harness.manifest import ReaderError, chapter_of, chapters
-from minikv.course.harness.skeletons import definitions, fill, skeleton, solved, text_of
-from minikv.course.harness.update import UpdateError, _skeletons_of, merge
+from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
+from minikv.course.exercises.skeletons import definitions, fill, skeleton, solved, text_of
+from minikv.course.reader import progress_file, unpacked, update
+from minikv.course.reader.update import UpdateError, _skeletons_of, merge
 
 ROOT = Path(__file__).parents[2]
 

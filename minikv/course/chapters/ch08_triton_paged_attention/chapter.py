@@ -1,6 +1,6 @@
 """Chapter 08: Triton kernels, from adding two vectors to split-KV attention over blocks."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 ANSWERS = "minikv.course.chapters.ch08_triton_paged_attention.answers"
 UP_TO_THE_BLOCKS_END = (
