@@ -23,20 +23,12 @@ from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
 from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
 from minikv.course.chapters.ch08_triton_paged_attention import watch
 from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
-<<<<<<< HEAD
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import broken, skeleton
 from minikv.course.judge import process
 from minikv.course.judge.checking import Wrong
-from minikv.course.exercises.manifest import chapter_of, find
 from minikv.course.judge.scenarios import SCENARIOS, reference_module
-from minikv.course.exercises.skeletons import broken, skeleton
 from minikv_kernels.mode import INTERPRETED
-=======
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.exercises.skeletons import broken, skeleton
-from minikv.course.judge import process
-from minikv.course.judge.checking import Wrong
-from minikv.course.judge.scenarios import SCENARIOS, reference_module
->>>>>>> rooms
 
 triton, tl = ch08.triton, ch08.tl  # imported after `minikv_kernels`, which may turn interpreting on
 DEVICE = "cpu" if INTERPRETED else "cuda"
