@@ -46,13 +46,13 @@ class Function:
 class Class:
     """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
 
-    With `leave_out`, the skeleton's class inherits from the reference and does not
-    show these members.
+    With `show`, the skeleton's class inherits from the reference, and of the rest shows only
+    these methods.
     """
 
     target: str
     write: dict[str, str | Bug]
-    leave_out: tuple[str, ...] = ()
+    show: tuple[str, ...] | None = None
     name: str | None = None
 
 

@@ -252,7 +252,7 @@ def skeleton(chapter: Chapter) -> str:
         else:
             pieces.append(_class_text(piece, ref, name, shown, asked, titles))
             # Inherited members need none of their names here.
-            bases = {ref.name.rpartition(".")[2]} if piece.leave_out else set()
+            bases = {ref.name.rpartition(".")[2]} if piece.show is not None else set()
             used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))
     return (
         "\n\n\n".join(
@@ -286,13 +286,14 @@ def _banner(target: Target, titles: dict[str, str], indent: int) -> str:
 def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
     node = ref.definitions[name]
     body = node.body[1:] if docstring_of(node) else node.body
-    if not piece.leave_out:
+    if piece.show is None:
         return body
-    methods = [item for item in body if isinstance(item, ast.FunctionDef)]
-    unknown = set(piece.leave_out) - {item.name for item in methods}
+    wanted = {*piece.show, *piece.write}
+    methods = [item for item in body if isinstance(item, ast.FunctionDef) and item.name in wanted]
+    unknown = wanted - {item.name for item in methods}
     if unknown:
-        raise ValueError(f"{ref.name}:{name} has no {sorted(unknown)} to leave out")
-    return [item for item in methods if item.name not in piece.leave_out]
+        raise ValueError(f"{ref.name}:{name} has no {sorted(unknown)} to show")
+    return methods
 
 
 def _class_source(piece: Class, ref: Reference, name: str) -> str:
@@ -300,7 +301,7 @@ def _class_source(piece: Class, ref: Reference, name: str) -> str:
     lines = ref.source.splitlines()
     node = ref.definitions[name]
     assert isinstance(node, ast.ClassDef)
-    bases = [] if piece.leave_out else [ast.unparse(base) for base in node.bases]
+    bases = [] if piece.show is not None else [ast.unparse(base) for base in node.bases]
     parts = [f"class {name}({', '.join(bases)}):"]
     for item in _members(piece, ref, name):
         start = first_line(item) if isinstance(item, Def) else item.lineno
@@ -311,7 +312,7 @@ def _class_source(piece: Class, ref: Reference, name: str) -> str:
 def _class_text(piece: Class, ref: Reference, name: str, shown: str, asked, titles) -> str:
     node, lines = ref.definitions[name], ref.source.splitlines()
     docstring = docstring_of(node)
-    if piece.leave_out:
+    if piece.show is not None:
         head = f"class {shown}({ref.name.rpartition('.')[2]}.{name}):"
     else:
         [head] = lines[node.lineno - 1 : node.body[0].lineno - 1]

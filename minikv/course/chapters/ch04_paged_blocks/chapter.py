@@ -11,7 +11,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.blocks:BlockTable",
             write={"grow": "04.2"},
-            leave_out=("share", "replace", "fork", "writable_slot"),
+            show=("__init__", "release"),
         ),
         Function("minikv.course.chapters.ch04_paged_blocks.answers:slot_mapping", "04.3"),
         Function("minikv.paged:blockwise_attention", "04.4"),
