@@ -128,12 +128,16 @@ def test_used_max_and_what_attention_reads():
     assert (cells.used_max, cells.num_read) == (98, 100)  # padded, but not beyond the last cell
 
 
-def test_sharing_again_shares_only_what_is_new():
+def test_operations_count_what_is_new_or_free_by_them():
     cells = Cells(8)
     cells.place([0, 1, 2], [0, 0, 0])
     assert cells.seq_cp(0, 1, 0, 2) == 2
     assert cells.seq_cp(0, 1) == 1
     assert cells.seq_cp(0, 0) == cells.seq_cp(0, 1) == 0
+    assert cells.seq_rm(0, 2) == 0  # the other sequence has it
+    assert cells.seq_rm(ALL, 2) == 1
+    cells.place([0], [2])
+    assert cells.seq_keep(1) == 1
 
 
 # ── The oracle ────────────────────────────────────────────────────────────────
