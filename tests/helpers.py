@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv import Engine, EngineConfig, RadixCache, SamplingParams
+from minikv import Engine, EngineConfig, SamplingParams
 from minikv.gpu import run_ahead  # noqa: F401  for tests: let an engine on a CPU run ahead
 
 VOCAB = 300
@@ -285,10 +285,7 @@ def with_weights(lm, state: dict) -> minikv.LanguageModel:
 
 class NaiveBackend(minikv.AttentionBackend):
     """An attention backend in the plainest form: sequence by sequence, naive attention over
-    what its block table names. The two switches are mistakes that real engines made."""
-
-    ignore_prefix = False  # queries of a chunk see only their own chunk
-    square_mask = False  # query i of a chunk sees key i, not the keys before the chunk
+    what its block table names."""
 
     def __init__(self, config, store):
         self.config, self.store = config, store
@@ -302,27 +299,10 @@ class NaiveBackend(minikv.AttentionBackend):
             slots[batch.slot_mapping, 0], slots[batch.slot_mapping, 1] = k, v
             out = torch.empty_like(q)
             for (start, end, context), table in zip(rows, batch.block_tables, strict=True):
-                num_queries = end - start
                 kv = self.store.blocks[layer, table].flatten(0, 1)[:context]
-                if self.ignore_prefix and num_queries > 1:
-                    kv = kv[-num_queries:]
-                if self.square_mask and num_queries > 1:
-                    kv = kv[:num_queries]
                 out[start:end] = minikv.naive_attention(
                     q[start:end], kv[:, 0], kv[:, 1], self.config.windows[layer]
                 )
             return out
 
         return attend
-
-
-class LocksOnlyAncestors(RadixCache):
-    """Broken: the matched node itself stays evictable."""
-
-    def lock(self, node):
-        if node.parent is not None:
-            super().lock(node.parent)
-
-    def unlock(self, node):
-        if node.parent is not None:
-            super().unlock(node.parent)

@@ -15,7 +15,15 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minikv import BlockPool, BlockTable, Engine, Request, SamplingParams, first_come_first_served
+from minikv import (
+    BlockPool,
+    BlockTable,
+    Engine,
+    Request,
+    SamplingParams,
+    Scheduler,
+    first_come_first_served,
+)
 from minikv.batch import BatchBuilder
 from minikv.testing import SchedulerBench
 
@@ -466,3 +474,61 @@ def test_stats_count_what_happened(llama):
     assert (stats.blocks_free, stats.blocks_used, stats.blocks_cached) == (128, 0, 0)
     assert (stats.looked_up_tokens, stats.hit_tokens, stats.hit_rate) == (17, 0, 0.0)
     assert stats.model_seconds > 0 and stats.host_seconds > 0
+
+
+class FreesBeforeRemapping(BlockTable):
+    """Broken: its own copy is freed, but the table goes on naming it."""
+
+    __slots__ = ()
+
+    def replace(self, index, block_id):
+        self.pool.release(self.block_ids[index])
+
+
+def test_equal_prompts_in_one_step_share_blocks(llama):
+    """The second finds the first's blocks in the tree: its table must name those before its
+    own copies are freed."""
+    (prompt,) = llama.prompts(13, seed=1)
+    engine = careful_engine(llama.lm, small())
+    ids = [engine.add_request(prompt, SamplingParams(max_tokens=9)) for _ in range(3)]
+    outputs = step(engine)
+    assert engine.stats().steps == 1 and engine.stats().hit_tokens == 0  # all three were misses
+    tables = [sequence.table.block_ids for sequence in engine.scheduler]
+    assert tables[0][:3] == tables[1][:3] == tables[2][:3]
+    assert len({table[3] for table in tables}) == 3
+    assert [engine.pool.ref_count(b) for b in tables[0]] == [4, 4, 4, 1]  # three and the tree
+    assert engine.stats().blocks_used == 3 + 3
+    drain(engine, outputs)
+    want = greedy_tokens(llama.lm, prompt, 9)
+    assert [outputs[i].token_ids for i in ids] == [want] * 3
+    assert_empty(engine)
+
+    broken = Engine(llama.lm, small(), block_table=FreesBeforeRemapping)
+    with pytest.raises(AssertionError, match="reference count"):
+        generate(broken, [prompt] * 2, SamplingParams(max_tokens=9))
+
+
+class CountsEveryAdmission(Scheduler):
+    """Broken: coming back after a preemption counts as a hit."""
+
+    def _admit(self, sequence, plan):
+        count, sequence.num_preemptions = sequence.num_preemptions, 0
+        admitted = super()._admit(sequence, plan)
+        sequence.num_preemptions = count
+        return admitted
+
+
+def test_recompute_is_not_a_hit(llama):
+    """A preempted request may find its own blocks again; nobody shared anything."""
+
+    def stats(scheduler):
+        prompts = llama.prompts(9, 10, 11, seed=9)
+        engine = Engine(llama.lm, small(num_blocks=9), scheduler=scheduler)
+        generate(engine, prompts, SamplingParams(max_tokens=18))
+        stats = engine.stats()
+        assert stats.preemptions >= 2
+        # Less was computed than prompts and outputs again for each preemption: some came back.
+        return stats.hit_tokens, stats.looked_up_tokens
+
+    assert stats(Scheduler) == (0, 9 + 10 + 11)
+    assert stats(CountsEveryAdmission)[0] > 0
