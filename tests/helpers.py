@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig, RadixCache, SamplingParams
 from minikv.gpu import run_ahead  # noqa: F401  for tests: let an engine on a CPU run ahead
 
 VOCAB = 300
@@ -306,3 +306,15 @@ class NaiveBackend(minikv.AttentionBackend):
             return out
 
         return attend
+
+
+class LocksOnlyAncestors(RadixCache):
+    """Broken: the matched node itself stays evictable."""
+
+    def lock(self, node):
+        if node.parent is not None:
+            super().lock(node.parent)
+
+    def unlock(self, node):
+        if node.parent is not None:
+            super().unlock(node.parent)

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import assert_empty, generate, small, step
+from helpers import assert_empty, generate, greedy_tokens, small, step, with_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,6 +243,16 @@ def test_random_traces(llama, seed):
         assert_empty(engine)
         found.append({i: [s.token_ids for s in o.samples] for i, o in outputs.items()})
     assert found[0] == found[1]
+
+
+def test_new_weights(llama):
+    """A program is of one transformer: other weights, another program."""
+    prompt, params, engine = [1, 2, 3], SamplingParams(max_tokens=9), cpu(llama.lm)
+    before = engine.generate([prompt], params)[0].token_ids
+    state = {name: 1.1 * tensor for name, tensor in llama.hf.state_dict().items()}
+    engine.update_weights(state)
+    after = engine.generate([prompt], params)[0].token_ids
+    assert after == greedy_tokens(with_weights(llama.lm, state), prompt, 9) != before
 
 
 def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
