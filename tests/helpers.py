@@ -67,14 +67,19 @@ class Pair:
     """One checkpoint, loaded by `transformers` (the reference) and by minikv."""
 
     def __init__(self, name: str, folder: Path):
-        from transformers import AutoModelForCausalLM
-
         self.name, self.folder = name, folder
-        self.hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.hf.generation_config.eos_token_id = None
         self.lm = minikv.load(folder)
         self.vocab_size = self.lm.config.vocab_size
         self._greedy: dict[tuple[int, ...], list[int]] = {}
+
+    @functools.cached_property
+    def hf(self):
+        """Not every test needs it, and its library takes seconds to import."""
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        model.generation_config.eos_token_id = None
+        return model
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """The tokens of `transformers` `generate`, no end token."""

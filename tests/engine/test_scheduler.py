@@ -286,9 +286,9 @@ def test_nobody_is_admitted_in_a_step_that_preempts():
     """The newcomer would be the next victim."""
     bench = Bench(num_blocks=5)
     bench.add(7, max_tokens=9)
-    bench.add(6, max_tokens=10)
+    bench.add(6, max_tokens=10, request_id=5)
     bench.step()
-    bench.add(1, max_tokens=1)
+    bench.add(1, max_tokens=1, request_id=3)  # comes before the victim, and would fit now
     while bench.scheduler.num_preemptions == 0:
         names = [name for name, _ in bench.step()]
     assert names == [0]
