@@ -7,10 +7,11 @@ from contextlib import closing
 import pytest
 from four_ways import right
 
-from minikv.course.harness import containment, grade, on_ray
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.mistakes import mistakes_of, text_of_mistake
+from minikv.course.exercises.skeletons import skeleton
+from minikv.course.grading import grade, on_ray
+from minikv.course.judge import containment
 
 pytest.importorskip("ray", reason="Ray is not installed here: pip install 'minikv[distributed]'")
 SLOTS = find("04.3")

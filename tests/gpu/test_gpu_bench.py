@@ -18,12 +18,12 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels.mode import INTERPRETED
 from minikv.__main__ import main
 from minikv.course.bench import gpu, gpu_clock, gpu_goals, gpu_kernels, kernel_workloads, peers
 from minikv.course.bench.goals_table import goals_table
 from minikv.course.bench.harness import BenchTable, Race
 from minikv.course.bench.kernel_workloads import Case, Contiguous, Workload
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -569,7 +569,7 @@ def test_fewer_than_three_rounds_are_refused(command, capsys):
 
 def test_the_interpreter_is_not_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("kernels.mode.INTERPRETED", True)
+    monkeypatch.setattr("minikv_kernels.mode.INTERPRETED", True)
     with pytest.raises(ValueError, match="TRITON_INTERPRET is set"):
         gpu_clock.CudaClock("a command")
 

@@ -9,12 +9,12 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels import settings
-from kernels.mode import INTERPRETED
-from kernels.settings import Setting
 from minikv.course.bench import tune
 from minikv.course.bench.gpu_clock import random_values
 from minikv.course.bench.kernel_workloads import DTYPE, Case
+from minikv_kernels import settings
+from minikv_kernels.mode import INTERPRETED
+from minikv_kernels.settings import Setting
 
 GUESS = Setting(16, 32, 4, 5, 256)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from minikv.course.harness.files import write_whole
+from minikv.course.exercises.files import write_whole
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 3  # fewer say nothing about the spread

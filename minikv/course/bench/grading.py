@@ -18,10 +18,11 @@ from time import perf_counter
 from typing import Any
 
 from minikv.course.bench.harness import Aim, BenchTable, Spread, positive
-from minikv.course.harness import containment, grade, process
-from minikv.course.harness.manifest import Exercise, chapters
-from minikv.course.harness.mistakes import mistakes_of, reference_sources
-from minikv.course.harness.skeletons import fill, skeleton
+from minikv.course.exercises.manifest import Exercise, chapters
+from minikv.course.exercises.mistakes import mistakes_of, reference_sources
+from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.grading import grade
+from minikv.course.judge import containment, process
 
 CLASS = 500  # students whose time is told
 NIGHT = 12.0  # hours

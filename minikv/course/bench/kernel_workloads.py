@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from kernels.paged_decode import paged_decode, paged_decode_reference
-from kernels.paged_prefill import paged_prefill
-from kernels.splits import make_scratch
+from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.splits import make_scratch
 
 DTYPE = torch.bfloat16
 SPARE = 1.25  # a pool has so many times the blocks that are dealt out

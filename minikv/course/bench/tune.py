@@ -1,4 +1,4 @@
-"""Measure settings of the kernels on this GPU, and print lines for `kernels.settings.TUNED`.
+"""Measure settings of the kernels on this GPU, and print lines for kernels/settings.py.
 
     python -m minikv.course.bench.tune              # head dims 64 and 128, in at most 5 minutes
     python -m minikv.course.bench.tune 96 --minutes 2
@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from triton.errors import TritonError
 
-from kernels import settings
-from kernels.settings import Setting
 from minikv.course.bench.gpu_clock import CudaClock, random_values, where
 from minikv.course.bench.kernel_workloads import DTYPE, Case, Workload
+from minikv_kernels import settings
+from minikv_kernels.settings import Setting
 
 COMMAND = "python -m minikv.course.bench.tune"
 SIZES: dict[str, dict[str, Sequence[int]]] = {

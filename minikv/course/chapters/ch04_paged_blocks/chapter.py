@@ -1,6 +1,6 @@
 """Chapter 04: blocks, tables of blocks, and attention that reads through them."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="04",

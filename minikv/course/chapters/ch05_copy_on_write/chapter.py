@@ -1,6 +1,6 @@
 """Chapter 05: forks that share blocks until one of them writes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="05",

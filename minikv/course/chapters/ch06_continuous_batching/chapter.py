@@ -1,6 +1,6 @@
 """Chapter 06: the scheduler. Chunks, admission, the step's loop, preemption."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="06",

@@ -1,6 +1,6 @@
 """Chapter 07: a tree of cached prefixes, a cache without one, and what goes wrong around them."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 ONLY_WHOLE_PROMPTS = (
     ("block_ids = self.root, []", "block_ids, known = self.root, [], 0"),

@@ -1,6 +1,6 @@
 """Chapter 11: cells, keys that move, a context that shifts, a window that rolls, holes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 OTHERS_OF_CELLS = (
     "__init__", "num_used", "num_free", "used_max", "num_read", "seq_ids", "cells_of",

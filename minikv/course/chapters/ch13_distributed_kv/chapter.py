@@ -1,7 +1,7 @@
 """Chapter 13: names that no attacker can collide, a store that lies or is down, routing,
 hand-over."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 HERE = "minikv.course.chapters.ch13_distributed_kv.answers"
 CANCEL_RELEASES = (
