@@ -58,13 +58,6 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
     )  # fmt: skip
 
 
-def copy_blocks_reference(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
-    """`copy_blocks` in PyTorch: same arguments, same errors, any device."""
-    _check(source, target, pairs)
-    from_blocks, to_blocks = pairs.to(source.device).long().unbind(1)
-    target[:, to_blocks] = source[:, from_blocks]
-
-
 def _check(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor) -> None:
     if source.dim() != 6 or source.shape[3] != 2 or 0 in source.shape:
         raise ValueError(

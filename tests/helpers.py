@@ -67,14 +67,19 @@ class Pair:
     """One checkpoint, loaded by `transformers` (the reference) and by minikv."""
 
     def __init__(self, name: str, folder: Path):
-        from transformers import AutoModelForCausalLM
-
         self.name, self.folder = name, folder
-        self.hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.hf.generation_config.eos_token_id = None
         self.lm = minikv.load(folder)
         self.vocab_size = self.lm.config.vocab_size
         self._greedy: dict[tuple[int, ...], list[int]] = {}
+
+    @functools.cached_property
+    def hf(self):
+        """Not every test needs it, and its library takes seconds to import."""
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32).eval()
+        model.generation_config.eos_token_id = None
+        return model
 
     def greedy(self, prompt: list[int], num_tokens: int) -> list[int]:
         """The tokens of `transformers` `generate`, no end token."""
@@ -285,10 +290,7 @@ def with_weights(lm, state: dict) -> minikv.LanguageModel:
 
 class NaiveBackend(minikv.AttentionBackend):
     """An attention backend in the plainest form: sequence by sequence, naive attention over
-    what its block table names. The two switches are mistakes that real engines made."""
-
-    ignore_prefix = False  # queries of a chunk see only their own chunk
-    square_mask = False  # query i of a chunk sees key i, not the keys before the chunk
+    what its block table names."""
 
     def __init__(self, config, store):
         self.config, self.store = config, store
@@ -302,12 +304,7 @@ class NaiveBackend(minikv.AttentionBackend):
             slots[batch.slot_mapping, 0], slots[batch.slot_mapping, 1] = k, v
             out = torch.empty_like(q)
             for (start, end, context), table in zip(rows, batch.block_tables, strict=True):
-                num_queries = end - start
                 kv = self.store.blocks[layer, table].flatten(0, 1)[:context]
-                if self.ignore_prefix and num_queries > 1:
-                    kv = kv[-num_queries:]
-                if self.square_mask and num_queries > 1:
-                    kv = kv[:num_queries]
                 out[start:end] = minikv.naive_attention(
                     q[start:end], kv[:, 0], kv[:, 1], self.config.windows[layer]
                 )

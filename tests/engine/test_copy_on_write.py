@@ -19,122 +19,6 @@ from hypothesis.stateful import (
 from minikv import BlockPool, BlockTable, OutOfBlocks
 
 
-def make_table(pool, num_tokens, block_size=4):
-    table = BlockTable(pool, block_size)
-    table.grow(num_tokens)
-    return table
-
-
-def state(pool, *tables):
-    """All that an operation could have changed."""
-    counts = [pool.ref_count(block) for block in range(pool.num_blocks)]
-    return counts, pool.num_free, [(list(t.block_ids), t.num_tokens) for t in tables]
-
-
-def test_a_fork_shares_every_block():
-    pool = BlockPool(4)
-    table = make_table(pool, 10)
-    fork = table.fork()
-    assert (fork.block_ids, fork.num_tokens) == (table.block_ids, 10)
-    assert [pool.ref_count(b) for b in table.block_ids] == [2, 2, 2]
-    assert pool.num_free == 1  # forking took nothing
-
-
-def test_each_grows_on_its_own():
-    pool = BlockPool(6)
-    table = make_table(pool, 8)
-    fork = table.fork()
-    table.grow(4)
-    fork.grow(1)
-    assert table.block_ids[:2] == fork.block_ids[:2]
-    assert table.block_ids[2] != fork.block_ids[2]
-    assert (table.num_tokens, fork.num_tokens) == (12, 9)
-
-
-def test_one_owner_writes_in_place():
-    pool = BlockPool(2)
-    table = make_table(pool, 6)
-    before = state(pool, table)
-    assert table.writable_slot(5) == (table.block_ids[1] * 4 + 1, None)
-    assert state(pool, table) == before
-
-
-def test_two_owners_the_first_writer_copies_and_the_second_writes_in_place():
-    pool = BlockPool(4)
-    table = make_table(pool, 6)
-    fork = table.fork()
-    full, shared = table.block_ids
-    slot, copy = fork.writable_slot(5)
-    new = fork.block_ids[1]
-    assert new not in (full, shared)
-    assert (slot, copy) == (new * 4 + 1, (shared, new))
-    assert table.block_ids == [full, shared] and fork.block_ids == [full, new]
-    assert [pool.ref_count(b) for b in (full, shared, new)] == [2, 1, 1]
-    assert fork.writable_slot(5) == (slot, None)  # once is enough
-    assert table.writable_slot(5) == (shared * 4 + 1, None)  # alone again
-
-
-def test_three_owners_copy_twice():
-    pool = BlockPool(3)
-    tables = [make_table(pool, 3)]
-    tables += [tables[0].fork(), tables[0].fork()]
-    (shared,) = tables[0].block_ids
-    copies = [table.writable_slot(2)[1] for table in tables]
-    assert copies == [(shared, tables[0].block_ids[0]), (shared, tables[1].block_ids[0]), None]
-    assert len({table.block_ids[0] for table in tables}) == 3
-    assert pool.num_free == 0
-
-
-def test_a_fork_of_a_fork():
-    pool = BlockPool(8)
-    first = make_table(pool, 5)
-    second = first.fork()
-    third = second.fork()
-    assert [pool.ref_count(b) for b in first.block_ids] == [3, 3]
-    second.writable_slot(4)  # takes its own second block; the third's is still the first's
-    assert third.block_ids == first.block_ids != second.block_ids
-    fourth = second.fork()
-    assert fourth.writable_slot(0)[1] == (first.block_ids[0], fourth.block_ids[0])
-    assert pool.ref_count(first.block_ids[0]) == 3
-    for table in (first, second, third, fourth):
-        table.release()
-    assert pool.num_free == 8
-
-
-def test_a_shared_block_is_copied_wherever_it_stands():
-    """A write to an earlier block copies only that block."""
-    pool = BlockPool(5)
-    table = make_table(pool, 8)
-    fork = table.fork()
-    first, second = table.block_ids
-    slot, copy = table.writable_slot(1)
-    assert copy == (first, table.block_ids[0]) and slot == table.block_ids[0] * 4 + 1
-    assert table.block_ids[1] == second and fork.block_ids == [first, second]
-
-
-def test_with_an_empty_pool_nothing_changes():
-    pool = BlockPool(2)
-    table = make_table(pool, 7)
-    fork = table.fork()
-    before = state(pool, table, fork)
-    for one in (table, fork):
-        with pytest.raises(OutOfBlocks, match="blocks needed: 1, free: 0"):
-            one.writable_slot(6)
-    assert state(pool, table, fork) == before
-    fork.release()
-    assert table.writable_slot(6) == (table.block_ids[1] * 4 + 2, None)
-
-
-def test_a_holder_of_another_kind_counts_too():
-    """The prefix cache holds a block by `acquire`; its block is not written either."""
-    pool = BlockPool(2)
-    table = make_table(pool, 4)
-    (cached,) = table.block_ids
-    pool.acquire(cached)
-    assert table.writable_slot(3)[1] == (cached, table.block_ids[0])
-    assert pool.ref_count(cached) == 1
-
-
 class TablesMachine(RuleBasedStateMachine):
     """Random tables, forks and writes against plain dictionaries.
 
@@ -173,14 +57,16 @@ class TablesMachine(RuleBasedStateMachine):
     @rule(name=tables, num_tokens=st.integers(0, 12))
     def grow(self, name, num_tokens):
         table, before = self.live[name], list(self.live[name].block_ids)
+        length = table.num_tokens
         needed = -(-(table.num_tokens + num_tokens) // self.block_size) - len(before)
         free = self.num_free()
         if needed > free:
-            with pytest.raises(OutOfBlocks):
+            with pytest.raises(OutOfBlocks, match=f"blocks needed: {needed}, free: {free}"):
                 table.grow(num_tokens)
-            assert table.block_ids == before
+            assert (table.block_ids, table.num_tokens) == (before, length)
             return
         table.grow(num_tokens)
+        assert table.num_tokens == length + num_tokens
         added = table.block_ids[len(before) :]
         assert table.block_ids[: len(before)] == before and len(added) == max(0, needed)
         assert all(self.count(block) == 0 for block in added)
@@ -195,8 +81,9 @@ class TablesMachine(RuleBasedStateMachine):
         old = table.block_ids[position // self.block_size]
         shared = self.count(old) > 1
         if shared and self.num_free() == 0:
-            with pytest.raises(OutOfBlocks):
+            with pytest.raises(OutOfBlocks, match="blocks needed: 1, free: 0"):
                 table.writable_slot(position)
+            assert table.block_ids[position // self.block_size] == old
             return
         slot, copy = table.writable_slot(position)
         new = table.block_ids[position // self.block_size]
@@ -218,6 +105,7 @@ class TablesMachine(RuleBasedStateMachine):
     def fork(self, name):
         fork = self.live[name].fork()
         assert fork.block_ids == self.live[name].block_ids
+        assert fork.num_tokens == self.live[name].num_tokens
         return self.enter(fork, dict(self.contents[name]))
 
     @precondition(lambda self: self.live)
@@ -228,6 +116,7 @@ class TablesMachine(RuleBasedStateMachine):
         count = min(blocks, owner.num_tokens // self.block_size)
         table = BlockTable(self.pool, self.block_size)
         table.share(owner.block_ids[:count])
+        assert table.num_tokens == count * self.block_size
         kept = {p: v for p, v in self.contents[name].items() if p < count * self.block_size}
         return self.enter(table, kept)
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import greedy_tokens, naive_kv
+from helpers import naive_kv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,16 +43,6 @@ def test_however_the_tokens_are_chunked(checkpoint, name, make, borders, length)
     cache = make(pair.lm.config)
     found = logits_in_chunks(pair.lm, cache, cut(tokens, {b for b in borders if b < length}))
     torch.testing.assert_close(found, pair.lm.logits(tokens), rtol=1e-3, atol=1e-3)
-
-
-@caches
-def test_greedy_tokens(llama, make):
-    (prompt,) = llama.prompts(9, seed=3)
-    cache, tokens, fed = make(llama.lm.config), [], prompt
-    for _ in range(12):
-        tokens.append(int(llama.lm.logits(fed, cache)[-1].argmax()))
-        fed = tokens[-1:]
-    assert tokens == greedy_tokens(llama.lm, prompt, 12) == llama.greedy(prompt, 12)
 
 
 @caches
@@ -95,11 +85,6 @@ def test_preallocated_refuses_what_does_not_fit_and_goes_on(llama):
     assert cache.num_tokens == 6
     found = llama.lm.logits(tokens[6:], cache)  # exactly full is fine
     torch.testing.assert_close(found, llama.lm.logits(tokens)[6:], rtol=1e-3, atol=1e-3)
-
-
-def test_an_empty_cache_has_no_tokens(llama):
-    assert ConcatCache(llama.lm.config).num_tokens == 0
-    assert PreallocatedCache(llama.lm.config, 8).num_tokens == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

@@ -11,14 +11,12 @@ import pytest
 import torch
 from helpers import (
     ARCHITECTURES,
-    LLAMA3,
     RecordingSampler,
     ScriptedSampler,
     assert_empty,
     careful_engine,
     drain,
     generate,
-    greedy_tokens,
     make_model,
     small,
     step,
@@ -143,17 +141,6 @@ def test_greedy_under_many_preemptions(checkpoint, block_size, preemption, prefi
         assert_empty(engine)
     assert preemptions >= (9 if block_size < 16 else 3)
     assert (swaps_in >= 3) == (preemption == "swap")
-
-
-def test_greedy_under_preemption_with_the_bundled_model(tinypy):
-    prompts = tinypy.prompts(12, 20, 7, seed=3)
-    for preemption in ("recompute", "swap"):
-        engine = careful_engine(tinypy.lm, small(num_blocks=12, preemption=preemption))
-        params = SamplingParams(max_tokens=20, ignore_eos=True)
-        outputs = generate(engine, prompts, params)
-        assert [o.token_ids for o in outputs] == as_reference(tinypy, prompts, 20)
-        assert engine.stats().preemptions >= 2
-        assert (engine.stats().swaps_in > 0) == (preemption == "swap")
 
 
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 31, 64])
@@ -377,16 +364,6 @@ def test_a_generation_config_names_the_end_tokens(llama, tmp_path):
     raw = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": 7}))
     assert minikv.load(tmp_path).config.eos_ids == (7,)
-
-
-def test_long_contexts_of_scaled_rope(checkpoint):
-    """Positions far beyond the original context, where the scaling matters most."""
-    pair = checkpoint("llama3-rope")
-    (prompt,) = pair.prompts(300, seed=4)
-    assert LLAMA3["original_max_position_embeddings"] < 300
-    engine = careful_engine(pair.lm, small(block_size=16))
-    (output,) = generate(engine, [prompt], SamplingParams(max_tokens=10))
-    assert output.token_ids == pair.greedy(prompt, 10)
 
 
 def test_every_architecture_is_tested():
@@ -614,17 +591,6 @@ def scripted(talker, token_ids, params):
     return outputs, deltas
 
 
-def test_a_stop_string_across_token_borders(talker):
-    text = "alpha beta gamma delta"
-    ids = talker.encode(text)
-    assert all(talker.decode([token]) != "ta gam" for token in ids)
-    outputs, deltas = scripted(talker, ids, SamplingParams(stop=("ta gam",)))
-    assert outputs[-1].text == "alpha be" and outputs[-1].finish_reason == "stop"
-    assert "ta gam" in talker.decode(outputs[-1].token_ids)
-    assert "ta gam" not in talker.decode(outputs[-1].token_ids[:-1])
-    assert "".join(delta.text for delta in deltas) == "alpha be"
-
-
 @settings(max_examples=80)
 @given(
     text=st.text("ab \né中🙂", min_size=1, max_size=25),
@@ -650,16 +616,6 @@ def test_stops_and_streams_of_any_text(talker, text, stops):
     assert "".join(delta.text for delta in deltas) == expected
     assert [token for delta in deltas for token in delta.token_ids] == ids[:count]
     assert [delta.finish_reason for delta in deltas] == [None] * (count - 1) + [reason]
-
-
-def test_characters_of_several_tokens_are_shown_whole(talker):
-    text = "né 中文 🙂 ok"
-    ids = talker.encode(text)
-    pieces = [talker.decode(ids[:k]) for k in range(1, len(ids))]
-    assert any(piece.endswith(REPLACEMENT) for piece in pieces)  # some token is half a character
-    outputs, deltas = scripted(talker, ids, SamplingParams())
-    assert outputs[-1].text == text == "".join(delta.text for delta in deltas)
-    assert not any(REPLACEMENT in output.text for output in outputs)
 
 
 def test_an_end_inside_a_character(talker):
@@ -738,28 +694,3 @@ def test_two_streams_and_a_batch_together(tinypy):
     tokens += [token for delta in first for token in delta.token_ids]
     assert other == tinypy.greedy(prompts[1], 12)
     assert tokens == tinypy.greedy(prompts[0], 12)
-
-
-def test_outputs_do_not_change_afterwards(llama):
-    engine = Engine(llama.lm, small())
-    engine.add_request([1, 2, 3], SamplingParams(max_tokens=5))
-    outputs = []
-    while engine.has_unfinished:
-        outputs += engine.step()
-    tokens = greedy_tokens(llama.lm, [1, 2, 3], 5)
-    assert [output.token_ids for output in outputs] == [tokens[:k] for k in range(1, 6)]
-    assert [output.finish_reason for output in outputs] == [None] * 4 + ["length"]
-
-
-def test_weights_can_be_updated(llama):
-    other = make_model("llama", seed=77)
-    engine = Engine(llama.lm, small())
-    (prompt,) = llama.prompts(20, seed=5)
-    before = engine.generate(prompt, SamplingParams(max_tokens=8))[0].token_ids
-    engine.update_weights(dict(other.state_dict()))
-    ids = torch.tensor([prompt])
-    expected = other.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False, pad_token_id=0
-    )[0, 20:].tolist()
-    assert engine.generate(prompt, SamplingParams(max_tokens=8))[0].token_ids == expected != before
-    assert Engine(llama.lm).generate(prompt, SamplingParams(max_tokens=8))[0].token_ids == before

@@ -1,7 +1,6 @@
 """Parts handed in from outside: other classes with the same public methods, the same tokens."""
 
-from collections import deque
-from types import SimpleNamespace
+from collections import Counter, deque
 
 import numpy as np
 import pytest
@@ -9,13 +8,12 @@ from helpers import NaiveBackend, drain, generate, greedy_tokens, small, step
 
 from minikv import (
     Engine,
-    InsertResult,
-    MatchResult,
     OutOfBlocks,
     SamplingParams,
     Scheduler,
 )
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock
+from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
 
 
 class QueuePool:
@@ -100,90 +98,29 @@ class TupleTable:
         self.block_ids, self.num_tokens = (), 0
 
 
-class HashChain:
-    """A prefix cache without a tree, as vLLM keeps it: a block is found by a hash of its tokens
-    and of the block before it."""
+class HashChain(ChainedCache):
+    """A prefix cache without a tree, whose handles are no nodes: each comes back when it is let
+    go."""
 
     def __init__(self, pool, block_size):
-        self.pool, self.block_size = pool, block_size
-        self.entries = {}  # hash: entry
-        self.clock = 0
-
-    def chain(self, token_ids, salt):
-        name, size = hash(("salt", salt)), self.block_size
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent, name = name, hash((name, tuple(token_ids[start : start + size])))
-            yield parent, name
-
-    def touch(self, names):
-        for name in reversed(names):
-            self.clock += 1
-            self.entries[name].used = self.clock
+        super().__init__(pool, block_size)
+        self.locks = Counter()
 
     def match(self, token_ids, salt=None):
-        names = []
-        for _, name in self.chain(token_ids, salt):
-            if name not in self.entries:
-                break
-            names.append(name)
-        self.touch(names)
-        blocks = [self.entries[name].block_id for name in names]
-        return MatchResult(tuple(names), blocks, len(names) * self.block_size)
+        return super().match(token_ids, salt)._replace(node=tuple(token_ids))
 
     def insert(self, token_ids, block_ids, salt=None):
-        names, existing = [], 0
-        for (parent, name), block_id in zip(self.chain(token_ids, salt), block_ids, strict=False):
-            if name in self.entries:
-                existing += 1
-            else:
-                self.pool.acquire(block_id)
-                self.entries[name] = SimpleNamespace(
-                    block_id=block_id, parent=parent, locks=0, used=0
-                )
-            names.append(name)
-        self.touch(names)
-        blocks = [self.entries[name].block_id for name in names]
-        return InsertResult(tuple(names), blocks, existing)
+        return super().insert(token_ids, block_ids, salt)._replace(node=tuple(token_ids))
 
-    def lock(self, names):
-        for name in names:
-            self.entries[name].locks += 1
+    def lock(self, node):
+        self.locks[node] += 1
 
-    def unlock(self, names):
-        for name in names:
-            if name in self.entries:
-                self.entries[name].locks -= 1
-
-    def evict(self, num_blocks):
-        freed = 0
-        while freed < num_blocks:
-            parents = {entry.parent for entry in self.entries.values()}
-            free = [n for n, e in self.entries.items() if not e.locks and n not in parents]
-            if not free:
-                break
-            oldest = min(free, key=lambda name: self.entries[name].used)
-            self.pool.release(self.entries.pop(oldest).block_id)
-            freed += 1
-        return freed
-
-    def clear(self):
-        for entry in self.entries.values():
-            self.pool.release(entry.block_id)
-        self.entries.clear()
-
-    def block_ids(self):
-        return (entry.block_id for entry in self.entries.values())
-
-    @property
-    def num_cached_blocks(self):
-        return len(self.entries)
-
-    @property
-    def num_evictable_blocks(self):
-        return sum(not entry.locks for entry in self.entries.values())
+    def unlock(self, node):
+        self.locks[node] -= 1
 
     def check(self):
-        assert all(entry.locks >= 0 for entry in self.entries.values())
+        super().check()
+        assert all(count >= 0 for count in self.locks.values())
 
 
 def shortest_first(sequence):
@@ -243,6 +180,7 @@ def test_other_parts_give_the_same_tokens(llama, parts, preemption):
         prompts.reverse()
     stats = engine.stats()
     assert stats.preemptions > 0 and stats.hit_tokens > 0
+    assert not any(getattr(engine.cache, "locks", Counter()).values())
     engine.update_weights(llama.hf.state_dict())
     assert stats.blocks_cached > 0 == engine.stats().blocks_cached
     assert engine.pool.num_free == 16

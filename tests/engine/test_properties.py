@@ -1,5 +1,11 @@
 """Long random traces through a real engine: every invariant after every operation, the
-oracle's tokens for every request, and in the cache exactly what a plain dictionary says."""
+oracle's tokens for every request, and in the cache exactly what a plain dictionary says.
+
+Among what this finds are bugs that real engines shipped: an evicted block keeps its old prefix; a
+hit is not looked up again when its request's turn comes, or is not locked; what is swapped out
+never returns; salts are mixed up; a weight update leaves K and V of the old weights; a copy or a
+swap forgets a block; positions do not go on after a hit; a chunk's mask forgets the prefix.
+"""
 
 import functools
 from collections import Counter

@@ -2,7 +2,6 @@
 whatever happens to the blocks on the way; and scales that go where their blocks go."""
 
 import contextlib
-import dataclasses
 import random
 
 import pytest
@@ -134,15 +133,19 @@ def test_tokens_do_not_depend_on_how_a_prompt_is_cut(
 
 @EVERY_WAY
 def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
-    """Closer than one code of K apart: a wrong scale would not hide in an unchanged token."""
+    """Closer than one code of K apart: a wrong scale would not hide in an unchanged token. On a
+    miss as on a hit."""
     sampler = RecordingSampler()
     config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=8)
     engine = Engine(llama.lm, config, sampler=sampler)
     [prompt] = llama.prompts(21)
-    [output] = generate(engine, [prompt], greedy(12))
     oracle = QuantisedOracle(llama.lm.config, format_of(kv_dtype, 4), 4)
-    exact = llama.lm.logits(prompt + output.token_ids, oracle)[20:-1]
-    torch.testing.assert_close(torch.cat(sampler.calls), exact, rtol=1e-3, atol=1e-3)
+    for hit_tokens in (0, 20):
+        sampler.calls.clear()
+        [output] = generate(engine, [prompt], greedy(12))
+        exact = llama.lm.logits(prompt + output.token_ids, oracle)[20:-1]
+        torch.testing.assert_close(torch.cat(sampler.calls), exact, rtol=1e-3, atol=1e-3)
+        assert engine.stats().hit_tokens == hit_tokens
     plain = llama.lm.logits(prompt + output.token_ids)[20:-1]
     if kv_dtype in FEW_BITS:
         assert (exact - plain).abs().max() > 0.01  # it really was quantised
@@ -156,8 +159,6 @@ def test_scales_through_fork_and_copy_on_write(llama, kv_dtype):
     """Samples share the prompt's last block, which is partly filled, until they write."""
     config = small(kv_dtype=kv_dtype, prefix_cache=False)
     engine = Engine(llama.lm, config)
-    outputs = generate(engine, llama.prompts(6, 10, 7), greedy(9, n=3))
-    assert_oracle(llama.lm, outputs, config)
     drawn = greedy(9, n=3, temperature=1.0, seed=5)
     several = generate(engine, llama.prompts(6, 10), drawn)
     for prompt, output in zip(llama.prompts(6, 10), several, strict=True):
@@ -171,67 +172,25 @@ def test_scales_through_fork_and_copy_on_write(llama, kv_dtype):
 
 
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-def test_scales_through_preemption(llama, kv_dtype, preemption):
-    config = small(kv_dtype=kv_dtype, num_blocks=14, preemption=preemption, max_batch_tokens=16)
-    engine = Engine(llama.lm, config)
-    outputs = generate(engine, llama.prompts(9, 10, 11, 5), greedy(18))
-    assert_oracle(llama.lm, outputs, config)
-    stats = engine.stats()
-    assert stats.preemptions > 0 and (stats.swaps_in > 0) == (preemption == "swap")
-    assert_empty(engine)
-
-
-def test_an_open_block_is_swapped_with_its_keys(llama):
-    """Every sequence that is swapped out here has a last block that is partly filled."""
-    config = small(kv_dtype="int4", num_blocks=10, preemption="swap", prefix_cache=False)
+def test_blocks_are_swapped_with_scales_and_open_keys(llama, kv_dtype):
+    """Sequences that are swapped out here have a last block that is partly filled."""
+    config = small(kv_dtype=kv_dtype, num_blocks=10, preemption="swap", prefix_cache=False)
     engine = Engine(llama.lm, config)
     for prompt in llama.prompts(10, 9):
         engine.add_request(prompt, greedy(20))
-    swapped = []
+    swapped, outputs = [], {}
     while engine.has_unfinished:
-        engine.step()
+        outputs |= {output.request_id: output for output in engine.step()}
         check(engine)
         for sequence in engine.scheduler.waiting:
             if sequence.host_block_ids and sequence.num_computed % 4:
-                host = engine.runner.host_store.open
-                last = sequence.host_block_ids[-1]
-                keys = host.keys[:, host.row(last), :, : sequence.num_computed % 4]
-                assert keys.abs().sum() > 0
-                swapped.append(last)
-    assert swapped
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
-def test_scales_through_prefix_cache_hits(llama, kv_dtype):
-    config = small(kv_dtype=kv_dtype)
-    sampler = RecordingSampler()
-    engine = Engine(llama.lm, config, sampler=sampler)
-    [prefix, *ends] = llama.prompts(22, 1, 5, 9)
-    prompts = [prefix, *(prefix + end for end in ends), prefix[:20], prefix[:16]]
-    for prompt in prompts:  # one after the other, so that each finds the ones before
-        outputs = generate(engine, [prompt], greedy(7))
-        assert_oracle(llama.lm, outputs, config)
-    assert engine.stats().hit_tokens >= 5 * 12
-    # And logits on a hit are those on a miss.
-    sampler.calls.clear()
-    [hit] = generate(engine, [prompts[2]], greedy(7))
-    on_hit, fresh = torch.cat(sampler.calls), RecordingSampler()
-    [miss] = generate(Engine(llama.lm, config, sampler=fresh), [prompts[2]], greedy(7))
-    assert hit.token_ids == miss.token_ids
-    torch.testing.assert_close(on_hit, torch.cat(fresh.calls), rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
-def test_scales_through_eviction(llama, kv_dtype):
-    """Blocks are evicted and used again: old scales must not meet new codes."""
-    config = small(kv_dtype=kv_dtype, num_blocks=16)
-    engine = Engine(llama.lm, config)
-    for seed in range(4):
-        outputs = generate(engine, llama.prompts(25, 18, seed=seed), greedy(6))
-        assert_oracle(llama.lm, outputs, config)
-    [again] = generate(engine, llama.prompts(25, seed=0), greedy(6))
-    assert_oracle(llama.lm, [again], config)
+                swapped.append(sequence.host_block_ids[-1])
+                if kv_dtype == "int4":
+                    host = engine.runner.host_store.open
+                    row = host.keys[:, host.row(swapped[-1]), :, : sequence.num_computed % 4]
+                    assert row.abs().sum() > 0
+    assert swapped and engine.stats().swaps_in > 0
+    assert_oracle(llama.lm, outputs.values(), config)
     assert_empty(engine)
 
 
@@ -285,7 +244,8 @@ def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_traces(llama, kv_dtype, seed):
-    """Requests, aborts and interrupts in a pool that is too small, with shared prefixes."""
+    """Requests, aborts and interrupts in a pool that is too small, with shared prefixes: scales
+    go through hits, evictions and preemptions."""
     rng = random.Random(seed)
     config = small(
         kv_dtype=kv_dtype, num_blocks=rng.choice([12, 20]), max_num_seqs=5,
@@ -339,7 +299,7 @@ def test_random_traces(llama, kv_dtype, seed):
         outputs |= {output.request_id: output for output in engine.step()}
         engine.check()
     finished = [outputs[i] for i in alive if i in outputs and i not in aborted]
-    assert finished
+    assert finished and (engine.stats().preemptions > 0 or seed in (0, 3, 5))
     assert_oracle(llama.lm, finished, config)
     assert_empty(engine)
     if engine.store.open is not None:
@@ -537,17 +497,3 @@ def test_a_backend_for_floats_cannot_read_codes(llama):
         Engine(llama.lm, small(kv_dtype="int8"), attention=InterruptedAttention)
     with pytest.raises(ValueError, match=r"store: must be quantised.*kv_dtype"):
         Engine(llama.lm, small(), attention=QuantisedAttention)
-
-
-def test_prefix_caches_of_two_precisions_never_meet(llama):
-    """An engine has one precision and one cache. Nothing of it is shared with another engine."""
-    [prompt] = llama.prompts(20)
-    engines = [Engine(llama.lm, small(kv_dtype=kv_dtype)) for kv_dtype in FEW_BITS]
-    for engine in engines:
-        generate(engine, [prompt], greedy(3))
-    for engine in engines:
-        outputs = generate(engine, [prompt], greedy(6))
-        assert_oracle(llama.lm, outputs, engine.config)
-        assert engine.stats().hit_tokens > 0
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        engines[0].config.kv_dtype = "int4"

@@ -1,4 +1,4 @@
-"""Copies of whole blocks, against `KVStore.copy_to` and its plain PyTorch form."""
+"""Copies of whole blocks, against a plain loop."""
 
 import importlib.util
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from minikv_kernels.block_copy import CHUNK, copy_blocks, copy_blocks_reference
+from minikv_kernels.block_copy import CHUNK, copy_blocks
 from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -24,14 +24,13 @@ def make_pool(num_blocks, block=(3, 2, 2, 5), num_layers=2, dtype=torch.float32,
 
 
 def assert_copied(source, target, pairs):
-    """Kernel and reference do what a plain loop does, and touch nothing else."""
+    """What a plain loop does, and nothing else is touched."""
     before, expected = source.clone(), target.clone()
     for from_block, to_block in pairs.tolist():
         expected[:, to_block] = source[:, from_block]
-    for copy in (copy_blocks, copy_blocks_reference):
-        written = target.clone()
-        copy(source, written, pairs)
-        torch.testing.assert_close(written, expected, rtol=0, atol=0)
+    written = target.clone()
+    copy_blocks(source, written, pairs)
+    torch.testing.assert_close(written, expected, rtol=0, atol=0)
     torch.testing.assert_close(source, before, rtol=0, atol=0)
 
 
@@ -44,12 +43,11 @@ def test_between_two_pools(dtype, index):
     assert_copied(source, target, pairs.to(DEVICE))
 
 
-@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_reference])
-def test_within_one_pool(copy):
+def test_within_one_pool():
     pool = make_pool(6)
     expected = pool.clone()
     expected[:, [1, 5, 0]] = pool[:, [2, 2, 4]]  # one block may be read twice
-    copy(pool, pool, torch.tensor([[2, 1], [2, 5], [4, 0]]))
+    copy_blocks(pool, pool, torch.tensor([[2, 1], [2, 5], [4, 0]]))
     torch.testing.assert_close(pool, expected, rtol=0, atol=0)
 
 
@@ -109,15 +107,14 @@ def bad(name, message, **changes):
         bad("twice", r"writes block 3 twice", pairs=torch.tensor([[0, 3], [1, 3]])),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_reference])
-def test_bad_arguments(copy, changes, message):
+def test_bad_arguments(changes, message):
     good = dict(source=make_pool(4), target=make_pool(6), pairs=torch.tensor([[0, 1]]))
     arguments = good | {
         name: tensor if tensor.is_meta or name == "pairs" else tensor.to(DEVICE)
         for name, tensor in changes.items()
     }
     with pytest.raises(ValueError, match=message):
-        copy(**arguments)
+        copy_blocks(**arguments)
 
 
 @pytest.mark.parametrize("pairs", [[[0, 1], [1, 2]], [[1, 2], [0, 1]], [[3, 3]]])

@@ -7,19 +7,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from helpers import run_ahead
+from quant_case import Steps, make_store, one_layer
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
 import minikv
 import minikv_kernels.settings
-from minikv import BlockPool, BlockTable, Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig, SamplingParams
 from minikv.batch import BatchBuilder
 from minikv.gpu.codes import TritonCodes
 from minikv.quant.attention import QuantisedAttention
 from minikv.quant.formats import format_of
-from minikv.quant.oracle import QuantisedOracle, attend_mixed, read_back
-from minikv.quant.store import QuantisedStore
+from minikv.quant.oracle import QuantisedOracle
 from minikv_kernels.codes import NAMES, Codes
 from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
 from minikv_kernels.codes_write import write_codes
@@ -27,19 +27,6 @@ from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-
-
-def model(lm, head_dim=16, heads=4, kv_heads=2, window=None):
-    return dataclasses.replace(
-        lm.config, num_layers=1, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim,
-        windows=(window,),
-    )  # fmt: skip
-
-
-def make_store(config, kv_dtype, block_size, dtype=torch.float32, num_blocks=40):
-    kv_format = format_of(kv_dtype, block_size)
-    return QuantisedStore(kv_format, 8, config, num_blocks, block_size, DEVICE, dtype)
 
 
 def poison(store):
@@ -61,72 +48,13 @@ class OnlyWrites(QuantisedAttention):
         return lambda layer, q, k, v: self.store.write(layer, write, k, v)
 
 
-class Steps:
-    """Sequences that grow side by side, in PyTorch and, in a pool of poison, in Triton."""
-
-    def __init__(self, config, num_seqs, kv_dtype, block_size, dtype=torch.float32):
-        self.config, self.dtype = config, dtype
-        self.pool = BlockPool(40)
-        self.pool.allocate()  # so that block ids are no positions
-        self.torch, self.writes, self.triton = (
-            kind(config, make_store(config, kv_dtype, block_size, dtype))
-            for kind in (QuantisedAttention, OnlyWrites, TritonCodes)
-        )
-        poison(self.writes.store)
-        poison(self.triton.store)
-        self.builder = BatchBuilder(num_seqs, 40, block_size)
-        self.sequences = [
-            SimpleNamespace(
-                num_computed=0, token_ids=[1] * 400, table=BlockTable(self.pool, block_size)
-            )
-            for _ in range(num_seqs)
-        ]
-        self.heads = config.num_heads, config.num_kv_heads, config.num_kv_heads
-        torch.manual_seed(config.head_dim + block_size)
-        self.numbers = torch.randn(num_seqs, 400, sum(self.heads), config.head_dim)
-        self.numbers[:, :, config.num_heads, 3] += 8  # an outlier channel of K
-        self.numbers = self.numbers.to(DEVICE, dtype)
-        self.seen = [[] for _ in range(num_seqs)]
-
-    def step(self, counts):
-        """Compute the next counts[i] tokens of sequence i, and compare."""
-        order = sorted((i for i, n in enumerate(counts) if n), key=lambda i: counts[i])
-        for i in order:
-            self.sequences[i].table.grow(counts[i])
-            self.sequences[i].table_version = self.sequences[i].num_computed
-        chosen, tokens = [self.sequences[i] for i in order], [counts[i] for i in order]
-        starts = [s.num_computed for s in chosen]
-        slots = [s.table.writable_slot(s.num_computed)[0] for s in chosen]
-        batch = self.builder.build(chosen, tokens, slots)
-        rows = [self.numbers[i, n : n + c] for i, n, c in zip(order, starts, tokens, strict=True)]
-        q, k, v = torch.cat(rows).split(self.heads, 1)
-        _, expected, found = (
-            way.bind(batch)(0, q, k, v) for way in (self.writes, self.torch, self.triton)
-        )
-        self.assert_close(found, expected)
-        for i, one in zip(order, found.split(tokens), strict=True):
-            self.seen[i].append(one)
-            self.sequences[i].num_computed += counts[i]
-
-    def assert_close(self, found, expected):
-        tolerance = TOLERANCE[self.dtype]
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-
-    def assert_formula(self):
-        store, window = self.triton.store, self.config.windows[0]
-        for i, outputs in enumerate(self.seen):
-            q, k, v = self.numbers[i, : self.sequences[i].num_computed].split(self.heads, 1)
-            k_hat, v_hat = read_back(store.format, k, v, store.block_size)
-            own_block = store.block_size if store.format.k_by_block else None
-            exact = attend_mixed(q, k, k_hat, v_hat, own_block, window)
-            self.assert_close(torch.cat(outputs), exact)
-
-    def assert_same_codes(self):
-        one, other = self.writes.store.parts, self.triton.store.parts
-        for name, part in one.items():
-            assert part.dtype == other[name].dtype
-            # Where nothing was written, the poison is still there.
-            torch.testing.assert_close(other[name], part, rtol=0, atol=0, equal_nan=True)
+def grow(config, num_seqs, kv_dtype, block_size, dtype=torch.float32):
+    """`Steps` in PyTorch and, in a pool of poison, in Triton."""
+    kinds = OnlyWrites, QuantisedAttention, TritonCodes
+    steps = Steps(config, num_seqs, kv_dtype, block_size, kinds, dtype, DEVICE)
+    poison(steps.ways[0].store)
+    poison(steps.ways[2].store)
+    return steps
 
 
 # ── What is written ───────────────────────────────────────────────────────────────────────
@@ -142,8 +70,8 @@ STEPS = [(7, 16, 1), (9, 3, 0), (1, 1, 5), (0, 1, 1), (1, 12, 1)]
     [(64, 4, 2, None, 16), (20, 3, 1, 9, 5), (96, 1, 1, 3, 4)],
 )
 def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, window, block_size):
-    config = model(tinypy.lm, head_dim, heads, kv_heads, window)
-    steps = Steps(config, 3, kv_dtype, block_size)
+    config = one_layer(tinypy.lm, head_dim, heads, kv_heads, window)
+    steps = grow(config, 3, kv_dtype, block_size)
     for counts in STEPS:
         steps.step(counts)
     steps.assert_formula()
@@ -153,7 +81,7 @@ def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
 def test_models_in_16_bits(tinypy, kv_dtype, dtype):
-    steps = Steps(model(tinypy.lm), 2, kv_dtype, 4, dtype)
+    steps = grow(one_layer(tinypy.lm), 2, kv_dtype, 4, dtype)
     for counts in [(7, 4), (1, 3), (1, 1)]:
         steps.step(counts)
     steps.assert_formula()
@@ -164,7 +92,8 @@ def test_models_in_16_bits(tinypy, kv_dtype, dtype):
 def test_splits(tinypy, kv_dtype, window, monkeypatch):
     """Contexts that several programs share, some of them with the open block and nothing else."""
     monkeypatch.setattr(minikv_kernels.settings, "MIN_SPLIT", 16)
-    steps = Steps(model(tinypy.lm, kv_heads=1, window=window), 3, kv_dtype, 5)
+    config = one_layer(tinypy.lm, kv_heads=1, window=window)
+    steps = grow(config, 3, kv_dtype, 5)
     for counts in [(79, 33, 1), (1, 1, 1), (1, 1, 1)]:
         steps.step(counts)
     steps.assert_formula()
@@ -180,8 +109,8 @@ def test_the_same_bits_of_any_numbers(tinypy, kv_dtype):
     x[8, 0] = torch.arange(70) / 2 - 17  # with int8 a scale of 18 / 127: many codes end in .5
     x[9, 0] = 127 * torch.cat([torch.ones(1), torch.arange(69) / 254])
     x[10, 0] = 448 * 2.0 ** -torch.arange(70)
-    config = model(tinypy.lm, 70, 1, 1)
-    stores = [make_store(config, kv_dtype, 4, num_blocks=6) for _ in range(2)]
+    config = one_layer(tinypy.lm, 70, 1, 1)
+    stores = [make_store(config, kv_dtype, 4, device=DEVICE, blocks=6) for _ in range(2)]
     table = SimpleNamespace(block_ids=[5, 0, 3, 1, 4, 2])
     sequence = SimpleNamespace(num_computed=0, token_ids=[1] * 24, table=table, table_version=0)
     batch = BatchBuilder(1, 6, 4).build([sequence], [24], [20])
@@ -261,8 +190,8 @@ def test_which_steps_can_be_recorded(llama):
 
 def test_padding_of_a_recorded_batch(tinypy):
     """A row of padding has slot -1 and context 0: nothing is written, and zeros come out."""
-    config = model(tinypy.lm)
-    store = make_store(config, "int8", 4)
+    config = one_layer(tinypy.lm)
+    store = make_store(config, "int8", 4, device=DEVICE)
     poison(store)
     before = {name: part.clone() for name, part in store.parts.items()}
     codes = Codes("int8", **{name: part[0] for name, part in store.parts.items()})
@@ -279,14 +208,14 @@ def test_padding_of_a_recorded_batch(tinypy):
 
 def test_what_the_kernels_do_not_take(tinypy, llama):
     with pytest.raises(ValueError, match=r"head_dim is 512 .* at most 256; leave attention at"):
-        config = model(tinypy.lm, head_dim=512)
-        TritonCodes(config, make_store(config, "int8", 4))
+        config = one_layer(tinypy.lm, head_dim=512)
+        TritonCodes(config, make_store(config, "int8", 4, device=DEVICE))
     with pytest.raises(ValueError, match=r"store: must be quantised.*kv_dtype"):
         TritonCodes(llama.lm.config, minikv.KVStore(llama.lm.config, 4, 4, DEVICE, torch.float32))
 
 
 def arguments(tinypy, kv_dtype):
-    store = make_store(model(tinypy.lm), kv_dtype, 4)
+    store = make_store(one_layer(tinypy.lm), kv_dtype, 4, device=DEVICE, blocks=40)
     codes = Codes(kv_dtype, **{name: part[0] for name, part in store.parts.items()})
     one = torch.zeros(1, dtype=torch.int64, device=DEVICE)
     k = torch.zeros(1, 2, 16, device=DEVICE)

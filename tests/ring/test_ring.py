@@ -128,23 +128,16 @@ def test_used_max_and_what_attention_reads():
     assert (cells.used_max, cells.num_read) == (98, 100)  # padded, but not beyond the last cell
 
 
-def test_a_cell_is_free_when_its_last_sequence_leaves():
-    cells = Cells(8)
-    cells.place([0, 1, 2], [0, 0, 0])
-    assert cells.seq_cp(0, 1, 0, 2) == 2
-    assert cells.seq_rm(0) == 1
-    assert cells.positions[:3] == [0, 1, FREE]
-    assert cells.sequences[:2] == [{1}, {1}]
-    assert cells.seq_rm(ALL) == 2
-    cells.check()
-
-
-def test_sharing_again_shares_only_what_is_new():
+def test_operations_count_what_is_new_or_free_by_them():
     cells = Cells(8)
     cells.place([0, 1, 2], [0, 0, 0])
     assert cells.seq_cp(0, 1, 0, 2) == 2
     assert cells.seq_cp(0, 1) == 1
     assert cells.seq_cp(0, 0) == cells.seq_cp(0, 1) == 0
+    assert cells.seq_rm(0, 2) == 0  # the other sequence has it
+    assert cells.seq_rm(ALL, 2) == 1
+    cells.place([0], [2])
+    assert cells.seq_keep(1) == 1
 
 
 # ── The oracle ────────────────────────────────────────────────────────────────
@@ -193,24 +186,6 @@ def test_batches_mix_sequences_and_positions(llama, ids):
         close(found, llama.lm.logits(text))
 
 
-def test_a_shared_prefix_is_stored_once(llama, ids):
-    cache = RingCache(llama.lm.config, 64)
-    cache.append(llama.lm, ids[:20], seq=0)
-    cache.seq_cp(0, 1)
-    cache.seq_cp(0, 2, 0, 15)
-    for seq, (common, tail) in enumerate([(20, ids[30:40]), (20, ids[50:53]), (15, ids[60:70])]):
-        expected = llama.lm.logits(ids[:common] + tail)[common:]
-        close(cache.append(llama.lm, tail, seq), expected)
-    assert cache.num_used == 20 + 10 + 3 + 10
-
-
-def test_removing_the_end_and_going_on(llama, ids):
-    cache = RingCache(llama.lm.config, 64)
-    cache.append(llama.lm, ids[:30])
-    cache.seq_rm(0, 18)
-    close(cache.append(llama.lm, ids[50:60]), llama.lm.logits(ids[:18] + ids[50:60])[18:])
-
-
 def test_nothing_depends_on_how_many_cells_are_read(llama, ids, monkeypatch):
     def run(padding):
         monkeypatch.setattr("minikv.ring.cells.PADDING", padding)
@@ -222,32 +197,11 @@ def test_nothing_depends_on_how_many_cells_are_read(llama, ids, monkeypatch):
             close(found, expected, 1e-4)
 
 
-@pytest.mark.parametrize("max_moves", [None, 1, 2])
-def test_defragmentation_changes_no_logit(llama, ids, max_moves):
-    def filled():
-        cache = RingCache(llama.lm.config, 96)
-        for start in range(0, 24, 2):  # two sequences that lie in turns
-            for seq in (0, 1):
-                cache.append(llama.lm, ids[60 * seq + start : 60 * seq + start + 2], seq)
-        cache.seq_rm(0)
-        return cache
-
-    plain, cache = filled(), filled()
-    calls = 0
-    while defragment(cache, max_moves):
-        calls += 1
-        cache.check()
-    assert calls == 1 if max_moves is None else calls > 1
-    assert cache.used_max == cache.num_used == 24 < plain.used_max
-    close(cache.append(llama.lm, ids[84:100], 1), llama.lm.logits(ids[60:100])[24:])
-
-
 def test_moves_are_merged_into_runs():
     assert plan_moves([c == "x" for c in "x..xx...xxx.."]) == [(8, 1, 2), (10, 5, 1)]
     assert plan_moves([c == "x" for c in "xxx...."]) == []
-    rng = random.Random(0)
-    for _ in range(300):
-        used = [rng.random() < 0.5 for _ in range(rng.randint(1, 20))]
+    for number in range(2**10):  # 14059 of llama.cpp: a hole for which no cell was left
+        used = [bool(number >> i & 1) for i in range(10)]
         after, data = list(used), [i if x else None for i, x in enumerate(used)]
         for source, target, length in plan_moves(used):
             for i in range(length):
@@ -256,13 +210,6 @@ def test_moves_are_merged_into_runs():
                 data[target + i], data[source + i] = data[source + i], None
         assert after == sorted(used, reverse=True)
         assert sorted(i for i in data if i is not None) == [i for i, x in enumerate(used) if x]
-
-
-@pytest.mark.parametrize("window", [1, 5, 16])
-def test_a_window_in_the_ring(llama, ids, window):
-    cache = RingCache(llama.lm.config, 128, window=window)
-    rows = [cache.append(llama.lm, ids[:50]), cache.append(llama.lm, ids[50:51])]
-    close(torch.cat(rows), with_config(llama.lm, window=window).logits(ids[:51]))
 
 
 # ── Rolling buffers ───────────────────────────────────────────────────────────
@@ -363,25 +310,6 @@ def test_a_shifted_key_is_the_key_of_the_new_position(checkpoint, name, delta):
     assert cache.apply_shifts() == 12
     torch.testing.assert_close(cache.k[:, :12], moved.k[:, :12], rtol=0, atol=2e-3)
     torch.testing.assert_close(cache.v[:, :12], moved.v[:, :12], rtol=0, atol=2e-3)
-
-
-def test_a_shift_ends_with_its_token(llama, ids):
-    """A pending shift of a token that is removed must not turn the next one in its cell."""
-    cache = RingCache(llama.lm.config, 16)
-    cache.append(llama.lm, ids[:16])
-    cache.seq_add(0, 0, None, 50)
-    cache.seq_rm(0)
-    cache.check()
-    close(cache.append(llama.lm, ids[20:36]), llama.lm.logits(ids[20:36]))
-    assert not any(cache.shifts)
-
-
-def test_a_whole_text_may_move(llama, ids):
-    """Only distances matter: a text that moves as a whole goes on as before."""
-    cache = RingCache(llama.lm.config, 128)
-    cache.append(llama.lm, ids[:40])
-    cache.seq_add(ALL, 0, None, 300)
-    close(cache.append(llama.lm, ids[40:60]), llama.lm.logits(ids[:60])[40:], 5e-3)
 
 
 def test_two_turns_are_one():

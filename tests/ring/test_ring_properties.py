@@ -2,6 +2,18 @@
 
 The model is a toy: a token's q, k and v are fixed random numbers, turned by RoPE at its position.
 So what each cell must hold, and what each query must read, can be computed directly.
+
+Among what this finds are bugs that llama.cpp shipped (numbers of github.com/ggml-org/llama.cpp):
+3825   a second shift before a step overwrote the first one's delta
+3835   K was turned only if the operation also removed a token
+14081  a pending shift was lost when its cell was moved
+14189  holes were closed only if a shift was pending, too
+17527  one run of cells was asked for where single cells would do
+9525   after a failed step, or in 12695 a batch that did not fit, cells stayed taken
+13983  a range of all sequences was not removed, or too much was
+14298  a position that two cells had was forgotten by the set of positions
+6002   a shift of one sequence moved tokens of others
+and one without a number: in a build of October 2026 a division turned K the wrong way.
 """
 
 from types import SimpleNamespace
