@@ -18,9 +18,9 @@ RUN apt-get update \
     && useradd --create-home --uid 1000 reader
 
 WORKDIR /opt/minikv
-COPY requirements.txt requirements-lab.txt ./
+COPY requirements.txt constraints.txt ./
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
-    -r requirements.txt -r requirements-lab.txt "jupyterhub==$JUPYTERHUB"
+    -r requirements.txt "jupyterhub==$JUPYTERHUB"
 COPY . .
 RUN pip install --no-cache-dir --no-deps . \
     && jupyter labextension disable "@jupyterlab/apputils-extension:announcements"

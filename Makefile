@@ -10,13 +10,13 @@ STAMP := .venv/installed
 CHECKED := .venv/checked
 TRUSTED := .venv/trusted
 DISTRIBUTED := .venv/distributed
+PINS := -c constraints.txt
 # Nothing is compiled in advance: Python does that when it first imports a file, and of the 17,000
 # that come along few ever are.
 INSTALL := -m pip --disable-pip-version-check install --no-compile
 PIP := $(BIN)/python $(INSTALL)
 # Where PyTorch itself publishes builds without CUDA, which are much smaller.
 TORCH_CPU := https://download.pytorch.org/whl/cpu
-REQUIREMENTS := requirements.txt requirements-lab.txt requirements-test.txt
 NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 SITE := .venv-site
@@ -59,7 +59,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test units mooncake test-class test-site test-install wheel lint environment \
+.PHONY: help setup lab test units test-class test-site test-install wheel lint environment \
 	notebooks site slides clean
 
 help:
@@ -81,7 +81,7 @@ setup: $(STAMP)
 ifndef HAVE_VENV
 .PHONY: $(STAMP)
 endif
-$(STAMP): $(REQUIREMENTS) pyproject.toml
+$(STAMP): constraints.txt pyproject.toml
 ifndef HAVE_VENV
 	@echo "== Making .venv with $(PYTHON)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
@@ -91,11 +91,9 @@ ifndef HAVE_VENV
 		echo "$(PYTHON) could not make .venv: on Debian and Ubuntu, apt install python3-venv"; exit 1; }
 endif
 	@echo "== Installing torch, the largest download: this takes some minutes"
-	@$(PIP) $$($(FIND_CPU_BUILD)) "$$(grep '^torch==' requirements.txt)"
-	@echo "== Installing the rest of the requirements: this takes some minutes, too"
-	@$(PIP) --quiet $(addprefix -r ,$(REQUIREMENTS))
-	@echo "== Installing this checkout"
-	@$(PIP) --quiet --no-deps --editable .
+	@$(PIP) $$($(FIND_CPU_BUILD)) "$$(grep '^torch==' constraints.txt)"
+	@echo "== Installing this checkout and the rest: this takes some minutes, too"
+	@$(PIP) --quiet $(PINS) --editable ".[course,test]"
 	@# mypy does not follow pip's way to a folder of another name.
 	@mkdir -p .venv/alias && ln -sfn ../../kernels .venv/alias/minikv_kernels
 	@# JupyterLab asks newcomers about news and updates, over the first page. Not here.
@@ -145,24 +143,19 @@ test:
 endif
 
 # What only chapter 13 uses. Without it, its tests are skipped.
-$(DISTRIBUTED): $(STAMP) requirements-distributed.txt
+$(DISTRIBUTED): $(STAMP)
 	@echo "== Installing what engines on many machines need"
-	@$(PIP) --quiet -r requirements-distributed.txt \
+	@$(PIP) --quiet $(PINS) --editable ".[distributed]" \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
-
-# The second kind of shared store, for its tests. CI asks for it; nothing else does.
-mooncake: $(STAMP)
-	@echo "== Installing Mooncake's store"
-	@$(PIP) --quiet -r requirements-mooncake.txt
 
 # nbgrader has its own environment, which sees the packages of .venv.
 CLASS := .venv/class
-$(CLASS)/installed: $(STAMP) requirements-class.txt
+$(CLASS)/installed: $(STAMP)
 	@$(BIN)/python -m venv --clear $(CLASS)
 	@$(BIN)/python -c 'import sysconfig as s; \
 		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
 		> $$($(CLASS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
-	@$(CLASS)/bin/python $(INSTALL) --quiet -r requirements-class.txt \
+	@$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) nbgrader \
 		&& touch $@ || echo "nbgrader could not be installed; its tests will be skipped"
 
 test-class: $(CLASS)/installed

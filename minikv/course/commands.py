@@ -1,6 +1,7 @@
 """`python -m minikv COMMAND`: the course and the engine from a terminal."""
 
 import argparse
+import sys
 from pkgutil import resolve_name
 
 COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course; what it does)
@@ -39,10 +40,24 @@ def main(arguments: list[str]) -> int:
         # Only the command that runs is imported: the others may be slow to load.
         command = parsers.add_parser(name, help=text, description=text)
         if arguments[:1] == [name]:
-            chosen = resolve_name(f"minikv.course.{place}")
+            try:
+                chosen = resolve_name(f"minikv.course.{place}")
+            except ModuleNotFoundError as error:
+                return _missing(name, error)
             chosen.add_arguments(command)
     if not arguments:
         parser.print_help()
         return 0
     args = parser.parse_args(arguments)  # ends here for --help and for a wrong command
-    return chosen.run(args)
+    try:
+        return chosen.run(args)
+    except ModuleNotFoundError as error:
+        return _missing(args.command, error)
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> int:
+    """`pip install minikv` brings what the engine computes with, and no more."""
+    if (error.name or "minikv").startswith("minikv"):
+        raise error
+    print(f'{command} needs {error.name}: pip install "minikv[course]"', file=sys.stderr)
+    return 2

@@ -3,27 +3,43 @@
 import json
 import re
 import stat
+import tomllib
 from pathlib import Path
 
-import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-REQUIREMENTS = sorted(
-    [*ROOT.glob("requirements*.txt"), ROOT / "docs/teaching/hub/requirements.txt"]
-)
+PINNED = [ROOT / "constraints.txt", ROOT / "docs/teaching/hub/requirements.txt"]
 
 
 def pins(file):
     return re.findall(r"^([\w.-]+)==(\S+?);?(?:\s|$)", file.read_text(encoding="utf-8"), re.M)
 
 
-@pytest.mark.parametrize("file", REQUIREMENTS, ids=lambda file: str(file.relative_to(ROOT)))
-def test_requirements_are_pinned_once(file):
-    lines = [line for line in file.read_text().splitlines() if line and line[0] not in "#-"]
-    assert len(pins(file)) == len(lines)
-    others = [name for other in REQUIREMENTS if other != file for name, _ in pins(other)]
-    assert not {name for name, _ in pins(file)} & set(others)
+def requirements(file):
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [Requirement(line) for line in lines if line and line[0] not in "#-"]
+
+
+def test_everything_is_pinned_once():
+    names = [pin.name for file in PINNED for pin in requirements(file)]
+    assert len(names) == len(set(names)) == sum(len(pins(file)) for file in PINNED)
+
+
+def test_the_pins_fit_what_the_package_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    lines = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    asked = {one.name: one for one in map(Requirement, lines) if one.name != "minikv"}
+    pinned = dict(pins(ROOT / "constraints.txt"))
+    assert asked.keys() == pinned.keys()
+    assert [name for name, one in asked.items() if pinned[name] not in one.specifier] == []
+    course = [Requirement(line).name for line in project["dependencies"] + extras["course"]]
+    first, *others = requirements(ROOT / "requirements.txt")
+    assert [first.name, *(one.name for one in others)] == course
+    assert str(first) == f"torch=={pinned['torch']}", "a range brings gigabytes: first and exact"
+    assert not any(one.specifier for one in others)
 
 
 def test_every_place_has_the_same_python():
@@ -34,11 +50,8 @@ def test_every_place_has_the_same_python():
 
 
 def test_what_they_name_is_there():
-    copied = re.search(r"^COPY (requirements.*) \./$", DOCKERFILE, re.M)[1].split()
-    included = re.findall(
-        r"^-r \.\./(\S+)$", (ROOT / "binder" / "requirements.txt").read_text(), re.M
-    )
-    assert copied == included and all((ROOT / name).exists() for name in copied)
+    assert "COPY requirements.txt constraints.txt ./\n" in DOCKERFILE
+    assert "-r ../requirements.txt\n" in (ROOT / "binder" / "requirements.txt").read_text()
     for name in ("postBuild", "start"):
         assert (ROOT / "binder" / name).stat().st_mode & stat.S_IXUSR
 

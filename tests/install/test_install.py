@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import venv
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,19 @@ CPU = "https://download.pytorch.org/whl/cpu"
 # Colab's module, and what a reader sees after its cell.
 IN_COLAB = "import sys, types\nsys.modules['google.colab'] = types.ModuleType('google.colab')"
 CHECK = "from minikv.course.lab import check\nprint(repr(check('01.1')))"
+# Stored tokens come out, and Triton's interpreter computes.
+WORKS = """
+from minikv.course.doctor import check_model, check_triton
+found = [check_model(), check_triton()]
+assert not [one for one in found if one.status == "FAIL"], found
+"""
+BESIDE = """
+from importlib.metadata import files
+assert not {str(file) for file in files("minikv")} & {str(file) for file in files("kernels")}
+import kernels, minikv_kernels
+from transformers.utils import is_kernels_available
+assert is_kernels_available("0", "999") and kernels.get_kernel
+"""
 RUN = """
 import sys
 import nbformat
@@ -76,13 +90,50 @@ def cells_of(folder, *names):
     return ["".join(cell["source"]) for name in names for cell in cells if cell["id"] == name]
 
 
-def test_pip_install(bin_folder, published, tmp_path):
-    done(sys.executable, "-m", "build", "--outdir", tmp_path, published, cwd=tmp_path)
-    [wheel] = tmp_path.glob("*.whl")
-    done(bin_folder / "pip", "install", "--quiet", wheel, cwd=tmp_path)
-    # The extras fit the pins; they are not installed.
-    extras = f"{wheel}[class,distributed,test]"
-    done(bin_folder / "pip", "install", "--quiet", "--dry-run", extras, cwd=tmp_path)
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    done("git", "clone", "--quiet", ROOT, folder / "published", cwd=folder)
+    done(sys.executable, "-m", "build", "--outdir", folder, folder / "published", cwd=folder)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_engine_alone_and_then_beside_hugging_faces_kernels(bin_folder, wheel, tmp_path):
+    done(
+        bin_folder / "pip",
+        "install",
+        "--quiet",
+        "-c",
+        ROOT / "constraints.txt",
+        wheel,
+        cwd=tmp_path,
+    )
+    assert "matplotlib" not in (listed := done(bin_folder / "pip", "list", cwd=tmp_path))
+    assert "jupyter" not in listed and "transformers" not in listed
+    done(bin_folder / "python", "-c", WORKS, cwd=tmp_path)
+    assert "per block" in done(bin_folder / "minikv", "bench", "paging", cwd=tmp_path)
+    done(bin_folder / "pip", "install", "--quiet", "kernels", "transformers", cwd=tmp_path)
+    done(bin_folder / "python", "-c", BESIDE + WORKS, cwd=tmp_path)
+
+
+def test_the_lowest_versions(bin_folder, wheel, tmp_path):
+    """torch and Triton too, if PyTorch's index of small builds can be reached."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lowest = [line.partition(",")[0].replace(">=", "==") for line in project["dependencies"]]
+    if "PIP_EXTRA_INDEX_URL" not in pip_options():
+        lowest = [line for line in lowest if not line.startswith(("torch", "triton"))]
+        lowest += ["-c", ROOT / "constraints.txt"]
+    done(bin_folder / "pip", "install", "--quiet", wheel, *lowest, cwd=tmp_path)
+    done(bin_folder / "python", "-c", WORKS, cwd=tmp_path)
+
+
+def test_pip_install(bin_folder, wheel, tmp_path):
+    done(bin_folder / "pip", "install", "--quiet", f"{wheel}[course]", cwd=tmp_path)
+    # The extras and the pins fit each other; they are not installed.
+    extras = f"{wheel}[course,class,distributed,test]"
+    pins = ("-c", ROOT / "constraints.txt")
+    done(bin_folder / "pip", "install", "--quiet", "--dry-run", *pins, extras, cwd=tmp_path)
     done(bin_folder / "minikv", "start", "course", "--no-lab", cwd=tmp_path)
     course = tmp_path / "course"
     assert "Ready." in done(bin_folder / "minikv", "doctor", cwd=course)

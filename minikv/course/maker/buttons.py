@@ -27,8 +27,7 @@ if "google.colab" in sys.modules:
     %cd -q /content
     ![ -d minikv ] || git clone --quiet --depth 1 {{course}} minikv
     %cd -q minikv/notebooks
-    %pip install --quiet -r ../requirements.txt
-    %pip install --quiet --no-deps --editable ..
+    %pip install --quiet -c ../constraints.txt --editable .. transformers matplotlib packaging
     site.addsitedir(sysconfig.get_path("purelib"))"""
 
 

@@ -9,11 +9,11 @@ import re
 from base64 import b64encode
 from html import escape
 from io import BytesIO
+from typing import TYPE_CHECKING
 
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
+if TYPE_CHECKING:  # `bench` and `serve-cluster` come past here, and draw nothing
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's palette and a grey, in an order in which neighbours also differ in grey.
 PALETTE = ("#0072B2", "#CC79A7", "#F0E442", "#D55E00", "#E69F00", "#009E73", "#56B4E9", "#404040")
@@ -48,18 +48,24 @@ def color(index: int) -> str:
 
 def tint(shade: str, strength: float = 0.25) -> tuple[float, float, float]:
     """`shade` thinned with white: 1 is the colour itself, 0 is paper."""
+    from matplotlib.colors import to_rgb
+
     red, green, blue = (1 - strength * (1 - channel) for channel in to_rgb(shade))
     return red, green, blue
 
 
 def ink_on(shade: str) -> str:
     """Black or white, whichever reads better on `shade`."""
+    from matplotlib.colors import to_rgb
+
     red, green, blue = to_rgb(shade)
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else PAPER
 
 
-def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> tuple[Figure, Axes]:
+def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> "tuple[Figure, Axes]":
     """A figure with one pair of axes. `title` is what to take away; the labels name their units."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot(facecolor=PAPER)
     axes.spines[["top", "right"]].set_visible(False)
@@ -69,14 +75,16 @@ def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> tuple
     return figure, axes
 
 
-def png(figure: Figure, dpi: int = 144) -> bytes:
+def png(figure: "Figure", dpi: int = 144) -> bytes:
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
 
 
-def svg(figure: Figure) -> bytes:
+def svg(figure: "Figure") -> bytes:
     """The same bytes for the same drawing, and about half of what matplotlib writes."""
+    from matplotlib import rc_context
+
     buffer = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "minikv"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -98,7 +106,7 @@ class Picture:
     As the last line of a cell it shows itself, with `caption`, if any, in a line below.
     """
 
-    def __init__(self, figure: Figure, alt: str, caption: str = ""):
+    def __init__(self, figure: "Figure", alt: str, caption: str = ""):
         self.figure, self.alt, self.caption = figure, alt, caption
 
     def _repr_mimebundle_(self, include=None, exclude=None):

@@ -71,6 +71,8 @@ def _trust(notebooks: list[str]) -> None:
 
 def open_lab(folder: Path) -> int:
     """JupyterLab on the first notebook, until Control-C."""
+    import jupyterlab  # noqa: F401  it is no part of `pip install minikv`
+
     command = [
         sys.executable, "-m", "jupyterlab", "-y", "--log-level=ERROR",
         f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{FIRST}",
