@@ -59,7 +59,7 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test units mooncake test-class test-site test-install wheel lint environment \
+.PHONY: help setup lab test units test-class test-site test-install wheel lint environment \
 	notebooks site slides clean
 
 help:
@@ -147,11 +147,6 @@ $(DISTRIBUTED): $(STAMP) requirements-distributed.txt
 	@echo "== Installing what engines on many machines need"
 	@$(PIP) --quiet -r requirements-distributed.txt \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
-
-# The second kind of shared store, for its tests. CI asks for it; nothing else does.
-mooncake: $(STAMP)
-	@echo "== Installing Mooncake's store"
-	@$(PIP) --quiet -r requirements-mooncake.txt
 
 # nbgrader has its own environment, which sees the packages of .venv.
 CLASS := .venv/class
