@@ -5,7 +5,7 @@ import random
 import re
 import socket
 import threading
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -25,7 +25,7 @@ from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve_cluster import from_to, given_token
+from minikv.course.serve_cluster import add_arguments, from_to, given_token, numbers_of
 from minikv.tiers.names import block_names, root_name
 
 
@@ -170,6 +170,24 @@ def test_numbers_of_workers_are_read():
     for wrong in ("", "0", "4:1", "1:", "a", "1:2:3"):
         with pytest.raises(ArgumentTypeError):
             from_to(wrong)
+
+
+def test_workers_of_two_kinds_are_given_together(capsys):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    for options, numbers in (
+        ([], (2, 2, 0)),
+        (["--workers", "1:4"], (1, 4, 0)),
+        (["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+    ):
+        assert numbers_of(parser.parse_args(options)) == numbers
+    for wrong, says in (
+        (["--prefill", "1"], "--prefill and --decode"),
+        (["--decode", "1"], "--prefill and --decode"),
+        (["--prefill", "1", "--decode", "1", "--workers", "2"], "--workers"),
+    ):
+        assert main(["serve-cluster", *wrong]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_no_more_is_taken_than_the_bound(tinypy):
