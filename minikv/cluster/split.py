@@ -17,7 +17,10 @@ dies, its requests go through prefill again, where the prefix cache still has th
 Decode workers are whole engines. A prompt of which one of them has all but `SHORT` tokens goes
 there directly, and so do all prompts while no prefill worker is up.
 
-Why objects, and not the shared store that workers may have, too: {measured}
+Why objects, and not the shared store that workers may have, too? It would need a server, a wait
+until the last block is written, and more copies: on two cores that were busy with other work, 48
+blocks of tinypy (3.9 MB) took 42 ms from one worker's cache into the other's as an object of Ray,
+and 1.9 s by way of Redis, where each block is packed, checked and sent for itself.
 """
 
 from collections.abc import Hashable, Iterable

@@ -2,6 +2,7 @@
 On Ray: see test_serve_ray."""
 
 import random
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
 
@@ -14,6 +15,7 @@ from minikv.cluster import front as front_module
 from minikv.cluster.front import Front, RequestFailed
 from minikv.cluster.routing import ByOwnPrefix, ByPrefix, LeastLoaded
 from minikv.cluster.split import SHORT
+from minikv.course.chapters.ch13_distributed_kv import mixed_load
 
 
 def long_prompts(lm, number, seed=0):
@@ -200,3 +202,23 @@ def test_what_cannot_be_split_is_refused(tinypy):
             Front(workers, ByPrefix, at_first=at_first, num_prefill=prefill)
     with split(workers) as front, pytest.raises(ValueError, match="prefix_cache: must be True"):
         tokens(front.submit(prompt))
+
+
+def test_mixed_load_is_measured_or_says_why_not(tinypy, monkeypatch):
+    """On workers in this process. Every token of those that decode is timed."""
+    for name, value in dict(PROMPT=100, OUTPUT=2, PAUSE=0.05, READERS=2, READ=6).items():
+        monkeypatch.setattr(mixed_load, name, value)
+    workers = [Fragile(tinypy.lm) for _ in range(2)]
+    found = mixed_load.measured(tinypy.lm, rounds=1, workers=nullcontext(workers))
+    assert list(found) == list(mixed_load.WAYS)
+    for times in found.values():
+        assert len(times.between) == 2 * 5 and min(times.between) >= 0
+        assert times.first and min(times.first) > 0
+    assert [line.split("  ")[0] for line in mixed_load.rows(found)[1:]] == list(found)
+    workers[0].paused.clear()
+    with pytest.raises(RuntimeError, match="the machine is too busy"):
+        mixed_load.measured(tinypy.lm, deadline=0.5, workers=nullcontext(workers))
+    workers[0].paused.set()
+    workers[0].is_gone = True
+    with pytest.raises(RuntimeError, match="do not work here: is gone"):
+        mixed_load.measured(tinypy.lm, workers=nullcontext(workers))

@@ -19,7 +19,8 @@ CONFIG = EngineConfig(num_blocks=1024, attention="torch")
 WAYS = {"both do both": 0, "one prefills, one decodes": 1}  # workers that only compute prompts
 PROMPT, OUTPUT, PAUSE = 768, 8, 0.4  # of those that arrive: tokens, tokens, seconds between them
 READER_PROMPT = 32  # tokens
-READERS, READ = 6, 150  # requests that decode all the while, and their tokens
+MOST = 4  # of them at a time
+READERS, READ = 6, 100  # requests that decode all the while, and their tokens
 
 
 class Times(NamedTuple):
@@ -71,8 +72,9 @@ def under_load(front: Front, prompt: Callable[[str, int], list[int]], end: float
     readers = [Reader(front.submit(prompt(f"{i}", READER_PROMPT), reading)) for i in range(READERS)]
     arrived: list[Reader] = []
     while any(reader.is_alive() for reader in readers) and time.monotonic() < end:
-        ids = prompt(f"long {len(arrived)}", PROMPT)
-        arrived.append(Reader(front.submit(ids, SamplingParams(OUTPUT, ignore_eos=True))))
+        if sum(one.is_alive() for one in arrived) < MOST:
+            ids = prompt(f"long {len(arrived)}", PROMPT)
+            arrived.append(Reader(front.submit(ids, SamplingParams(OUTPUT, ignore_eos=True))))
         time.sleep(PAUSE)
     for reader in (*readers, *arrived):
         reader.join(max(0.0, end - time.monotonic()))
