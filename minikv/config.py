@@ -32,10 +32,9 @@ class EngineConfig:
     host_blocks: blocks of host memory. They hold what is swapped out and, with `prefix_cache`,
         what is evicted. See `minikv.tiers`.
     disk_path, disk_bytes: a folder for what the host has no room for, and how much.
-    store: the URL of a Valkey or Redis server, "redis://127.0.0.1:6379/0", or of Mooncake's store,
-        "mooncake://127.0.0.1:50051", that engines share: full blocks are written to it at once, and
-        every engine of the same model finds them. Below the disk; needs `host_blocks`. See
-        `minikv.cluster.shared_store`.
+    store: the URL of a Valkey or Redis server, "redis://127.0.0.1:6379/0", that engines share:
+        full blocks are written to it at once, and every engine of the same model finds them. Below
+        the disk; needs `host_blocks`. See `minikv.cluster.shared_store`.
     write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
     blocks_per_large: blocks of a cold prefix that go down together, and lie together: 1 is each
         for itself. See `minikv.tiers.large`.

@@ -1,19 +1,15 @@
-"""What the tests of the shared store have in common: real servers of both kinds, and a bad line to
-them."""
+"""What the tests of the shared store have in common: a real server, and a bad line to it."""
 
 import importlib.util
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 
 import pytest
 
-from minikv.cluster.local_mooncake import find_programs, local_mooncake
-from minikv.cluster.local_server import HOST, find_server, local_server
+from minikv.cluster.local_server import HOST, find_server
 
 MISSING = (
     'the package valkey is missing: pip install "minikv[distributed]"'
@@ -24,28 +20,6 @@ MISSING = (
 )
 GARBAGE = b"*-5\r\n", b"$9999999999\r\n", b":x\r\n", b"+OK\r\n", b"*2\r\n", b":7\r\n", b"\r\n"
 needs_a_store = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-
-
-def _missing_mooncake():
-    if find_programs() is None:
-        return "the package mooncake-transfer-engine-non-cuda is missing"
-    ran = subprocess.run([sys.executable, "-c", "import mooncake.store"], capture_output=True)
-    return "mooncake.store cannot be imported: a library is missing" if ran.returncode else ""
-
-
-MISSING_MOONCAKE = _missing_mooncake()
-needs_mooncake = pytest.mark.skipif(bool(MISSING_MOONCAKE), reason=MISSING_MOONCAKE)
-KINDS = [
-    pytest.param("valkey", marks=needs_a_store),
-    pytest.param("mooncake", marks=needs_mooncake),
-]
-
-
-def store_of_kind(kind, memory="64 MiB", port=0):
-    """A server of this kind, for as long as the block lasts."""
-    if kind == "valkey":
-        return local_server(memory, port=port, password="secret-1")
-    return local_mooncake(memory, port)
 
 
 class Line:

@@ -2,14 +2,12 @@
 
 routing       policies: round robin, least loaded, sticky sessions, by prefix and load
 simulate      N workers, their caches, a store behind them, prefill and decode apart
-shared_store  blocks in a Valkey or Redis server, or in Mooncake's store: `EngineConfig.store`
+shared_store  blocks in a Valkey or Redis server: `EngineConfig.store`
 breaker       what fails is left alone for a while
-local_server  a server of one's own, for as long as it is needed; `local_mooncake` is Mooncake's
-handover      who holds which block while K and V go from one worker to another
-apart         prefill and decode on different workers; `apart_front` gives them requests
-connector     how K and V get there; also zmq_connector and nixl_connector
+local_server  a server of one's own, for as long as it is needed
 worker        an engine that computes for others, a turn at a time
 front         sends requests to workers by a routing policy, and those of a dead worker to others
+split         prefill on some workers, decode on others
 actors        workers as Ray actors; `ray_cluster` is what they run on
 serve         a front over HTTP
 """

@@ -23,7 +23,23 @@ from minikv.cluster.worker import EngineWorker, Hello, Job, Turn
 from minikv.config import EngineConfig
 from minikv.errors import require_int
 
+FETCHING = 5  # seconds that K and V may take to come from another worker
 STARTING = 300  # seconds until a worker must be ready, with its model loaded and compiled
+
+
+class Actor(EngineWorker):
+    """An `EngineWorker` that hands K and V over as objects of Ray: the next worker reads them out
+    of this machine's shared memory, or has Ray bring them from another machine."""
+
+    def share(self, thing: Any) -> Any:
+        return import_ray().put(thing)
+
+    def fetch(self, shared: Any) -> Any:
+        ray = import_ray()
+        try:
+            return ray.get(shared, timeout=FETCHING)
+        except (ray.exceptions.RayError, TimeoutError):  # such as: its worker has died
+            return None
 
 
 class RayWorker:
@@ -85,7 +101,7 @@ def ray_workers(
         room = ray.cluster_resources().get("CPU", 0)
         if room < number:
             raise RuntimeError(f"workers: the cluster has {room:.0f} cores for {number} workers")
-        make = ray.remote(num_cpus=1, max_restarts=-1)(EngineWorker)
+        make = ray.remote(num_cpus=1, max_restarts=-1)(Actor)
         workers = [
             RayWorker(partial(make.remote, model, config, turn_seconds), patience)
             for _ in range(number)

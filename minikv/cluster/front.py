@@ -18,6 +18,9 @@ There are two bounds. At most `max_requests` requests are taken at a time; for o
 raised. And a stream holds at most `max_tokens` tokens that its reader has not read, so a slow
 reader delays no other request. A request is cancelled when its stream is left early.
 
+With `num_prefill`, the first so many workers compute prompts, and the others decode: see
+`minikv.cluster.split`.
+
 With `at_first`, only that many workers are started. The others follow one by one, when more than
 `CROWD` requests per worker are under way or when a worker will never serve again. The newest added
 worker is ended when it has had nothing to do for `IDLE` seconds, then the one before it. What its
@@ -38,6 +41,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from minikv.cluster.routing import Router, Ticket
+from minikv.cluster.split import SplitRouter
 from minikv.cluster.worker import Hello, Job, Progress, Turn
 from minikv.errors import require_ids, require_int
 from minikv.outputs import Delta, Stats
@@ -160,9 +164,16 @@ class Front:
         policy: type[Router],
         max_requests: int | None = None,
         at_first: int | None = None,
+        num_prefill: int = 0,
     ):
         self.workers = list(workers)
         number = len(self.workers)
+        self.num_prefill = require_int("num_prefill", num_prefill, 0)
+        if num_prefill and (num_prefill >= number or at_first not in (None, number)):
+            raise ValueError(
+                f"num_prefill: {num_prefill} of {number} workers, with {at_first or number} at "
+                "first; some must decode, and all must be started at first"
+            )
         self.at_first = self.num_started = min(
             require_int("at_first", at_first or number, 1), number
         )
@@ -174,7 +185,9 @@ class Front:
         self.block_size, self.identity = hellos[0].block_size, hellos[0].identity
         text = hellos[0].tokenizer
         self.tokenizer = Tokenizer.from_str(text) if text is not None else None
-        self.router = policy(len(self.workers), self.block_size)
+        self.router: Router | SplitRouter = policy(number, self.block_size)
+        if num_prefill:
+            self.router = SplitRouter(policy, num_prefill, number - num_prefill, self.block_size)
         self.max_requests = require_int("max_requests", max_requests or 64 * len(workers), 1)
         self.lanes = [_Lane() for _ in self.workers]
         for lane, hello in zip(self.lanes, hellos, strict=False):
@@ -220,7 +233,7 @@ class Front:
             params = replace(params, seed=getrandbits(63))
         token_ids = self._ids(prompt)
         with self._changed:
-            if self.is_closed or all(lane.is_over for lane in self.lanes):
+            if self.is_closed or all(lane.is_over for lane in self.lanes[self.num_prefill :]):
                 raise RequestFailed("no worker is left")
             if self.num_requests >= self.max_requests:
                 raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
@@ -260,7 +273,13 @@ class Front:
         job = request.job
         root = root_name(self.identity, job.params.cache_salt)
         names = block_names(root, job.prompt_ids, self.block_size) if root else []
-        request.ticket = self.router.route(names, len(job.prompt_ids), request.session)
+        asked = names, len(job.prompt_ids), request.session
+        if isinstance(self.router, SplitRouter):
+            request.ticket = self.router.route(*asked, is_computed=job.prefix is not None)
+            hands_over = self.router.is_prefill(request.ticket.worker)
+            request.job = job = job._replace(hands_over=hands_over)
+        else:
+            request.ticket = self.router.route(*asked)
         request.worker = request.ticket.worker
         num_hits = (len(job.prompt_ids) - request.ticket.num_tokens) // self.block_size
         request.names = names[num_hits:]
@@ -309,12 +328,19 @@ class Front:
         request.job = job._replace(
             num_tokens=job.num_tokens + len(progress.token_ids),
             num_chars=job.num_chars + len(progress.text),
+            prefix=progress.prefix,  # a worker that has a token for it needs this no more
         )
         delta = Delta(progress.token_ids, progress.text, progress.finish_reason)
         if delta.finish_reason is not None:
             self._end(request, delta)
-        elif delta.token_ids or delta.text:
+            return
+        if delta.token_ids or delta.text:
             request.found.put(delta)
+        if progress.prefix is not None:  # its worker was the first of two
+            assert request.worker is not None
+            del self.lanes[request.worker].requests[job.job_id]
+            request.worker = None
+            self._place(request)
 
     def _lost(self, index: int) -> None:
         """A worker has died: send its requests elsewhere."""
@@ -354,7 +380,7 @@ class Front:
         """A worker will never serve again."""
         self.lanes[index].is_over = True
         self._grow()
-        if all(lane.is_over for lane in self.lanes):
+        if all(lane.is_over for lane in self.lanes[self.num_prefill :]):
             for request in list(self.waiting):
                 self._end(request, RequestFailed("no worker is left"))
 

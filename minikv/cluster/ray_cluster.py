@@ -10,7 +10,8 @@ from typing import Any
 
 import minikv
 
-OBJECT_STORE = 2**27  # bytes: little goes through it here, and Ray would take a third of the memory
+# Bytes. What finds no room goes to the disk. Ray would take a third of the memory.
+OBJECT_STORE = 2**28
 
 
 def import_ray(alone: bool = False) -> Any:
@@ -37,20 +38,28 @@ def connected(
     ray: Any, address: str | None, num_cpus: int | None, **options: Any
 ) -> Iterator[None]:
     """Connect to the cluster at `address`; if that is None, to a new one of this machine, with
-    `num_cpus` cores, which ends with the `with` block. `options` are those of `ray.init`."""
+    `num_cpus` cores, which ends with the `with` block. `options` are those of `ray.init`. Raises
+    RuntimeError if a new cluster does not start, which happens on a busy machine."""
     options |= {"log_to_driver": False, "logging_level": "ERROR"}
     with _short_start() if address is None else nullcontext():
         try:
             if address is not None:
                 ray.init(address, **options)
             else:
-                ray.init(
-                    "local", num_cpus=num_cpus, num_gpus=0, include_dashboard=False,
-                    object_store_memory=OBJECT_STORE, _node_ip_address="127.0.0.1", **options,
-                )  # fmt: skip
+                _start(ray, num_cpus=num_cpus, **options)
             yield
         finally:
             ray.shutdown()
+
+
+def _start(ray: Any, **options: Any) -> None:
+    try:
+        ray.init(
+            "local", num_gpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE,
+            _node_ip_address="127.0.0.1", **options,
+        )  # fmt: skip
+    except Exception as error:  # Ray raises many kinds, and for a node that is late just this one
+        raise RuntimeError(f"Ray does not start: {error}") from error
 
 
 @contextmanager

@@ -63,6 +63,11 @@ class Router:
     ) -> tuple[int, int]:  # (worker, blocks that it is believed to hold)
         raise NotImplementedError
 
+    def hits(self, names: Seq[Name]) -> dict[int, int]:
+        """How many of the first blocks each worker is believed to hold: none, unless the router
+        knows of blocks."""
+        return {}
+
     def computed(self, ticket: Ticket) -> None:
         """The prompt is computed, or its request ended before that."""
         self.loads[ticket.worker] -= ticket.num_tokens

@@ -1,11 +1,10 @@
-"""A store of blocks that many engines share: a server of another project, behind a small interface.
+"""A store of blocks that many engines share: a Valkey or Redis server, behind a small interface.
 
-The URL names the server: Valkey or Redis (`minikv.cluster.valkey_store`), or Mooncake's store
-(`minikv.cluster.mooncake_store`). An entry's key is the version of the entries' format and the
-block's name, so an entry of an older version is a miss. There is no list of names: engines ask
-whether blocks are there (`contains`, one round trip for a whole prefix) and may still miss them
-afterwards, because the server evicts. Memory, eviction, TLS, users and their rights are the
-server's work; a Valkey server should have `maxmemory` and `maxmemory-policy allkeys-lru`.
+The URL names the server (`minikv.cluster.valkey_store` speaks to it). An entry's key is the version
+of the entries' format and the block's name, so an entry of an older version is a miss. There is no
+list of names: engines ask whether blocks are there (`contains`, one round trip for a whole prefix)
+and may still miss them afterwards, because the server evicts. Memory, eviction, TLS, users and
+their rights are the server's work; it should have `maxmemory` and `maxmemory-policy allkeys-lru`.
 
 Whatever happens to the server, a call ends within `timeout` seconds per piece of 8 MiB, with a miss
 in place of an error. After a failure a circuit breaker refuses calls at once. It tries again after
@@ -22,40 +21,17 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from minikv.cluster.breaker import Breaker
-from minikv.cluster.mooncake_store import MooncakeServer
-from minikv.cluster.valkey_store import ValkeyServer
+from minikv.cluster.valkey_store import ValkeyConnection, ValkeyServer
 from minikv.tiers.names import Name
 
 log = logging.getLogger("minikv.cluster")
 Answer = TypeVar("Answer")
 
 PIECE = 8 << 20  # bytes that are sent or requested at a time
-FORMS = "redis://host:6379/0, rediss:// for TLS, unix:///path/of/a/socket, mooncake://host:50051"
-
-
-class Connection(Protocol):
-    """One thread's connection to a server. All calls may raise anything, and return anything."""
-
-    timeout: float  # seconds that the next call may take
-
-    def contains(self, names: Seq[Name]) -> list[bool]: ...
-
-    def get(self, names: Seq[Name]) -> list[bytes | None]: ...
-
-    def put(self, entries: Mapping[Name, bytes]) -> list[Any]:
-        """For each entry True, or the error if the server can be read but does not take it."""
-        ...
-
-    def remove(self, name: Name) -> None: ...
-
-    def cut(self) -> None:
-        """End the call that another thread is in. The next call connects anew."""
-        ...
-
-    def close(self) -> None: ...
+FORMS = "redis://host:6379/0, rediss:// for TLS, unix:///path/of/a/socket"
 
 
 class SharedStore:
@@ -66,8 +42,7 @@ class SharedStore:
         without the package. The URL may hold a user and a password; neither gets into a message."""
         self.timeout, self.breaker, self.writes = timeout, Breaker(), Breaker()
         try:
-            kind = MooncakeServer if url.startswith("mooncake://") else ValkeyServer
-            self._server = kind(url)
+            self._server = ValkeyServer(url)
         except ImportError:
             raise
         except Exception:  # its text may hold the password
@@ -75,7 +50,7 @@ class SharedStore:
             raise ValueError(f"store: the URL cannot be used; give one like {FORMS}") from None
         self.address = self._server.address
         self._local = threading.local()
-        self._connections: list[Connection] = []
+        self._connections: list[ValkeyConnection] = []
         self._is_closed = False
         self._entry_bytes = PIECE // 16  # the largest entry that was seen
 
@@ -91,7 +66,7 @@ class SharedStore:
     def contains(self, names: Seq[Name]) -> list[bool]:
         """Whether each of these entries is there now, in one round trip."""
 
-        def ask(connection: Connection) -> list[bool]:
+        def ask(connection: ValkeyConnection) -> list[bool]:
             answers = connection.contains(names)
             if len(answers) != len(names):
                 raise ValueError("the answer to a question has another length")
@@ -105,7 +80,7 @@ class SharedStore:
         while len(found) < len(names):
             piece = names[len(found) :][: max(1, PIECE // self._entry_bytes)]
 
-            def ask(connection: Connection, piece: Seq[Name] = piece) -> list[bytes | None]:
+            def ask(connection: ValkeyConnection, piece: Seq[Name] = piece) -> list[bytes | None]:
                 answers = connection.get(piece)
                 if not isinstance(answers, list) or len(answers) != len(piece):
                     raise ValueError("the answer to a fetch has another length")
@@ -125,8 +100,8 @@ class SharedStore:
         gone: list[Name] = []
         for piece in _pieces(entries):
 
-            def write(connection: Connection, piece: Mapping[Name, bytes] = piece) -> list[Name]:
-                return self._refused(list(piece), connection.put(piece))
+            def write(to: ValkeyConnection, piece: Mapping[Name, bytes] = piece) -> list[Name]:
+                return self._refused(list(piece), to.put(piece))
 
             gone += self._call(write, list(piece)) if self.writes.allows() else list(piece)
         return gone
@@ -142,7 +117,7 @@ class SharedStore:
 
     # ── Calls that end ────────────────────────────────────────────────────────
 
-    def _call(self, what: Callable[[Connection], Answer], otherwise: Answer) -> Answer:
+    def _call(self, what: Callable[[ValkeyConnection], Answer], otherwise: Answer) -> Answer:
         """What `what(connection)` returns, within `timeout` seconds; `otherwise` if that fails or
         the breaker is open."""
         if self._is_closed or not self.breaker.allows():
@@ -180,7 +155,7 @@ class SharedStore:
                                          f"only read for a while: {_text(errors[0])}"))  # fmt: skip
         return [name for name, answer in zip(names, answers, strict=True) if answer is not True]
 
-    def _own_connection(self) -> Connection:
+    def _own_connection(self) -> ValkeyConnection:
         """This thread's connection: cutting it does not cut another thread's."""
         if not hasattr(self._local, "connection"):
             self._local.connection = self._server.connect(self.timeout)

@@ -13,20 +13,24 @@ job begins, and the more calls there are.
 """
 
 import os
+from collections import deque
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
 from minikv.checkpoint import load
 from minikv.config import EngineConfig
 from minikv.engine import Engine
+from minikv.errors import OutOfBlocks
 from minikv.language_model import LanguageModel
 from minikv.outputs import RequestOutput, Stats
 from minikv.radix import InsertResult, RadixCache
 from minikv.sampling import SamplingParams
+from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.names import Name, block_name, root_name
+from minikv.tiers.session import blocks_of_prefix, put_prefix
 
 
 class Job(NamedTuple):
@@ -38,16 +42,19 @@ class Job(NamedTuple):
     params: SamplingParams
     num_tokens: int = 0  # of the output that the client has
     num_chars: int = 0
+    hands_over: bool = False  # ends with the first token, and with K and V of the prompt
+    prefix: Any = None  # K and V of the prompt, from a worker that has handed it over
 
 
 class Progress(NamedTuple):
-    """What a turn added to a job. The last one has a finish_reason or an error."""
+    """What a turn added to a job. The last one has a finish_reason, an error or a prefix."""
 
     job_id: int
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
     error: str | None = None  # why it cannot run
+    prefix: Any = None  # K and V of the prompt: the job goes to another worker with them
 
 
 class Turn(NamedTuple):
@@ -81,6 +88,7 @@ class EngineWorker:
             self.lm, config, block_pool=self.held.pool(), prefix_cache=self.held.cache()
         )
         self.held.tiers = self.engine.tiers
+        self.arrived: deque[Job] = deque()  # not yet given to the engine
         self.jobs: dict[int, Job] = {}  # unfinished, by request id of the engine
 
     def start(self) -> Hello:
@@ -92,31 +100,90 @@ class EngineWorker:
 
     def end(self) -> None:
         """Drop all jobs."""
-        self._cancel([job.job_id for job in self.jobs.values()])
+        self._cancel([job.job_id for job in (*self.arrived, *self.jobs.values())])
 
     def turn(self, jobs: Seq[Job], cancelled: Seq[int]) -> Turn:
         """Take new jobs, drop cancelled ones, and compute until the time is over or nothing is
         left to do."""
-        progress = [refused for job in jobs if (refused := self._add(job)) is not None]
+        self.arrived.extend(map(self._fetched, jobs))
         self._cancel(cancelled)
+        progress: list[Progress] = []
         moved: dict[int, RequestOutput] = {}
         end = perf_counter() + self.turn_seconds
-        while self.engine.has_unfinished:
-            moved |= {output.request_id: output for output in self.engine.step()}
+        while self.arrived or self.engine.has_unfinished:
+            progress += self._add_arrived()
+            for output in self.engine.step():
+                if self.jobs[output.request_id].hands_over and output.finish_reason is None:
+                    progress.append(self._hand_over(output))
+                else:
+                    moved[output.request_id] = output
             if perf_counter() >= end:
                 break
         progress += [self._progress(output) for output in moved.values()]
         return Turn(progress, *self.held.news(), self.engine.stats())
 
-    def _add(self, job: Job) -> Progress | None:
+    def share(self, thing: Any) -> Any:
+        """Make something readable for the other workers; returns what `fetch` needs there."""
+        return thing
+
+    def fetch(self, shared: Any) -> Any:
+        """What another worker has shared; None if it is lost."""
+        return shared
+
+    def _add_arrived(self) -> list[Progress]:
+        """Give the engine what has arrived, in order; returns what it refuses.
+
+        A job that brings K and V waits until the engine has no waiting request, whose K and V it
+        might evict, and room for its own. With nothing else to do, it has to compute them."""
+        refused = []
+        while self.arrived:
+            job = self.arrived[0]
+            if job.prefix is not None and (
+                self.engine.stats().waiting or (not self._put(job) and self.engine.has_unfinished)
+            ):
+                break
+            self.arrived.popleft()
+            try:
+                if job.hands_over and self.engine.cache is None:
+                    raise ValueError("prefix_cache: must be True where prefill is apart")
+                self.jobs[self.engine.add_request(job.prompt_ids, job.params)] = job
+            except ValueError as error:
+                refused.append(Progress(job.job_id, [], "", error=str(error)))
+        return refused
+
+    def _fetched(self, job: Job) -> Job:
+        """The job with the K and V that it refers to; without them, if they are lost, or of other
+        weights. Then its request computes them."""
+        if job.prefix is None:
+            return job
+        weights, shared = job.prefix
+        return job._replace(prefix=self.fetch(shared) if weights == self._weights else None)
+
+    def _put(self, job: Job) -> bool:
+        """Put K and V that come with a job where its request will look for them, if there is
+        room."""
         try:
-            self.jobs[self.engine.add_request(job.prompt_ids, job.params)] = job
-        except ValueError as error:
-            return Progress(job.job_id, [], "", error=str(error))
-        return None
+            put_prefix(self.engine, job.prompt_ids, job.prefix, job.params.cache_salt)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def _hand_over(self, output: RequestOutput) -> Progress:
+        """End a job after its first token, with K and V of its prompt."""
+        progress = self._progress(output)
+        job = self.jobs[output.request_id]
+        parts = blocks_of_prefix(self.engine, job.prompt_ids, job.params.cache_salt)
+        self._cancel([job.job_id])
+        shared = self.share({name: part.cpu() for name, part in parts.items()})
+        return progress._replace(prefix=(self._weights, shared))
+
+    @property
+    def _weights(self) -> str:
+        return model_fingerprint(self.engine.runner.transformer)
 
     def _cancel(self, job_ids: Seq[int]) -> None:
         """Drop these jobs; finished ones are ignored."""
+        self.arrived = deque(job for job in self.arrived if job.job_id not in job_ids)
         for request_id, job in list(self.jobs.items()):
             if job.job_id in job_ids:
                 del self.jobs[request_id]

@@ -3,7 +3,8 @@
 Each worker is a process with one core. A request goes to the worker that has most of its prefix and
 not too much to do. A worker that dies is replaced, and its requests are computed by others. With
 `--address`, the workers are placed on the machines of a Ray cluster. With `--store`, each finds
-what the others have computed.
+what the others have computed. With `--prefill 1 --decode 3`, one worker computes prompts and three
+continue them, so that no answer waits for another one's prompt.
 
     curl -N localhost:8000/v1/completions -H "Authorization: Bearer $MINIKV_TOKEN" \\
         -d '{"prompt": "def f(", "stream": true}'
@@ -31,10 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument(
-        "--workers", type=from_to, default=(2, 2), metavar="N",
+        "--workers", type=from_to, metavar="N",
         help="default: 2; 1:4 begins with 1, starts more, up to 4, when requests pile up, and ends "
         "those that have nothing to do",
     )  # fmt: skip
+    parser.add_argument(
+        "--prefill", type=positive, metavar="N",
+        help="workers that compute prompts and hand them over; needs --decode",
+    )  # fmt: skip
+    parser.add_argument("--decode", type=positive, metavar="M", help="workers that continue them")
     parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")
     parser.add_argument(
@@ -60,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     try:
         token = given_token(args.token_file)
-        at_first, most = args.workers
+        at_first, most, num_prefill = numbers_of(args)
         config = minikv.EngineConfig(
             num_blocks=args.num_blocks,
             store=args.store,
@@ -68,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         )
         with (
             ray_workers(most, args.model, config, address=args.address) as workers,
-            Front(workers, policy, args.max_requests, at_first) as front,
+            Front(workers, policy, args.max_requests, at_first, num_prefill) as front,
             Server(front, args.model, args.host, args.port, token) as server,
         ):
             threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -90,6 +96,19 @@ def from_to(text: str) -> tuple[int, int]:
     if found[0] > found[1]:
         raise argparse.ArgumentTypeError(f"must be in ascending order, was {text!r}")
     return found
+
+
+def numbers_of(args: argparse.Namespace) -> tuple[int, int, int]:
+    """(workers at first, at most, of which so many only compute prompts). Raises ValueError for
+    options that do not go together."""
+    if args.prefill is None and args.decode is None:
+        return *(args.workers or (2, 2)), 0
+    if args.prefill is None or args.decode is None:
+        raise ValueError("--prefill and --decode: give both, or neither")
+    if args.workers is not None:
+        raise ValueError("--workers: the number is that of --prefill and --decode together")
+    number = args.prefill + args.decode
+    return number, number, args.prefill
 
 
 def given_token(file: Path | None) -> str:

@@ -124,9 +124,31 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
     if "kv" in tensors:
         whole = tensors["kv"].shape[1] // size
         tensors["kv"] = tensors["kv"][:, : whole * size].unflatten(1, (whole, size))
-    with engine._changing_state():
-        _insert(engine, token_ids, tensors, cache_salt)
+    put_prefix(engine, token_ids, tensors, cache_salt)
     return token_ids
+
+
+def blocks_of_prefix(
+    engine: Engine, token_ids: list[int], salt: Hashable = None
+) -> dict[str, torch.Tensor]:
+    """K and V of the longest beginning of these tokens that the prefix cache has, in whole blocks:
+    each part of the store as (num_layers, num_blocks, …), on the model's device."""
+    if engine.cache is None:
+        raise ValueError("prefix_cache: must be True, because K and V are taken out of it")
+    return _read(engine, engine.cache.match(token_ids, salt).block_ids)
+
+
+def put_prefix(
+    engine: Engine, token_ids: list[int], parts: dict[str, torch.Tensor], salt: Hashable = None
+) -> None:
+    """Put what `blocks_of_prefix` returned, of an engine with the same weights and EngineConfig,
+    under the prefix cache. Raises OutOfBlocks, changing nothing, if the pool has no room."""
+    if engine.cache is None:
+        raise ValueError("prefix_cache: must be True, because K and V are put under it")
+    with engine._changing_state():
+        error = _insert(engine, token_ids, parts, salt)
+    if error is not None:
+        raise error
 
 
 def write_file(
@@ -235,8 +257,9 @@ def _insert(
     token_ids: list[int],
     parts: dict[str, torch.Tensor],
     salt: Hashable,
-) -> None:
-    """Write blocks to the device and give them to the prefix cache."""
+) -> OutOfBlocks | None:
+    """Write blocks to the device and give them to the prefix cache. Returns the error if there is
+    no room; raised in here, it would make the engine begin anew, as after any failure."""
     size, cache, pool = engine.config.block_size, engine.cache, engine.pool
     assert cache is not None
     num_blocks = next(iter(parts.values())).shape[1]
@@ -248,7 +271,7 @@ def _insert(
     try:
         short = num_blocks - first - pool.num_free
         if short > 0 and cache.evict(short) < short:
-            raise OutOfBlocks(num_blocks - first, pool.num_free)
+            return OutOfBlocks(num_blocks - first, pool.num_free)
         table.grow((num_blocks - first) * size)
         for name, part in parts_of(engine.store).items():
             if table.block_ids:
@@ -256,6 +279,7 @@ def _insert(
         for block_id in table.block_ids:
             drop_open(engine.store, block_id)
         cache.insert(whole, [*match.block_ids, *table.block_ids], salt)
+        return None
     finally:
         cache.unlock(match.node)
         table.release()

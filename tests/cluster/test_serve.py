@@ -5,18 +5,18 @@ import random
 import re
 import socket
 import threading
-import time
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
+from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
 from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import front as front_module
-from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed, WorkerLost
+from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
 from minikv.cluster.serve import DONE_ANYWAY, Server
@@ -25,67 +25,14 @@ from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve_cluster import from_to, given_token
+from minikv.course.serve_cluster import add_arguments, from_to, given_token, numbers_of
 from minikv.tiers.names import block_names, root_name
-
-CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
-
-
-class Fragile:
-    """A worker in this process. It dies as `dies()` says, before or after it has computed."""
-
-    def __init__(self, lm, config=CONFIG, dies=lambda: False, turn_seconds=0.0):
-        self.make = lambda: EngineWorker(lm, config, turn_seconds)
-        self.worker, self.dies, self.is_gone = self.make(), dies, False
-        self.num_deaths = self.num_ends = 0
-        self.paused = threading.Event()
-        self.paused.set()
-
-    def start(self):
-        if self.is_gone:
-            raise WorkerLost("is gone")
-        return self.worker.start()
-
-    def turn(self, jobs, cancelled):
-        self.paused.wait(20)
-        before = self.dies()
-        turn = None if before else self.worker.turn(jobs, cancelled)
-        if before or self.dies():
-            self.num_deaths += 1
-            self.worker = self.make()
-            raise WorkerLost("died")
-        return turn
-
-    def end(self):
-        self.num_ends += 1
-        self.worker = self.make()
-
-
-def prompts_of(lm, number, seed=0):
-    draw = random.Random(seed)
-    heads = [[draw.randrange(lm.config.vocab_size) for _ in range(40)] for _ in range(3)]
-    return [
-        draw.choice(heads) + [draw.randrange(lm.config.vocab_size) for _ in range(1 + i % 20)]
-        for i in range(number)
-    ]
-
-
-def tokens(stream):
-    return [token_id for delta in stream for token_id in delta.token_ids]
-
-
-def params_of(number):
-    """Greedy and drawn ones, of several lengths."""
-    return [
-        SamplingParams(max_tokens=4 + i % 9, temperature=(i % 2) * 0.8, seed=i, ignore_eos=True)
-        for i in range(number)
-    ]
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
-    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(3)]
     with Front(workers, policy) as front:
         streams = [
@@ -103,7 +50,7 @@ def test_tokens_are_those_of_one_engine(tinypy, policy):
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
     prompts, params = prompts_of(tinypy.lm, 40, seed), params_of(40)
-    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    expected = one_engine(tinypy.lm, prompts, params)
     draws = [random.Random(10 * seed + i) for i in range(3)]
     workers = [Fragile(tinypy.lm, dies=lambda draw=one: draw.random() < 0.02) for one in draws]
     draw, num_whole = random.Random(seed), 0
@@ -171,7 +118,7 @@ def test_without_a_worker_requests_end_and_are_refused(tinypy):
 
 def test_workers_are_started_when_requests_pile_up(tinypy):
     prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
-    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(4)]
     with Front(workers, LeastLoaded, at_first=1) as front:
         workers[0].paused.clear()
@@ -193,7 +140,7 @@ def test_workers_are_started_when_requests_pile_up(tinypy):
 def test_workers_that_were_added_are_ended_when_idle_and_started_again(tinypy, monkeypatch):
     monkeypatch.setattr(front_module, "IDLE", 0.2)
     prompts, params = prompts_of(tinypy.lm, 2 * CROWD + 1), params_of(2 * CROWD + 1)
-    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    expected = one_engine(tinypy.lm, prompts, params)
     workers = [Fragile(tinypy.lm) for _ in range(4)]
     with Front(workers, LeastLoaded, at_first=1) as front:
         for ends in ([0, 1, 1, 0], [0, 2, 2, 0]):
@@ -223,6 +170,24 @@ def test_numbers_of_workers_are_read():
     for wrong in ("", "0", "4:1", "1:", "a", "1:2:3"):
         with pytest.raises(ArgumentTypeError):
             from_to(wrong)
+
+
+def test_workers_of_two_kinds_are_given_together(capsys):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    for options, numbers in (
+        ([], (2, 2, 0)),
+        (["--workers", "1:4"], (1, 4, 0)),
+        (["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+    ):
+        assert numbers_of(parser.parse_args(options)) == numbers
+    for wrong, says in (
+        (["--prefill", "1"], "--prefill and --decode"),
+        (["--decode", "1"], "--prefill and --decode"),
+        (["--prefill", "1", "--decode", "1", "--workers", "2"], "--workers"),
+    ):
+        assert main(["serve-cluster", *wrong]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_no_more_is_taken_than_the_bound(tinypy):
@@ -541,10 +506,3 @@ def test_a_slow_reader_delays_nobody(tinypy):
         for i in range(3):
             assert len(tokens(server.front.submit([i], SamplingParams(8, ignore_eos=True)))) == 8
         assert len(tokens(slow)) == 60
-
-
-def until(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from types import SimpleNamespace
@@ -18,6 +20,7 @@ from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors
 from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import ByPrefix
+from minikv.cluster.worker import Job
 
 CONFIG = EngineConfig(num_blocks=128, attention="torch")
 
@@ -120,6 +123,46 @@ def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
     streams = [front.submit(*pair) for pair in pairs]
     assert [tokens(one) for one in streams] == expected
     assert {one.worker for one in streams} == {0, 1}
+
+
+def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy):
+    rng = random.Random(3)
+    prompts = [f"def function_{i}(n):\n    return n\n" * 12 for i in range(12)]
+    params = [
+        SamplingParams(max_tokens=40, temperature=0.7 * (i % 2), seed=i, ignore_eos=True)
+        for i in range(12)
+    ]
+    expected = [one.token_ids for one in Engine(tinypy.lm, CONFIG).generate(prompts, params)]
+    with Front(workers, ByPrefix, num_prefill=1) as front, ThreadPoolExecutor(12) as threads:
+        before = [lane.stats for lane in front.lanes]
+        for kills in ((), (0, 1), (1, 0)):
+            streams = [front.submit(*pair) for pair in zip(prompts, params, strict=True)]
+            answers = [threads.submit(tokens, one) for one in streams]
+            for index in kills:
+                time.sleep(rng.uniform(0, 0.3))
+                if front.lanes[index].pid is not None:  # else it is being started again already
+                    os.kill(front.lanes[index].pid, signal.SIGKILL)
+            assert [one.result(timeout=400) for one in answers] == expected
+            if not kills:
+                assert before == [None, None] and {one.worker for one in streams} == {1}
+                assert front.lanes[0].stats.generated_tokens == 2 + 12
+                assert front.lanes[1].stats.computed_tokens < 12 * (CONFIG.block_size + 41)
+        assert front.num_lost > 0
+
+
+def test_an_object_whose_worker_has_died_is_a_miss(workers):
+    prompt, params = list(range(5, 105)), SamplingParams(9, ignore_eos=True)
+    pid = workers[0].start().pid
+    [progress] = workers[0].turn([Job(0, prompt, params, hands_over=True)], []).progress
+    _, shared = progress.prefix
+    assert len(progress.token_ids) == 1 and progress.finish_reason is None
+    assert [part.shape[1] for part in actors.Actor.fetch(None, shared).values()] == [6]
+    [progress] = workers[0].turn([Job(1, prompt, params, hands_over=True)], []).progress
+    _, shared = progress.prefix
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid not in [one.pid for one in children()])
+    until(lambda: actors.Actor.fetch(None, shared) is None)
+    assert workers[0].start().pid != pid
 
 
 def test_a_cancelled_request_is_dropped_by_its_worker(front):

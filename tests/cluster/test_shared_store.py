@@ -7,17 +7,15 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_case import KINDS, line_to, needs_a_store, needs_mooncake, store_of_kind
+from store_case import MISSING, line_to, needs_a_store
 
 from minikv.cluster import local_server as local
 from minikv.cluster import shared_store
 from minikv.cluster.breaker import Breaker
-from minikv.cluster.local_mooncake import find_programs, local_mooncake
 from minikv.cluster.local_server import local_server
 from minikv.cluster.shared_store import SharedStore
 
@@ -26,19 +24,15 @@ LONG = 10.0  # seconds: a busy machine is no failure of the store
 
 @pytest.fixture(scope="module")
 def server():
-    with local_server("32 MiB") as one:
-        yield one
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def any_server(request):
-    with store_of_kind(request.param) as one:
+    if MISSING:
+        pytest.skip(MISSING)
+    with local_server("64 MiB", password="secret-1") as one:
         yield one
 
 
 @pytest.fixture
-def store(any_server):
-    store = SharedStore(any_server.url, LONG)
+def store(server):
+    store = SharedStore(server.url, LONG)
     yield store
     store.close()
 
@@ -73,7 +67,7 @@ def test_what_is_put_is_there(store):
     assert store.contains(names) == [False] + [True] * 19
 
 
-def test_another_process_finds_it(any_server, store):
+def test_another_process_finds_it(server, store):
     [(name, entry)] = entries_of(1).items()
     store.put_many({name: entry})
     program = (
@@ -82,17 +76,17 @@ def test_another_process_finds_it(any_server, store):
         "store = SharedStore(sys.stdin.read(), 5.0)\n"
         f"print(store.get_many([{name!r}]) == [{entry!r}])"
     )
-    ran = subprocess.run([sys.executable, "-c", program], input=any_server.url, text=True,
+    ran = subprocess.run([sys.executable, "-c", program], input=server.url, text=True,
                          capture_output=True, check=True)  # fmt: skip
     assert ran.stdout == "True\n"
 
 
-def test_a_prefix_is_asked_for_in_one_round_trip(any_server, store, monkeypatch):
+def test_a_prefix_is_asked_for_in_one_round_trip(server, store, monkeypatch):
     names = list(entries_of(1000, 1))
     store.contains(names[:1])  # connects
-    with line_to(any_server) as line:
+    with line_to(server) as line:
         line.fault, line.seconds = "delay", 0.05
-        far = SharedStore(line.url(any_server), LONG)
+        far = SharedStore(line.url(server), LONG)
         far.contains(names[:1])
         started = time.perf_counter()
         assert far.contains(names) == [False] * 1000
@@ -143,12 +137,12 @@ def test_a_full_server_is_read_still(caplog):
 
 
 @pytest.mark.parametrize("fault", ["deaf", "dribble", "delay", "cut", "garbage", "http"])
-def test_a_bad_line_is_a_miss_soon(any_server, fault, caplog):
+def test_a_bad_line_is_a_miss_soon(server, fault, caplog):
     entries = entries_of(30, 20_000)
     names = list(entries)
-    with line_to(any_server) as line:
+    with line_to(server) as line:
         line.seconds = 1.0
-        store = SharedStore(line.url(any_server), LONG)
+        store = SharedStore(line.url(server), LONG)
         assert store.put_many(entries) == []
         for call, miss in (
             (lambda: store.get_many(names), [None] * 30),
@@ -170,10 +164,10 @@ def test_a_bad_line_is_a_miss_soon(any_server, fault, caplog):
         store.close()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_and_started_again_empty(kind, caplog):
+@needs_a_store
+def test_killed_and_started_again_empty(caplog):
     entries = entries_of(5)
-    with store_of_kind(kind) as server:
+    with local_server(password="secret-1") as server:
         port, store = server.port, SharedStore(server.url, LONG)
         store.put_many(entries)
         os.kill(server.pid, signal.SIGKILL)
@@ -183,7 +177,7 @@ def test_killed_and_started_again_empty(kind, caplog):
             store.contains(list(entries))
             store.put_many(entries)
         assert time.perf_counter() - started < 0.5, "an open breaker refuses at once"
-    with store_of_kind(kind, port=port):
+    with local_server(port=port, password="secret-1"):
         assert is_soon(store, b"n" * 32) and store.contains(list(entries)) == [False] * 5
         assert store.put_many(entries) == []
         assert store.get_many(list(entries)) == list(entries.values())
@@ -194,21 +188,17 @@ def test_killed_and_started_again_empty(kind, caplog):
     store.close()
 
 
-@pytest.mark.parametrize("url, error", [
-    pytest.param("redis://user:secret@{}:{}/0", "ConnectionError", marks=needs_a_store),
-    pytest.param("mooncake://{}:{}", "ConnectionRefusedError", marks=needs_mooncake),
-])  # fmt: skip
-def test_not_there_at_the_start(url, error, caplog):
+@needs_a_store
+def test_not_there_at_the_start(caplog):
     with socket.socket() as nobody:
         nobody.bind((local.HOST, 0))  # and does not listen
-        store = SharedStore(url.format(*nobody.getsockname()), LONG)
+        store = SharedStore("redis://user:secret@{}:{}/0".format(*nobody.getsockname()), LONG)
         assert store.contains([b"n" * 32]) == [False]
         assert "secret" not in caplog.text and "secret" not in repr(store)
-        assert error in caplog.text
+        assert "ConnectionError" in caplog.text
         store.close()
 
 
-@needs_a_store
 def test_a_wrong_password_and_no_right_to_write(server, caplog):
     store = SharedStore(server.url, LONG)
     wrong = SharedStore(f"redis://:wrong-secret@{local.HOST}:{server.port}/0", LONG)
@@ -278,115 +268,6 @@ def test_without_a_server(monkeypatch):
         pass
 
 
-# ── Mooncake's client, which is a process ─────────────────────────────────────
-
-
-@needs_mooncake
-def test_a_full_mooncake_is_read_still(caplog):
-    with store_of_kind("mooncake", "16 MiB") as server:
-        store = SharedStore(server.url, LONG)
-        more = entries_of(60, 300_000)
-        gone = store.put_many(more)
-        assert 5 < len(gone) < 60 and "takes no entry" in caplog.text
-        answers = zip(more, store.contains(list(more)), strict=True)
-        there = [name for name, is_there in answers if is_there]
-        assert there and store.get_many(there) == [more[name] for name in there]
-        assert is_soon(store, b"n" * 32), "the master has evicted some"
-        assert store.get_many([b"n" * 32]) == [b"x"]
-        store.close()
-
-
-def stop(pid):
-    """Returns when all of its threads stand still: the signal itself does not wait for that."""
-    os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
-    threads = list(Path(f"/proc/{pid}/task").glob("*/stat"))
-    while any(one.read_text().rpartition(") ")[2][0] != "T" for one in threads):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-@needs_mooncake
-def test_a_client_that_hangs_is_killed(caplog):
-    """The process that lends memory stands still: Mooncake would wait for it for ever."""
-    entries = entries_of(5, 100_000)
-    with store_of_kind("mooncake") as server:
-        store = SharedStore(server.url, LONG)
-        assert store.put_many(entries) == []
-        [connection] = store._connections
-        first = connection._process
-        stop(server.lender)
-        store.timeout = 0.4
-        started = time.perf_counter()
-        assert store.get_many(list(entries)) == [None] * 5
-        assert time.perf_counter() - started < 1.5 and "no answer in time" in caplog.text
-        os.kill(server.lender, signal.SIGCONT)
-        store.timeout = LONG
-        assert is_soon(store, b"n" * 32) and store.get_many(list(entries)) == list(entries.values())
-        second = connection._process
-        assert first.wait(5) == -signal.SIGKILL and second.pid != first.pid
-        store.close()
-        assert not is_alive(second.pid) and store.contains(list(entries)) == [False] * 5
-
-
-@needs_mooncake
-def test_a_client_that_never_connects_ends():
-    """The line goes deaf before the client asks: Mooncake would wait for half a minute."""
-    with store_of_kind("mooncake") as server, line_to(server) as line:
-        line.fault = "deaf"
-        store = SharedStore(line.url(server), 0.3)
-        assert store.contains([b"n" * 32]) == [False]
-        [connection] = store._connections
-        assert connection._process.wait(20) == -signal.SIGALRM
-        line.fault, store.timeout = "none", LONG
-        assert is_soon(store, b"n" * 32)
-        store.close()
-
-
-@needs_mooncake
-def test_a_client_ends_when_its_owner_is_killed():
-    with store_of_kind("mooncake") as server:
-
-        def own(tell):
-            store = SharedStore(server.url, LONG)
-            assert store.contains([b"n" * 32]) == [False]
-            tell(store._connections[0]._process.pid)
-
-        ends_with_its_owner(own)
-
-
-@pytest.mark.parametrize("url", [
-    "mooncake://", "mooncake://:50051", "mooncake://host:port", "mooncake://user:secret@host",
-    "mooncake://host/0", "mooncake://host?secret=1",
-])  # fmt: skip
-def test_a_url_of_mooncake_that_cannot_be_used(url):
-    with pytest.raises(ValueError, match=r"store: .*mooncake://host:50051") as caught:
-        SharedStore(url)
-    assert "secret" not in str(caught.value)
-
-
-def test_without_mooncakes_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "mooncake", None)
-    with pytest.raises(ImportError, match="pip install mooncake-transfer-engine-non-cuda"):
-        SharedStore("mooncake://localhost")
-    assert find_programs() is None
-    with pytest.raises(ImportError, match="libibverbs1"), local_mooncake():
-        pass
-
-
-@needs_mooncake
-def test_without_a_library_of_the_systems(tmp_path, monkeypatch, caplog):
-    (tmp_path / "mooncake").mkdir()
-    (tmp_path / "mooncake/__init__.py").write_text("")
-    (tmp_path / "mooncake/store.py").write_text("raise ImportError('no libibverbs.so.1')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with socket.create_server((local.HOST, 0)) as listener:
-        store = SharedStore(f"mooncake://{local.HOST}:{listener.getsockname()[1]}", LONG)
-        assert store.contains([b"n" * 32]) == [False]
-        assert "ImportError: no libibverbs.so.1" in caplog.text
-        store.close()
-
-
 # ── The server that we start ──────────────────────────────────────────────────
 
 
@@ -405,32 +286,6 @@ def ends_soon(pid):
     return not is_alive(pid)
 
 
-def ends_with_its_owner(own):
-    """Kill a process of ours that `own(tell)` runs in, once it has told the id of one of its own:
-    that one ends, too."""
-    says, mouth = os.pipe()
-
-    def tell(pid):
-        os.write(mouth, b"%d " % pid)
-        time.sleep(60)
-
-    owner = os.fork()
-    if owner == 0:
-        try:
-            own(tell)
-        finally:
-            os._exit(1)
-    os.close(mouth)
-    try:
-        pid = int(os.read(says, 99))
-        assert is_alive(pid)
-    finally:
-        os.kill(owner, signal.SIGKILL)
-        os.waitpid(owner, 0)
-        os.close(says)
-    assert ends_soon(pid)
-
-
 @needs_a_store
 def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -444,12 +299,24 @@ def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
 @needs_a_store
 def test_a_server_ends_when_its_owner_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    def own(tell):
-        with local_server() as server:
-            tell(server.pid)
-
-    ends_with_its_owner(own)
+    says, mouth = os.pipe()
+    owner = os.fork()
+    if owner == 0:
+        try:
+            with local_server() as server:
+                os.write(mouth, b"%d " % server.pid)
+                time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(mouth)
+    try:
+        pid = int(os.read(says, 99))
+        assert is_alive(pid)
+    finally:
+        os.kill(owner, signal.SIGKILL)
+        os.waitpid(owner, 0)
+        os.close(says)
+    assert ends_soon(pid)
     deadline = time.monotonic() + 5
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -470,7 +337,6 @@ def test_a_server_ends_though_a_forked_process_lives_on():
         os.waitpid(forked, 0)
 
 
-@needs_a_store
 def test_a_port_that_is_taken(server):
     with (
         pytest.raises(RuntimeError, match=r"did not start: .*(bind|listening)"),

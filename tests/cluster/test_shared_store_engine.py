@@ -21,7 +21,7 @@ from helpers import (
     step,
     with_weights,
 )  # fmt: skip
-from store_case import KINDS, line_to, needs_a_store, store_of_kind
+from store_case import line_to, needs_a_store
 from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, params, prompts_of
 
 from minikv import Engine, EngineConfig
@@ -51,16 +51,6 @@ def server(one_server):
         client.flushall()
         one_server.client = client
         yield one_server
-
-
-@pytest.fixture(params=KINDS)
-def any_server(request):
-    """A server of either kind that is empty."""
-    if request.param == "valkey":
-        yield request.getfixturevalue("server")
-    else:
-        with store_of_kind(request.param) as server:
-            yield server
 
 
 @pytest.fixture
@@ -115,13 +105,13 @@ def always_try(engine):
 # ── What one has computed, the other finds ────────────────────────────────────
 
 
-def test_another_engine_finds_what_was_computed(engine_of, llama, any_server):
-    first = engine_of(store=any_server.url)
+def test_another_engine_finds_what_was_computed(engine_of, llama, server):
+    first = engine_of(store=server.url)
     [out] = generate(first, [PROMPT], params())
     assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
     first.tiers.flush()
     assert store_of(first).blocks == 9 and store_of(first).bytes_in > 9 * first.tiers.block_bytes
-    second = engine_of(store=any_server.url)
+    second = engine_of(store=server.url)
     request = second.add_request(PROMPT, params())
     sequence = second.scheduler.waiting[0]
     while sequence.table is None:
@@ -138,14 +128,14 @@ def test_another_engine_finds_what_was_computed(engine_of, llama, any_server):
         assert_empty(engine)
 
 
-def test_a_prefix_of_several_tiers(engine_of, llama, any_server, tmp_path):
+def test_a_prefix_of_several_tiers(engine_of, llama, server, tmp_path):
     """Its beginning on the device, then host, disk and store: one question, for the last part."""
     long = list(range(1, 62))
-    writer = engine_of(store=any_server.url)
+    writer = engine_of(store=server.url)
     expected = generate(writer, [long], params())[0].token_ids
     writer.tiers.flush()
     engine = engine_of(
-        num_blocks=20, max_num_seqs=3, host_blocks=6, disk_path=tmp_path, store=any_server.url
+        num_blocks=20, max_num_seqs=3, host_blocks=6, disk_path=tmp_path, store=server.url
     )
     generate(engine, [long[:34]], params(1))
     fill(engine)
@@ -211,8 +201,8 @@ def test_a_salt_without_a_spelling_stays_here(engine_of, server):
     assert server.client.dbsize() == 0
 
 
-def test_new_weights_find_their_own(engine_of, llama, other_lm, any_server):
-    engine = engine_of(store=any_server.url)
+def test_new_weights_find_their_own(engine_of, llama, other_lm, server):
+    engine = engine_of(store=server.url)
     old = generate(engine, [PROMPT], params())[0].token_ids
     state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
     engine.update_weights(state)
@@ -223,17 +213,17 @@ def test_new_weights_find_their_own(engine_of, llama, other_lm, any_server):
     assert generate(engine, [PROMPT], params())[0].token_ids == old and store_of(engine).hits == 8
 
 
-def test_blocks_from_the_disk_go_to_the_store(engine_of, any_server, tmp_path):
+def test_blocks_from_the_disk_go_to_the_store(engine_of, server, tmp_path):
     """An engine that joins brings what it had kept."""
     before = engine_of(host_blocks=32, disk_path=tmp_path)
     generate(before, [PROMPT], params(1))
     before.tiers.flush()
     before.tiers.disk.close()
-    joining = engine_of(store=any_server.url, disk_path=tmp_path)
+    joining = engine_of(store=server.url, disk_path=tmp_path)
     generate(joining, [PROMPT], params(1))
     assert joining.stats().tiers["disk"].hits == 8
     joining.tiers.flush()
-    third = engine_of(store=any_server.url)
+    third = engine_of(store=server.url)
     generate(third, [PROMPT], params(1))
     assert store_of(third).hits == 8
 
@@ -382,10 +372,9 @@ def test_down_from_the_start_to_the_end(engine_of, caplog):
     assert store_of(engine).dropped > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_killed_while_running_and_back_again_empty(engine_of, kind, caplog):
+def test_killed_while_running_and_back_again_empty(engine_of, caplog):
     expected = serve([engine_of(num_blocks=400)], 9)
-    with store_of_kind(kind) as server:
+    with local_server(password="secret-1") as server:
         engines = [engine_of(**TINY, host_blocks=8, store=server.url) for _ in range(2)]
         assert serve(engines, 9, between=lambda: [e.tiers.flush() for e in engines]) == expected
         hits = [store_of(engine).hits for engine in engines]
@@ -396,7 +385,7 @@ def test_killed_while_running_and_back_again_empty(engine_of, kind, caplog):
         os.kill(server.pid, signal.SIGKILL)
         drain(one)
         assert serve(engines, 9) == expected
-    with store_of_kind(kind, port=server.port):
+    with local_server(port=server.port, password="secret-1"):
         for engine in engines:
             always_try(engine)
             engine.cache.clear()
@@ -424,8 +413,8 @@ def test_full(engine_of, caplog):
     assert "takes no entry" in caplog.text and store_of(engines[0]).dropped > 0
 
 
-def test_evicted_between_the_question_and_the_fetch(engine_of, any_server):
-    writer, engine = engine_of(store=any_server.url), engine_of(store=any_server.url)
+def test_evicted_between_the_question_and_the_fetch(engine_of, server):
+    writer, engine = engine_of(store=server.url), engine_of(store=server.url)
     [first] = generate(writer, [PROMPT], params())
     writer.tiers.flush()
     get = engine.tiers.shared.get
@@ -439,7 +428,7 @@ def test_evicted_between_the_question_and_the_fetch(engine_of, any_server):
     assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
     assert store_of(engine).hits == 2
     engine.tiers.flush()
-    third = engine_of(store=any_server.url)
+    third = engine_of(store=server.url)
     generate(third, [PROMPT], params())
     assert store_of(third).hits == 8, "what was found gone was written again"
 

@@ -6,15 +6,12 @@ No test looks at a clock: what a figure is depends on the machine, that it is th
 import json
 import os
 import statistics
-from contextlib import contextmanager, nullcontext
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
-from store_case import needs_a_store
 
 from minikv.__main__ import main
-from minikv.course.bench import BENCHMARKS, cluster_kinds, harness, ladder, paging, scheduler, tiers
+from minikv.course.bench import BENCHMARKS, harness, ladder, paging, scheduler, tiers
 from minikv.course.measure.running_table import RunningTable
 from minikv.course.measure.workload import Length
 
@@ -104,58 +101,6 @@ def test_all_runs_each_with_its_defaults(tmp_path, monkeypatch, capsys):
     assert all(options["repeats"] == 3 for _, options in seen)
     assert dict(seen)["decode"]["batch"] == (1, 8, 32)
     assert json.loads((tmp_path / "all.json").read_text())["tables"].keys() == BENCHMARKS.keys()
-
-
-class OwnStore:
-    """A store in this process, in a server's place."""
-
-    def __init__(self, url, timeout):
-        self.entries = {}
-
-    def put_many(self, entries):
-        self.entries |= entries
-        return []
-
-    def contains(self, names):
-        return [name in self.entries for name in names]
-
-    def get_many(self, names):
-        return [self.entries[name] for name in names]
-
-    def close(self):
-        pass
-
-
-def test_two_kinds_of_store(tmp_path, capsys, monkeypatch):
-    """One of them is here; the other is missing, and named."""
-
-    @contextmanager
-    def missing(memory):
-        raise ImportError("a package is missing")
-        yield
-
-    here = nullcontext(SimpleNamespace(url="none"))
-    kinds = {"one": lambda memory: here, "another": missing}
-    monkeypatch.setattr(cluster_kinds, "KINDS", kinds)
-    monkeypatch.setattr(cluster_kinds, "SharedStore", OwnStore)
-    file = tmp_path / "figures.json"
-    command = ["bench", "cluster", "--stores", "--repeats", "2", "--json", str(file)]
-    assert main(command) == 0
-    assert "another is left out: a package is missing" in capsys.readouterr().out
-    [row] = json.loads(file.read_text())["tables"]["cluster"]["rows"]
-    assert row.pop("store") == "one"
-    assert list(row) == ["put, MB/s", "ask for 200 names, ms", "get, MB/s"]
-    assert all(len(spread["values"]) == 2 for spread in row.values())
-    kinds["one"] = missing
-    assert main(command) == 2
-    assert "one is left out" in capsys.readouterr().err
-
-
-@needs_a_store
-def test_a_store_that_is_installed_is_measured(capsys):
-    assert main(["bench", "cluster", "--stores", "--repeats", "1"]) == 0
-    printed = capsys.readouterr().out
-    assert "Valkey or Redis " in printed and "Mooncake " in printed
 
 
 def test_control_c_leaves_no_file(tmp_path, monkeypatch, capsys):

@@ -10,9 +10,6 @@ decode together and apart.
 Without a trace, two more rows are measured, not simulated: a prefix from the shared store, over
 computing it (`minikv.course.bench.cluster_store`).
 
-With `--stores` only the two kinds of shared store are measured, Valkey or Redis and Mooncake's, if
-they are installed: see `minikv.course.bench.cluster_kinds`.
-
 With `--real 1 2` that many real workers serve conversations, beside the simulator: see
 `minikv.course.bench.cluster_real`. That needs `minikv[distributed]` and a core for each worker.
 With `--peer sglang-router`, if it is installed, that router and ours send the same conversations to
@@ -55,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--real", type=positive, nargs="+", metavar="N", help="real workers beside simulated ones"
     )
-    parser.add_argument("--stores", action="store_true", help="the two kinds of shared store")
     parser.add_argument("--peer", choices=["sglang-router"], help="its routing beside ours")
     parser.add_argument(
         "--hidden", type=positive, default=512,
@@ -67,8 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    if args.stores:
-        return run_stores(args.repeats)
     lm = minikv.load("tinypy")
     if args.real:
         return run_real(args.real, lm)
@@ -119,17 +113,6 @@ def measure_store(table: BenchTable, args: argparse.Namespace) -> None:
         cluster_store.add_rows(table, args.hidden, args.layers, args.length, args.repeats)
     except (ImportError, OSError, RuntimeError) as error:
         table.notes.append(f"no rows of a prefix from the store: {error}")
-
-
-def run_stores(repeats: int) -> BenchTable:
-    from minikv.course.bench import cluster_kinds  # here, because it needs a server
-
-    table = BenchTable("cluster: two kinds of shared store", repeats)
-    try:
-        cluster_kinds.add_rows(table, repeats)
-    except RuntimeError as error:
-        raise ValueError(error) from error
-    return table
 
 
 def run_real(numbers: list[int], lm: LanguageModel) -> BenchTable:

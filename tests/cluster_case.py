@@ -1,0 +1,75 @@
+"""What the tests of a front share: workers in this process that die when they should, prompts, and
+what one engine answers."""
+
+import random
+import threading
+import time
+
+from minikv import Engine, EngineConfig, SamplingParams
+from minikv.cluster.front import WorkerLost
+from minikv.cluster.worker import EngineWorker
+
+CONFIG = EngineConfig(num_blocks=64, max_num_seqs=8, attention="torch")
+
+
+class Fragile:
+    """A worker in this process. It dies as `dies()` says, before or after it has computed."""
+
+    def __init__(self, lm, config=CONFIG, dies=lambda: False, turn_seconds=0.0):
+        self.make = lambda: EngineWorker(lm, config, turn_seconds)
+        self.worker, self.dies, self.is_gone = self.make(), dies, False
+        self.num_deaths = self.num_ends = 0
+        self.paused = threading.Event()
+        self.paused.set()
+
+    def start(self):
+        if self.is_gone:
+            raise WorkerLost("is gone")
+        return self.worker.start()
+
+    def turn(self, jobs, cancelled):
+        self.paused.wait(20)
+        before = self.dies()
+        turn = None if before else self.worker.turn(jobs, cancelled)
+        if before or self.dies():
+            self.num_deaths += 1
+            self.worker = self.make()
+            raise WorkerLost("died")
+        return turn
+
+    def end(self):
+        self.num_ends += 1
+        self.worker = self.make()
+
+
+def prompts_of(lm, number, seed=0):
+    draw = random.Random(seed)
+    heads = [[draw.randrange(lm.config.vocab_size) for _ in range(40)] for _ in range(3)]
+    return [
+        draw.choice(heads) + [draw.randrange(lm.config.vocab_size) for _ in range(1 + i % 20)]
+        for i in range(number)
+    ]
+
+
+def tokens(stream):
+    return [token_id for delta in stream for token_id in delta.token_ids]
+
+
+def params_of(number):
+    """Greedy and drawn ones, of several lengths."""
+    return [
+        SamplingParams(max_tokens=4 + i % 9, temperature=(i % 2) * 0.8, seed=i, ignore_eos=True)
+        for i in range(number)
+    ]
+
+
+def one_engine(lm, prompts, params, config=CONFIG):
+    """The tokens of each prompt."""
+    return [output.token_ids for output in Engine(lm, config).generate(prompts, params)]
+
+
+def until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
