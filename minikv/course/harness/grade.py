@@ -40,7 +40,7 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.harness import on_ray, process, reader_files
+from minikv.course.harness import containment, on_ray, process, reader_files
 from minikv.course.harness.class_page import as_page
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
@@ -140,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         one if names.count(one.name) == 1 else Student(str(one.folder), one.folder)
         for one in students
     ]
+    announce()
     results: Results = []
     status = 0
     try:
@@ -166,6 +167,16 @@ def run(args: argparse.Namespace) -> int:
         write_whole(args.page, as_page(results, to_be_read))
     print(as_text(results))
     return status
+
+
+def announce() -> None:
+    """Say, before anything is run, what no fence of this machine keeps from the students' code."""
+    _, can = containment.reach()
+    if can:
+        print(
+            f"On this machine a student's code can {', '.join(can)}. docs/GRADING.md says why.",
+            file=sys.stderr,
+        )
 
 
 def find_student(folder: Path) -> Student:

@@ -1,0 +1,217 @@
+"""What a student with a weekend would try, against each set of fences. (`test_marks` has what they
+would try on the mark itself.)
+
+One file makes all attempts to reach something, and says which got through. Those must be what
+`reach` announces for these fences, no more and no less; without any fence all of them get through,
+so each is known to be an attempt.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from four_ways import right, text_with
+
+from minikv.course.harness import containment, grade, namespaces, process
+from minikv.course.harness.manifest import find
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has these fences")
+ONE = find("04.1")
+WRONG = {"BlockPool.allocate": "def allocate(self):\n    return 0"}
+LEVELS = {  # the fences that are left out
+    "every fence": "",
+    "no namespaces": "namespaces",
+    "namespaces alone": "landlock filter",
+    "Landlock alone": "namespaces filter",
+    "no fence": "namespaces landlock filter",
+}
+
+ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stopped
+    "write to files": {
+        "append": "open(FOLDER + '/append', 'a').write('x')",
+        "truncate by name": "os.truncate(FOLDER + '/truncate', 1)",
+        "empty by opening": "os.open(FOLDER + '/empty', os.O_RDONLY | os.O_TRUNC)",
+        "remove": "os.remove(FOLDER + '/remove')",
+        "move": "os.rename(FOLDER + '/move', FOLDER + '/moved')",
+        "link": "os.symlink('/etc/passwd', FOLDER + '/link')",
+        "folder": "os.mkdir(FOLDER + '/made')",
+        "cache of kernels": "os.makedirs(FOLDER + '/.triton/cache')",
+        "beside scratch": "os.mkdir(os.path.dirname(SCRATCH) + '/made')",
+        "own exercise": "open(__file__, 'a').write('x')",
+    },
+    "change the modes and times of files": {
+        "chmod": "os.chmod(FOLDER + '/keep', 0o777)",
+        "fchmod": "os.fchmod(os.open(FOLDER + '/keep', os.O_RDONLY), 0o666)",
+        "utime": "os.utime(FOLDER + '/keep', (1, 1))",
+        "chown": "os.chown(FOLDER + '/keep', os.getuid(), os.getgid())",
+    },
+    "look into other processes": {
+        "environment": "open(f'/proc/{PID}/environ').read()",
+        "open files": "os.readlink(f'/proc/{PID}/fd/0')",
+    },
+    "end other processes": {
+        "kill": "os.kill(PID, signal.SIGURG)",
+        "kill a group": "os.killpg(PID, signal.SIGURG)",
+        "queue a signal": "call('sigqueue', PID, signal.SIGURG, None)",
+        "signal by a file": "sigio()",
+    },
+    "set limits on other processes": {
+        "prlimit": "resource.prlimit(PID, resource.RLIMIT_NOFILE, (9, 9))",
+        "prlimit above": "resource.prlimit(os.getppid(), resource.RLIMIT_CORE, (0, 0))",
+    },
+    "use the network": {
+        "TCP": "socket.create_connection(('127.0.0.1', PORT), 2)",
+        "UDP": "socket.socket(type=socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', PORT))",
+    },
+    "talk to Unix sockets": {
+        "connect": "socket.socket(socket.AF_UNIX).connect(STREAM)",
+        "send from a pair": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', MAILBOX)",
+    },
+    "fill the disk": {"large files": "[large(f'{SCRATCH}/{i}', 200 << 20) for i in range(3)]"},
+}  # fmt: skip
+HEAD = """
+import ctypes, fcntl, os, resource, signal, socket, tempfile
+SCRATCH, reached = tempfile.gettempdir(), []
+def call(name, *arguments):
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
+        raise OSError(ctypes.get_errno(), name)
+def sigio():
+    reader, writer = os.pipe()
+    fcntl.fcntl(reader, fcntl.F_SETOWN, PID)
+def large(path, size):
+    with open(path, "wb") as file:
+        os.posix_fallocate(file.fileno(), 0, size)
+"""
+VIOLENT = {
+    "a daemon that writes later": """
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        time.sleep(2)
+        open(FOLDER + "/later", "w")
+    os._exit(0)""",
+    "folders in folders": """
+os.chdir(tempfile.gettempdir())
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")""",
+    "a folder that nobody may open": "os.makedirs(tempfile.gettempdir() + '/a/b', 0)",
+    "pipes in place of files": """
+folder = os.path.dirname(tempfile.gettempdir())
+for name in os.listdir(folder):
+    try:
+        os.remove(f"{folder}/{name}")
+        os.mkfifo(f"{folder}/{name}")
+    except OSError:
+        pass""",
+    "dead children": "for _ in range(500):\n    os.fork() or os._exit(0)\ntime.sleep(60)",
+    "a timer": "signal.setitimer(signal.ITIMER_REAL, 0.01)\ntime.sleep(60)",
+    "no files may be opened": "resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))",
+    "no modules": "sys.modules.clear()",
+    "other packers": """
+import json, pickle, struct
+json.dumps = pickle.dumps = struct.pack = lambda *_, **__: b"passed" """,
+    "a thread that goes on": "threading.Thread(target=time.sleep, args=(60,)).start()",
+    "a flood of text": "for _ in range(40):\n    print('x' * 1_000_000)",
+    "no standard files": "os.closerange(0, 3)",
+    "its own filter": "import ctypes\nctypes.CDLL(None).prctl(22, 1, 0, 0, 0)",  # read, write, exit
+    "no name for its memory": "import ctypes\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)",
+}
+
+
+@pytest.fixture
+def level(request, monkeypatch):
+    """Checks run inside these fences, from a starter of their own. Gives what `reach` says."""
+    without = LEVELS[request.param]
+    if "namespaces" not in without and not namespaces.allowed():
+        pytest.skip("this system lets nobody have namespaces")
+    monkeypatch.setenv("MINIKV_WITHOUT", without)
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "10")
+    process._dismiss()
+    yield request.param, *containment.reach()
+    process._dismiss()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The owner's."""
+    for name in ("append", "truncate", "empty", "remove", "move", "keep"):
+        (tmp_path / name).write_text("the owner's")
+        os.utime(tmp_path / name, (10**9, 10**9))
+    return tmp_path
+
+
+def seen(folder):
+    """All that could have changed there."""
+    return {
+        path.name: (path.lstat().st_mode, path.lstat().st_size, path.lstat().st_mtime)
+        for path in folder.rglob("*")
+    }
+
+
+def check(code, parts=WRONG):
+    return grade._report(grade.grade_file(ONE.id, text_with(ONE, {"": code, **parts}).encode()))
+
+
+@pytest.mark.parametrize("level", LEVELS, indirect=True)
+def test_what_gets_through_is_what_is_announced(level, folder):
+    name, _, can = level
+    victim = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1, start_new_session=True)
+    shared = Path(f"/dev/shm/minikv-attack-{victim.pid}")
+    with (
+        victim,
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.socket(socket.AF_UNIX) as stream,
+        tempfile.TemporaryDirectory(dir="/tmp") as short,  # a socket's name has 107 letters
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mailbox,
+    ):
+        stream.bind(short + "/socket")
+        stream.listen()
+        mailbox.bind(short + "/mailbox")
+        aims = {"FOLDER": str(folder), "PID": victim.pid, "PORT": server.getsockname()[1]}
+        aims |= {"STREAM": short + "/socket", "MAILBOX": short + "/mailbox"}
+        before = seen(folder)
+        lines = [f"{aim} = {value!r}" for aim, value in aims.items()]
+        for attempt, line in (pair for lines_ in ATTEMPTS.values() for pair in lines_.items()):
+            lines.append(f"try:\n    {line}\n    reached.append({attempt!r})\nexcept OSError: pass")
+        lines += [f"try: open({str(shared)!r}, 'w')\nexcept OSError: pass", "print(*reached, sep=';')"]
+        report = check("\n".join([HEAD, *lines]))
+        reached = set(report.printed.strip().split(";")) - {""}
+        victim.stdin.close()
+    assert report.status == "failed" and report.lines, report.text()
+    if name == "no fence":
+        assert reached == {one for lines_ in ATTEMPTS.values() for one in lines_}
+    assert {what for what, lines_ in ATTEMPTS.items() if reached & set(lines_)} == set(can), reached
+    files = {"write to files", "change the modes and times of files"}
+    assert (seen(folder) != before) == bool(files & set(can))
+    assert shared.exists() == ("write to files" in can)
+    shared.unlink(missing_ok=True)
+    assert grade.grade_file(ONE.id, right(ONE).encode())["status"] == "passed", "the next one"
+
+
+@pytest.mark.parametrize("level", ["every fence", "no namespaces"], indirect=True)
+def test_violence_ends_with_its_check(level, folder, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))
+    os.mkdir(folder / "temporary")
+    before = seen(folder)
+    for name, code in VIOLENT.items():
+        imports = f"import os, resource, signal, sys, tempfile, threading, time\nFOLDER = {str(folder)!r}"
+        report = check(f"{imports}\n{code}")
+        assert report.status == "failed", f"{name}: {report.text()}"
+        assert seen(folder) == before, name
+    report = grade.grade_file(ONE.id, right(ONE).encode())
+    assert report["status"] == "passed", report
+
+
+def test_a_class_is_told_what_is_not_protected(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MINIKV_WITHOUT", LEVELS["no fence"])
+    grade.announce()
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and all(what in said for what in ATTEMPTS)
+    monkeypatch.setattr(containment, "reach", lambda: (list(ATTEMPTS), []))
+    grade.announce()
+    assert capsys.readouterr().err == ""
