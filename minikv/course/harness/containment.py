@@ -76,14 +76,19 @@ def confine(scratch: str, apart: bool = False) -> None:
 
 
 def _fence(scratch: Path, signals: bool) -> None:
-    """Landlock and the filter, for good: with the rights of root, no fence would hold."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    libc.capset((ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)())
+    """Landlock and the filter."""
+    give_up_rights()
     _landlock(scratch)
     with suppress(OSError):
         if _has("filter"):
             refused_calls.refuse(signals)
+
+
+def give_up_rights() -> None:
+    """Be nobody special from now on, not even as root: who may mount is in no fence."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.capset((ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)())
 
 
 def reach() -> tuple[list[str], list[str]]:
@@ -143,14 +148,15 @@ def _landlock(scratch: Path) -> None:
     os.close(ruleset)
 
 
-def descendants(ancestor: int) -> list[int]:
-    """The processes below `ancestor`; none where there is no /proc."""
+def descendants(ancestor: int, dead: bool = False) -> list[int]:
+    """The processes below `ancestor`, with `dead` also those that nobody has waited for; none
+    where there is no /proc."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             # The name stands in brackets and may hold anything: state and parent follow it.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
+            if dead or state != "Z":
                 children.setdefault(int(parent), []).append(int(folder.name))
     found, new = [], [ancestor]
     while new:
@@ -179,11 +185,11 @@ def _resident(pid: int) -> int:
 
 
 def _shares(pid: int) -> int:
-    """The same, with a page that n processes have as an n-th of it."""
+    """The same, with a page that n processes have as an n-th of it, unless it hides that."""
     with suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
-    return 0
+    return _resident(pid)
 
 
 def end_all(ancestor: int) -> None:

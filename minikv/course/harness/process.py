@@ -130,7 +130,7 @@ def _in_child(
         found.append(message)
         hear(message)
 
-    with tempfile.TemporaryDirectory(prefix="minikv-") as folder:
+    with _temporary_folder() as folder:
         Path(folder, "scratch").mkdir()  # the reader's code can write there, and not beside it
         printed, hung = Path(folder, "printed"), Path(folder, "hung")
         with hung.open("w+b") as stacks, _Listener(printed) as listener:
@@ -148,6 +148,19 @@ def _in_child(
     if any("end" in message for message in found):
         return found, None, listener.text
     return found, _ending(end["status"], stack, limit), listener.text
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """One that is removed, however deep the folders are that it has got."""
+    folder = tempfile.TemporaryDirectory(prefix="minikv-")
+    try:
+        yield folder.name
+    finally:
+        try:
+            folder.cleanup()
+        except RecursionError:
+            subprocess.run(["rm", "-rf", folder.name], check=False)
 
 
 class _Listener:
@@ -440,7 +453,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
         now = monotonic()
         if now - looked > 0.2:
             looked = now
-            over = over or containment.excess([pid, *containment.descendants(pid)])
+            over = over or containment.excess([pid, *containment.descendants(pid, dead=True)])
         if over is not None or dismissed or now - began > job["latest"]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
