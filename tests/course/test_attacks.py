@@ -57,7 +57,6 @@ ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stoppe
         "kill": "os.kill(PID, signal.SIGURG)",
         "kill a group": "os.killpg(PID, signal.SIGURG)",
         "queue a signal": "call('sigqueue', PID, signal.SIGURG, None)",
-        "signal by a file": "sigio()",
     },
     "set limits on other processes": {
         "prlimit": "resource.prlimit(PID, resource.RLIMIT_NOFILE, (9, 9))",
@@ -74,14 +73,11 @@ ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stoppe
     "fill the disk": {"large files": "[large(f'{SCRATCH}/{i}', 200 << 20) for i in range(3)]"},
 }  # fmt: skip
 HEAD = """
-import ctypes, fcntl, os, resource, signal, socket, tempfile
+import ctypes, os, resource, signal, socket, tempfile
 SCRATCH, reached = tempfile.gettempdir(), []
 def call(name, *arguments):
     if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments):
         raise OSError(ctypes.get_errno(), name)
-def sigio():
-    reader, writer = os.pipe()
-    fcntl.fcntl(reader, fcntl.F_SETOWN, PID)
 def large(path, size):
     with open(path, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
@@ -186,17 +182,18 @@ def test_what_gets_through_is_what_is_announced(level, folder):
         aims = {"FOLDER": str(folder), "PID": victim.pid, "PORT": server.getsockname()[1]}
         aims |= {"STREAM": short + "/socket", "MAILBOX": short + "/mailbox"}
         before = seen(folder)
-        lines = [f"{aim} = {value!r}" for aim, value in aims.items()]
-        for attempt, line in (pair for lines_ in ATTEMPTS.values() for pair in lines_.items()):
-            lines.append(f"try:\n    {line}\n    reached.append({attempt!r})\nexcept OSError: pass")
-        lines += [f"try: open({str(shared)!r}, 'w')\nexcept OSError: pass", "print(*reached, sep=';')"]
-        report = check("\n".join([HEAD, *lines]))
-        reached = set(report.printed.strip().split(";")) - {""}
+        code = [HEAD, *(f"{aim} = {value!r}" for aim, value in aims.items())]
+        for attempt, line in (pair for lines in ATTEMPTS.values() for pair in lines.items()):
+            code.append(f"try:\n    {line}\n    reached.append({attempt!r})\nexcept OSError: pass")
+        code.append(f"try:\n    open({str(shared)!r}, 'w')\nexcept OSError: pass")
+        code.append("tempfile.TemporaryFile().close()\nprint('scratch', *reached, sep=';')")
+        report = check("\n".join(code))
+        scratch, *reached = report.printed.strip().split(";")
         victim.stdin.close()
-    assert report.status == "failed" and report.lines, report.text()
+    assert report.status == "failed" and scratch == "scratch", report.text()
     if name == "no fence":
-        assert reached == {one for lines_ in ATTEMPTS.values() for one in lines_}
-    assert {what for what, lines_ in ATTEMPTS.items() if reached & set(lines_)} == set(can), reached
+        assert set(reached) == {one for lines in ATTEMPTS.values() for one in lines}
+    assert {what for what, lines in ATTEMPTS.items() if {*reached} & {*lines}} == {*can}, reached
     files = {"write to files", "change the modes and times of files"}
     assert (seen(folder) != before) == bool(files & set(can))
     assert shared.exists() == ("write to files" in can)
@@ -210,12 +207,60 @@ def test_violence_ends_with_its_check(level, folder, monkeypatch):
     os.mkdir(folder / "temporary")
     before = seen(folder)
     for name, code in VIOLENT.items():
-        imports = f"import os, resource, signal, sys, tempfile, threading, time\nFOLDER"
-        report = check(f"{imports} = {str(folder)!r}\n{code}")
+        imports = "import os, resource, signal, sys, tempfile, threading, time"
+        report = check(f"{imports}\nFOLDER = {str(folder)!r}\n{code}")
         assert report.status == "failed", f"{name}: {report.text()}"
         assert seen(folder) == before, name
     report = grade.grade_file(ONE.id, right(ONE).encode())
     assert report["status"] == "passed", report
+
+
+REFUSED = {
+    "a socket that sends anywhere": "socket.socketpair(type=socket.SOCK_DGRAM)",
+    "a raw pair": "socket.socketpair(type=socket.SOCK_RAW)",
+    "a file that signals": "fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, os.getppid())",
+    "another file that signals": "fcntl.ioctl(os.pipe()[0], 0x8901, bytes(4))",
+    "more rights": "call('unshare', 1 << 28)",
+    "tracing": "call('ptrace', 0, 0, None, None)",
+    "memory without a name": "os.memfd_create('x')",
+    "shared memory": "call('shmget', 0, 1 << 20, 0o1600)",
+    "a process's file": "os.pidfd_open(os.getppid())",
+    "priority": "os.setpriority(os.PRIO_PROCESS, os.getppid(), 19)",
+    "a signal": "os.kill(os.getppid(), 0)",
+    "emptying what is read": "os.open(__file__, os.O_RDONLY | os.O_TRUNC)",
+}
+NEEDED = """
+assert subprocess.run(["true"]).returncode == 0
+thread = threading.Thread(target=time.sleep, args=(0.01,))
+thread.start()
+thread.join()
+one, other = socket.socketpair()
+one.sendall(b"x")
+assert other.recv(1) == b"x"
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+os.kill(os.getpid(), 0)
+with tempfile.TemporaryFile() as file:
+    file.write(b"x")
+    file.truncate(0)
+"""
+
+
+def test_the_filter_refuses_what_it_names_and_nothing_that_is_needed(tmp_path):
+    if "talk to Unix sockets" not in containment.reach()[0]:
+        pytest.skip("this system has no libseccomp")
+    lines = "\n".join(
+        f"try:\n    {line}\n    print({name!r})\nexcept PermissionError: pass"
+        for name, line in REFUSED.items()
+    )
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import fcntl, os, subprocess, threading, time\n" + HEAD
+        + "from minikv.course.harness.refused_calls import refuse\nrefuse(signals=True)\n"
+        + NEEDED + lines
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    assert program.read_text()
 
 
 def test_a_class_is_told_what_is_not_protected(monkeypatch, capsys, tmp_path):
