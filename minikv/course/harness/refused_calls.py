@@ -23,18 +23,20 @@ NEW_USER = 1 << 28
 DATAGRAM, RAW, TYPE = 2, 3, 0xF  # kinds of socket, and the bits that tell the kind
 ACCESS, EMPTIES = 3, 0o1000  # O_ACCMODE, O_TRUNC
 
-ALWAYS = """
-    socket connect bind
-    chmod fchmod fchmodat fchmodat2 chown fchown lchown fchownat
-    utime utimes utimensat futimesat truncate
-    setxattr lsetxattr fsetxattr setxattrat removexattr lremovexattr fremovexattr removexattrat
-    ptrace process_vm_readv process_vm_writev process_madvise kcmp
-    pidfd_open pidfd_getfd pidfd_send_signal rt_sigqueueinfo rt_tgsigqueueinfo
-    shmget shmat shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl
-    mq_open mq_unlink memfd_create memfd_secret
-    unshare setns keyctl add_key request_key bpf perf_event_open userfaultfd
-    io_uring_setup io_uring_enter io_uring_register
-""".split()
+ALWAYS = [
+    "socket", "connect", "bind",
+    "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat",
+    "utime", "utimes", "utimensat", "futimesat", "truncate",
+    "setxattr", "lsetxattr", "fsetxattr", "setxattrat",
+    "removexattr", "lremovexattr", "fremovexattr", "removexattrat",
+    "ptrace", "process_vm_readv", "process_vm_writev", "process_madvise", "kcmp",
+    "pidfd_open", "pidfd_getfd", "pidfd_send_signal", "rt_sigqueueinfo", "rt_tgsigqueueinfo",
+    "shmget", "shmat", "shmctl", "semget", "semop", "semtimedop", "semctl",
+    "msgget", "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink",
+    "memfd_create", "memfd_secret",  # memory that is in no process
+    "unshare", "setns", "keyctl", "add_key", "request_key", "bpf", "perf_event_open",
+    "userfaultfd", "io_uring_setup", "io_uring_enter", "io_uring_register",
+]  # fmt: skip
 # What cannot be looked into: programs then use the older calls, `clone` and `openat`.
 UNKNOWN = ["clone3", "openat2"]
 # (call, argument, how it is compared, with what): refused if that is so.
