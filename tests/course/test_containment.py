@@ -1,13 +1,12 @@
 """What a reader's code starts, takes and writes ends with its check."""
 
+import errno
 import mmap
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from four_ways import text_with
@@ -38,29 +37,32 @@ def check(tmp_path, monkeypatch):
 
 @LINUX
 @pytest.mark.parametrize("leave_group", [False, True])
-def test_processes_that_are_left_behind_are_ended(check, leave_group):
+def test_processes_that_are_left_behind_are_ended(check, tmp_path, leave_group):
+    """Each holds the pipe open to read it. With the last of them goes its last reader, whether or
+    not somebody has waited for them."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     code = f"""
 import os, time
+os.open({str(pipe)!r}, os.O_RDONLY | os.O_NONBLOCK)
 for _ in range(20):
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         if {leave_group}:
             os.setsid()
         time.sleep(300)
         os._exit(0)
-    print(pid)
+print("started")
 """
     report = check(code)
-    pids = [int(line) for line in report.printed.splitlines() if line.isdigit()]
-    assert pids, report.text()
-    deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    assert report.printed == "started\n", report.text()
+    with pytest.raises(OSError) as caught:
+        os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    assert caught.value.errno == errno.ENXIO
 
 
 @LINUX
-def test_a_flood_of_processes_is_stopped(check):
+def test_a_flood_of_processes_is_stopped(check, monkeypatch):
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")  # to start so many takes a while
     report = check(
         "import os, time\nfor _ in range(100):\n    if os.fork() == 0:\n        time.sleep(60)\n"
         "        os._exit(0)\ntime.sleep(60)"
@@ -70,7 +72,7 @@ def test_a_flood_of_processes_is_stopped(check):
 
 @LINUX
 def test_memory_is_counted_over_all_processes(check, monkeypatch):
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "30")
+    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
     report = check(
         "import mmap, os, time\npage = bytes(1 << 20)\nfor _ in range(3):\n"
         "    if os.fork() == 0:\n        taken = mmap.mmap(-1, 2 << 30)\n"
@@ -94,44 +96,6 @@ def test_code_that_evades_the_clock_is_stopped(check, monkeypatch, evade):
     began = time.monotonic()
     assert "stopped: not finished after" in check(evade).text()
     assert time.monotonic() - began < 60
-
-
-def has_landlock():
-    import ctypes
-
-    return sys.platform == "linux" and (
-        ctypes.CDLL(None).syscall(containment.CREATE_RULESET, None, 0, containment.VERSION)
-        >= containment.TCP_SINCE
-    )
-
-
-@pytest.mark.skipif(not has_landlock(), reason="this system has no Landlock for files and TCP")
-def test_nothing_is_written_elsewhere_and_nothing_is_sent(check, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        report = check(
-            f"""
-import os, socket, tempfile
-for name, attempt in {{
-    "write": lambda: open({str(tmp_path / "left")!r}, "w"),
-    "course": lambda: open(os.path.join(os.path.dirname(__file__), "left"), "w"),
-    "remove": lambda: os.remove(__file__),
-    "connect": lambda: socket.create_connection(("127.0.0.1", {port}), 2),
-    "scratch": lambda: tempfile.TemporaryFile(),
-}}.items():
-    try:
-        attempt()
-        print(name, "done")
-    except OSError as error:
-        print(name, "refused")
-"""
-        )
-    said = dict(line.split() for line in report.printed.splitlines() if line.count(" ") == 1)
-    assert said == {
-        "write": "refused", "course": "refused", "remove": "refused", "connect": "refused",
-        "scratch": "done",
-    }, report.text()  # fmt: skip
-    assert not (tmp_path / "left").exists()
 
 
 @LINUX

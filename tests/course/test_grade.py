@@ -2,11 +2,13 @@
 
 import contextlib
 import csv
+import ctypes
 import html
 import os
 import random
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -98,15 +100,62 @@ def test_a_folder_without_exercises_is_refused(tmp_path, capsys):
     assert "has no chNN_" in capsys.readouterr().err
 
 
-def test_a_bad_folder_does_not_stop_the_others(a_class, tmp_path):
-    (tmp_path / "eve").mkdir()
-    (tmp_path / "eve" / FILE).symlink_to(a_class[0] / FILE)
-    (tmp_path / "fay").mkdir()
-    os.mkfifo(tmp_path / "fay" / FILE)
-    assert grading.find_student(tmp_path / "eve").file(ONE) is None
-    assert grading.find_student(tmp_path / "fay").file(ONE) is None
-    report = grading.grade(grading.find_student(tmp_path / "eve"), ONE)
-    assert report.status == "failed" and "is missing" in report.place
+HOSTILE_FILES = {  # name of the student: what stands in the place of the file, and what is told
+    "nested": (lambda file: file.write_text("x = " + "-" * 90_000 + "1"), "cannot read this"),
+    "brackets": (lambda file: file.write_text("(" * 90_000), "cannot read this"),
+    "sum": (lambda file: file.write_text(right(ONE) + "\ny = " + "1 + " * 90_000 + "1"), "cannot"),
+    "deep": (  # Python can read it, and not write it again
+        lambda file: file.write_text(
+            right(ONE).replace("def allocate(self)", f"def allocate(self, a={'-' * 700}1)")
+        ), "nested|recursion",
+    ),
+    "latin": (lambda file: file.write_bytes("# fün".encode("latin-1")), "not UTF-8"),
+    "pipe": (os.mkfifo, "no file"),
+    "socket": (lambda file: socket.socket(socket.AF_UNIX).bind(str(file)), "no file"),
+    "folder": (os.mkdir, "no file"),
+    "link": (lambda file: file.symlink_to("/etc/passwd"), "no file"),
+    "loop": (lambda file: file.symlink_to(file), "no file"),
+    "huge": (lambda file: (file.touch(), os.truncate(file, 2 << 30)), "bytes"),
+    "closed": (lambda file: (file.touch(), file.chmod(0)), "Permission denied"),
+    "locked": (lambda file: (file.touch(), file.parent.chmod(0)), "Permission denied"),
+    "circle": (lambda file: (file.parent.rmdir(), file.parent.symlink_to(file.parent)), "symbolic"),
+    "not utf-8 \udcff": (lambda file: file.write_text("def broken(:"), "cannot read this"),
+}  # fmt: skip
+
+
+def without_the_rights_of_root():
+    """To read everything is two of them; they do not come back with the next program."""
+    for right_ in (1, 2):
+        ctypes.CDLL(None).prctl(24, right_, 0, 0, 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has all of these files")
+def test_half_of_a_class_is_hostile(tmp_path):
+    """All are marked, the bad ones with the reason, and the tables are written."""
+    folders = []
+    for number, (name, (make, _)) in enumerate(HOSTILE_FILES.items()):
+        for folder in (tmp_path / f"student {number}", tmp_path / name):
+            folder.mkdir()
+            folders.append(folder)
+        (tmp_path / f"student {number}" / FILE).write_text(right(ONE))
+        make(tmp_path / name / FILE)
+    assert len(folders) == 30
+    table, xml, page = (tmp_path / name for name in ("marks.csv", "marks.xml", "class.html"))
+    tables = ("--csv", table, "--junit", xml, "--page", page)
+    done = grade(
+        *map(os.fspath, folders), "--chapters", "04", "--jobs", "1", *tables,
+        preexec_fn=without_the_rights_of_root,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == ONE.id]
+    assert [row["status"] for row in rows] == ["passed", "failed"] * 15
+    names = [name.replace("\udcff", "\\xff") for name in HOSTILE_FILES]
+    assert [row["student"] for row in rows[1::2]] == names
+    for row, (_, reason) in zip(rows[1::2], HOSTILE_FILES.values(), strict=True):
+        assert re.search(reason, row["message"]), row
+    assert len(ElementTree.parse(xml).getroot().findall("testsuite")) == 30
+    assert "30 students" in page.read_text()
+    assert len(done.stdout.splitlines()) >= 31
 
 
 def test_code_that_writes_to_every_open_file_is_told_so():

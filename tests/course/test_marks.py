@@ -1,5 +1,8 @@
 """A mark comes from what was seen of a solution, which the solution itself cannot write."""
 
+from typing import ClassVar
+
+import numpy as np
 import pytest
 import torch
 from four_ways import text_with
@@ -213,6 +216,9 @@ def test_a_value_arrives_as_it_was(value):
     "data",
     [b"", b"\0" * 8, b"\xff" * 20, pack([1])[:-1], pack([1]) + b"x",
      pack([torch.ones(3)])[:-4],
+     pack(torch.ones(0)).replace(b"[0], 0", b"[9], 0"),
+     pack(torch.ones(0)).replace(b"[0], 0", b"[0,-1],0"),
+     pack(torch.ones(4)).replace(b"[4], 0", b"[-1],0"),
      pack(["int64"]).replace(b'"int64"', b'{"a":1}'),
      b"\x0b\0\0\0\0\0\0\0" + b"[[[[[[[[[[[",
      pack("x").replace(b'"x"', b"{1}")],
@@ -220,6 +226,51 @@ def test_a_value_arrives_as_it_was(value):
 def test_what_is_no_plain_data_is_refused(data):
     with pytest.raises(Unreadable):
         unpack(data)
+
+
+class Spy:
+    """Notes that it was asked."""
+
+    asked: ClassVar[list[str]] = []
+
+    def __getattribute__(self, name):
+        Spy.asked.append(name)
+        return super().__getattribute__(name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        Spy.asked.append(str(function))
+        return 1
+
+    def __iter__(self):
+        Spy.asked.append("iter")
+        return iter(())
+
+
+def a_spy_on(base, *arguments):
+    methods = dict.fromkeys(("items", "tolist", "__str__", "__int__", "__float__"), Spy.__iter__)
+    return type("Liar", (Spy, base), methods)(*arguments)
+
+
+@pytest.mark.parametrize("base", [list, tuple, set, frozenset, dict, str, int, float, object])
+def test_a_class_of_the_readers_is_not_asked(base):
+    value = base() if base is object else base({1: 2} if base is dict else [1] if base in
+        (list, tuple, set, frozenset) else 1)  # fmt: skip
+    spy = a_spy_on(base) if base is object else a_spy_on(base, value)
+    Spy.asked.clear()
+    found = kept([spy, (spy,)])
+    assert not Spy.asked
+    assert found[0] == ("a Liar" if base is object else kept(value)) and found[1] == [found[0]]
+    assert type(found[0]) in (list, set, dict, str, int, float)
+
+
+def test_a_tensor_of_the_readers_class_is_not_asked():
+    for spy in (torch.ones(2).as_subclass(type("Liar", (Spy, torch.Tensor), {})),
+                np.ones(2).view(type("Liar", (Spy, np.ndarray), {}))):  # fmt: skip
+        Spy.asked.clear()
+        assert kept([spy]) == ["a Liar"] and not Spy.asked
+    assert type(kept(torch.nn.Parameter(torch.ones(2)))) is torch.Tensor
+    assert kept([np.int64(3), np.ones(2), np.bool_(True)]) == [3, [1.0, 1.0], True]
 
 
 def test_a_value_too_large_for_a_float_is_another_value():

@@ -28,7 +28,7 @@ IN_COLAB = "import sys, types\nsys.modules['google.colab'] = types.ModuleType('g
 CHECK = "from minikv.course.lab import check\nprint(repr(check('01.1')))"
 # Stored tokens come out, and Triton's interpreter computes.
 WORKS = """
-from minikv.course.doctor import check_model, check_triton
+from minikv.course.reader.doctor import check_model, check_triton
 found = [check_model(), check_triton()]
 assert not [one for one in found if one.status == "FAIL"], found
 """

@@ -84,6 +84,7 @@ def display_name(chapter: Chapter) -> str:
 
 
 LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+LONGEST_LINE = 1_000  # characters that are told of a line
 
 
 def saved_at(chapter: Chapter) -> float | None:
@@ -97,6 +98,8 @@ def saved_at(chapter: Chapter) -> float | None:
 def read(chapter: Chapter) -> str:
     """The reader's text. Raises WorkbookError if there is none."""
     try:
+        if path_of(chapter).exists() and not path_of(chapter).is_file():
+            raise WorkbookError(f"{display_name(chapter)} is a folder or a pipe, and no file")
         size = path_of(chapter).stat().st_size
         if size > LONGEST_FILE:
             raise WorkbookError(
@@ -112,18 +115,30 @@ def read(chapter: Chapter) -> str:
         raise WorkbookError(
             f"{display_name(chapter)} is not UTF-8 text ({error}); save it as UTF-8"
         ) from None
+    except OSError as error:
+        raise WorkbookError(f"{display_name(chapter)}: {error.strerror}") from None
 
 
 def parse(chapter: Chapter, text: str) -> ast.Module:
     """Its syntax tree. Raises WorkbookError, with the line that Python cannot read."""
-    try:
+    with _understood(chapter):
         return ast.parse(text)
-    except (SyntaxError, ValueError) as error:
+
+
+@contextmanager
+def _understood(chapter: Chapter) -> Iterator[None]:
+    """Whatever Python cannot read inside, or is nested too deeply for it, is a WorkbookError."""
+    try:
+        yield
+    except WorkbookError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         source = (getattr(error, "text", None) or "").strip()
+        why = getattr(error, "msg", None) or str(error) or "it is nested too deeply"
         raise WorkbookError(
-            f"{display_name(chapter)}{line}: Python cannot read this: "
-            f"{getattr(error, 'msg', error)}" + (f": {source}" if source else ""),
+            f"{display_name(chapter)}{line}: Python cannot read this: {why}"
+            + (f": {source[:LONGEST_LINE]}" if source else ""),
             getattr(error, "lineno", None),
         ) from None
 
@@ -150,14 +165,15 @@ def progress_of(exercise: Exercise, text: str) -> Progress:
         if target.exercise != exercise.id:
             continue
         node = found.get(path)
-        if node is None:
-            missing.append(path)
-        elif target.is_bug and same_code(text_of(text, node), target.skeleton):
-            unwritten[path] = node.lineno
-        elif isinstance(node, ast.FunctionDef) and is_unwritten(node):
-            unwritten[path] = node.body[-1].lineno
-        else:
-            written.append(path)
+        with _understood(chapter):
+            if node is None:
+                missing.append(path)
+            elif target.is_bug and same_code(text_of(text, node), target.skeleton):
+                unwritten[path] = node.lineno
+            elif isinstance(node, ast.FunctionDef) and is_unwritten(node):
+                unwritten[path] = node.body[-1].lineno
+            else:
+                written.append(path)
     return Progress(written, unwritten, missing)
 
 
@@ -177,7 +193,8 @@ def fingerprint(exercise: Exercise, text: str) -> str:
         path = todo.pop()
         if path in seen or path not in found:
             continue
-        seen[path] = ast.unparse(found[path])
+        with _understood(chapter):
+            seen[path] = ast.unparse(found[path])
         owner = path.rpartition(".")[0]
         for inner in ast.walk(found[path]):
             if isinstance(inner, ast.Name) and inner.id not in others:

@@ -174,7 +174,11 @@ def _how(results: Results) -> str:
         + "".join(f"<li>{escape(line)}</li>" for line in lines)
         + "</ul>"
     )
+    cannot, can = containment.reach()
     return (
-        f"<p>On this machine a solution has: {escape(containment.isolation())}. Marks are written "
-        "by a process that does not import it.</p>" + (word if lines else "")
+        "<p>On this machine a solution has limits on time, memory, processes and the size of files."
+        + (f" It cannot {', '.join(cannot)}." if cannot else "")
+        + (f" It can {', '.join(can)}." if can else "")
+        + " Marks are written by a process that does not import it.</p>"
+        + (word if lines else "")
     )

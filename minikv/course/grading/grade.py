@@ -13,6 +13,7 @@ an exercise needs, for a person to read.
 import argparse
 import ast
 import csv
+import fnmatch
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ import os
 import re
 import signal
 import sqlite3
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -46,9 +48,9 @@ from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, fin
 from minikv.course.exercises.skeletons import skeleton
 from minikv.course.grading import on_ray
 from minikv.course.grading.class_page import as_page
-from minikv.course.judge import process
+from minikv.course.judge import containment, process
 from minikv.course.judge.result import Line, Result
-from minikv.course.reports.report import Report
+from minikv.course.reports.report import Line, Report
 
 COLUMNS = (
     "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
@@ -60,6 +62,7 @@ PLAIN = {
     "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
     "itertools", "math", "numpy", "operator", "random", "torch", "triton", "typing",
 }  # fmt: skip
+NOT_CHECKED = "could not be checked: "
 REACHING = re.compile(r"__import__|eval|exec|compile|globals|open|_getframe|__\w+__")
 ORDINARY = re.compile(r"__(init|name|len|iter|getitem|contains|eq|hash|repr|lt|post_init)__")
 
@@ -72,16 +75,24 @@ class Student:
     folder: Path
 
     def file(self, exercise: Exercise) -> bytes | None:
-        """The file that holds an exercise; None if there is none that can be read at once."""
+        """The file that holds an exercise; None if there is none. Raises OSError for one that
+        cannot be read, or not at once."""
         path = self.folder / chapter_of(exercise.id).file_name
-        if path.is_symlink() or not path.is_file():
+        try:
+            kind = path.lstat().st_mode
+        except FileNotFoundError:
             return None
+        if not stat.S_ISREG(kind):
+            raise OSError(f"{path.name} is a folder, a link or a pipe, and no file")
         with path.open("rb") as file:
             return file.read(reader_files.LONGEST_FILE + 1)
 
     def text(self, exercise: Exercise) -> str:
         """What a person could read in it; nothing of a file that is too long to be run."""
-        file = self.file(exercise) or b""
+        try:
+            file = self.file(exercise) or b""
+        except OSError:
+            return ""
         return "" if len(file) > reader_files.LONGEST_FILE else file.decode("utf-8", "replace")
 
 
@@ -126,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
     for folder in args.folders:
         try:
             students.append(find_student(folder))
-        except (ValueError, OSError) as error:  # the others are graded all the same
+        except ValueError as error:  # the others are graded all the same
             print(error, file=sys.stderr)
     try:
         exercises = [e for number in args.chapters for e in chapter_of(number).exercises]
@@ -140,9 +151,10 @@ def run(args: argparse.Namespace) -> int:
         return 2
     names = [student.name for student in students]
     students = [
-        one if names.count(one.name) == 1 else Student(str(one.folder), one.folder)
+        one if names.count(one.name) == 1 else Student(_printable(one.folder), one.folder)
         for one in students
     ]
+    announce()
     results: Results = []
     status = 0
     try:
@@ -171,11 +183,30 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
+def announce() -> None:
+    """Say, before anything is run, what no fence of this machine keeps from the students' code."""
+    _, can = containment.reach()
+    if can:
+        print(
+            f"On this machine a student's code can {', '.join(can)}. docs/GRADING.md says why.",
+            file=sys.stderr,
+        )
+
+
 def find_student(folder: Path) -> Student:
-    """Raises ValueError for a folder without exercise files."""
+    """Raises ValueError for a folder without exercise files. One that cannot be read is a
+    student's: their reports say why."""
+    folder = Path(os.path.abspath(folder))
+    name = _printable(folder.name)
     for place in (folder, folder / "exercises"):
-        if any(place.glob("ch[0-9][0-9]_*.py")):
-            return Student(folder.resolve().name, place.resolve())
+        try:
+            names = os.listdir(place)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            return Student(name, place)
+        if fnmatch.filter(names, "ch[0-9][0-9]_*.py"):
+            return Student(name, place)
     raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
@@ -190,20 +221,32 @@ def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Resul
 
 
 def grade(student: Student, exercise: Exercise) -> Result:
-    return _report(grade_file(exercise.id, student.file(exercise)))
+    try:
+        file = student.file(exercise)
+    except OSError as error:
+        return _not_checked(exercise, error)
+    return _report(grade_file(exercise.id, file))
 
 
 def grade_file(exercise_id: str, file: bytes | None) -> dict:
     """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
     folder of its own meanwhile, away from the student's and from all others'."""
     exercise = find(exercise_id)
-    with tempfile.TemporaryDirectory(prefix="minikv-") as place:
-        folder = Path(place, "exercises")
-        folder.mkdir()
-        if file is not None:
-            (folder / chapter_of(exercise.id).file_name).write_bytes(file)
-        with reader_files.in_folder(folder):
-            return asdict(process.run(exercise))
+    try:
+        with tempfile.TemporaryDirectory(prefix="minikv-") as place:
+            folder = Path(place, "exercises")
+            folder.mkdir()
+            if file is not None:
+                (folder / chapter_of(exercise.id).file_name).write_bytes(file)
+            with reader_files.in_folder(folder):
+                return asdict(process.run(exercise))
+    except Exception as error:  # whatever a file brings about, the others are graded
+        return asdict(_not_checked(exercise, error))
+
+
+def _not_checked(exercise: Exercise, error: Exception) -> Report:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return Report(exercise.id, "failed", 0, place=f"{NOT_CHECKED}{why}")
 
 
 def grades(
@@ -213,14 +256,20 @@ def grades(
     exercise, because a process remembers what the reference gives. Students who handed in the
     same file, byte for byte, share its reports: it is checked once."""
     waiting: dict[Future, tuple[Exercise, bytes | None, list[Student]]] = {}
-    files: dict[tuple[Student, str], bytes | None] = {}
+    files: dict[tuple[Student, str], bytes | OSError | None] = {}
     for exercise in exercises:
         alike: dict[bytes | None, list[Student]] = {}
         for student in students:
             place = student, exercise.id[:2]
             if place not in files:
-                files[place] = student.file(exercise)
+                try:
+                    files[place] = student.file(exercise)
+                except OSError as error:
+                    files[place] = error
             file = files[place]
+            if isinstance(file, OSError):
+                yield student, _not_checked(exercise, file)
+                continue
             known = store.get(exercise, file)
             if known is not None:
                 yield student, _report(known)
@@ -234,7 +283,8 @@ def grades(
         for done in as_completed(waiting):
             exercise, file, same = waiting[done]
             found = done.result()
-            store.put(exercise, file, found)
+            if not (found["place"] or "").startswith(NOT_CHECKED):  # it may go better next time
+                store.put(exercise, file, found)
             for student in same:
                 yield student, _report(found)
     except BaseException:

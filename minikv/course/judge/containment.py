@@ -1,10 +1,15 @@
 """What a reader's code must not do to the machine it is checked on.
 
 The limit on time is in `process`. Here are the others, all of which end in a sentence: processes
-and memory, counted over everything that the code has started; the size of files; where Linux's
-Landlock is at hand, the places it may write to (its own scratch folder), TCP (none) and the
-processes it may send signals to (its own); where it can have a namespace of its own, no network.
-A process that leaves its group is found all the same: the nursery adopts orphans.
+and memory, counted over everything that the code has started, and the size of files. Then, where
+Linux has them, three fences around a player, each of which the others complete:
+
+    namespaces  (`namespaces`)      it sees no other process and no network; its files are private
+    Landlock    (here)              it writes to its scratch folder only; no TCP, no signals
+    a filter    (`refused_calls`)   no sockets, no changes of modes, times, or others' limits
+
+`reach` says what the fences of this machine leave open. A process that leaves its group is found
+all the same: the nursery adopts orphans.
 """
 
 import ctypes
@@ -15,6 +20,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from minikv.course.judge import namespaces, refused_calls
+
 MEMORY_LIMIT = 4 << 30  # bytes, of a check's processes together
 PROCESS_LIMIT = 64  # a check's processes; a compiler of kernels starts some
 FILE_LIMIT = 256 << 20  # bytes of one file
@@ -23,12 +30,13 @@ FILE_LIMIT = 256 << 20  # bytes of one file
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 VERSION, PATH_BENEATH = 1, 1
+CAPABILITIES = 0x20080522  # the version of their structure
 # Landlock's rights to change files, by the version that brought each in: write a file, remove and
 # make entries of every kind; then move between folders; then truncate.
 WRITES = {1: (1 << 1) | sum(1 << bit for bit in range(4, 13)), 2: 1 << 13, 3: 1 << 14}
+WRITES_A_FILE = (1 << 1) | (1 << 14)
 TCP_SINCE, TCP = 4, 0b11  # bind and connect
 SCOPES_SINCE, SCOPES = 6, 0b11  # no sockets by name, and no signals, to processes outside
-NEW_USER, NEW_NETWORK, NEW_IPC = 1 << 28, 1 << 30, 1 << 27
 
 
 def adopt_orphans() -> None:
@@ -43,9 +51,16 @@ def hide(hidden: bool = True) -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(not hidden), 0, 0, 0)
 
 
-def confine(scratch: str) -> None:
-    """Limit this process, and all that it starts, as far as the system can."""
+def stand_apart() -> bool:
+    """Go on with no other process in sight and no network; False where the system forbids it."""
+    return _has("namespaces") and namespaces.allowed() and namespaces.stand_apart()
+
+
+def confine(scratch: str, apart: bool = False) -> None:
+    """Limit this process, and all that it starts, as far as the system can. `apart`: the process
+    above stands apart."""
     tempfile.tempdir = os.environ["TMPDIR"] = scratch
+    os.environ["TRITON_CACHE_DIR"] = str(Path(scratch, "triton"))
     with suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -55,43 +70,62 @@ def confine(scratch: str) -> None:
             used = int(statm.read().split()[5]) * resource.getpagesize()  # data and stack
         resource.setrlimit(resource.RLIMIT_DATA, (used + MEMORY_LIMIT,) * 2)
     if sys.platform == "linux":
-        _alone()
-        triton = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton"))
-        with suppress(OSError):
-            triton.mkdir(parents=True, exist_ok=True)
-        _landlock([Path(scratch), triton, Path("/dev")])
+        if apart:
+            namespaces.private_files(scratch)
+        _fence(Path(scratch), signals=not apart and _landlock_version() < SCOPES_SINCE)
 
 
-def isolation() -> str:
-    """How far this system keeps a reader's code apart from everything else, in words."""
-    found = ["limits on time, memory, processes and the size of files"]
+def _fence(scratch: Path, signals: bool) -> None:
+    """Landlock and the filter."""
+    give_up_rights()
+    _landlock(scratch)
+    with suppress(OSError):
+        if _has("filter"):
+            refused_calls.refuse(signals)
+
+
+def give_up_rights() -> None:
+    """Be nobody special from now on, not even as root: who may mount is in no fence."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    libc.capset((ctypes.c_uint32 * 2)(CAPABILITIES, 0), (ctypes.c_uint32 * 6)())
+
+
+def reach() -> tuple[list[str], list[str]]:
+    """What a reader's code cannot do on this system, and what it can, beyond its own process."""
+    apart = landlock = scopes = calls = False
     if sys.platform == "linux":
-        version = _landlock_version()
-        found += ["writes to a scratch folder alone"] * (version >= 1)
-        found += ["no signals to other processes"] * (version >= SCOPES_SINCE)
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if _alone() else 1)
-        if os.waitpid(pid, 0)[1] == 0:
-            found.append("no network")
-        elif version >= TCP_SINCE:
-            found.append("no TCP")
-    return "; ".join(found)
+        apart = _has("namespaces") and namespaces.allowed()
+        landlock, scopes = _landlock_version() >= 1, _landlock_version() >= SCOPES_SINCE
+        calls = _has("filter") and namespaces.attempted(lambda: refused_calls.refuse(True))
+    kept_from = {
+        "write to files": apart or landlock,
+        "change the modes and times of files": apart or calls,
+        "look into other processes": apart or landlock,
+        "end other processes": apart or scopes or calls,
+        "set limits on other processes": calls,
+        "use the network": apart or calls,
+        "talk to Unix sockets": calls,
+        "fill the disk": apart,
+    }
+    return [what for what, so in kept_from.items() if so], [
+        what for what, so in kept_from.items() if not so
+    ]
 
 
-def _alone() -> bool:
-    """Give this process a network of its own, with nobody in it. Whether the system allows it."""
-    return ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK | NEW_IPC) == 0
+def _has(fence: str) -> bool:
+    """Whether a fence may be used: a test leaves some out, to see what the others hold."""
+    return fence not in os.environ.get("MINIKV_WITHOUT", "").split()
 
 
 def _landlock_version() -> int:
     """0 or less where there is none."""
-    return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, VERSION)
+    return ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, VERSION) if _has("landlock") else 0
 
 
-def _landlock(writable: list[Path]) -> None:
-    """Allow writing below `writable` alone, no TCP, and signals to what this process starts. Does
-    nothing where there is no Landlock."""
+def _landlock(scratch: Path) -> None:
+    """Allow writing below `scratch` and to the usual devices alone, no TCP, and signals to what
+    this process starts. Does nothing where there is no Landlock."""
     libc, version = ctypes.CDLL(None), _landlock_version()
     if version < 1:
         return
@@ -103,25 +137,26 @@ def _landlock(writable: list[Path]) -> None:
     ruleset = libc.syscall(CREATE_RULESET, rights, size, 0)
     if ruleset < 0:
         return
-    for path in filter(Path.exists, writable):
-        folder = os.open(path, os.O_PATH)
-        # struct landlock_path_beneath_attr, packed: the rights, then the folder
-        rule = writes.to_bytes(8, sys.byteorder) + folder.to_bytes(4, sys.byteorder)
+    allowed = {scratch: writes} | dict.fromkeys(namespaces.DEVICES, writes & WRITES_A_FILE)
+    for path in filter(Path.exists, allowed):
+        place = os.open(path, os.O_PATH)
+        # struct landlock_path_beneath_attr, packed: the rights, then the file
+        rule = allowed[path].to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)
         libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0)
-        os.close(folder)
-    libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        os.close(place)
     libc.syscall(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
 
 
-def descendants(ancestor: int) -> list[int]:
-    """The processes below `ancestor`; none where there is no /proc."""
+def descendants(ancestor: int, dead: bool = False) -> list[int]:
+    """The processes below `ancestor`, with `dead` also those that nobody has waited for; none
+    where there is no /proc."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile
             # The name stands in brackets and may hold anything: state and parent follow it.
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
-            if state != "Z":
+            if dead or state != "Z":
                 children.setdefault(int(parent), []).append(int(folder.name))
     found, new = [], [ancestor]
     while new:
@@ -150,11 +185,11 @@ def _resident(pid: int) -> int:
 
 
 def _shares(pid: int) -> int:
-    """The same, with a page that n processes have as an n-th of it."""
+    """The same, with a page that n processes have as an n-th of it, unless it hides that."""
     with suppress(OSError, StopIteration):
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
         return int(next(line for line in lines if line.startswith("Pss:")).split()[1]) << 10
-    return 0
+    return _resident(pid)
 
 
 def end_all(ancestor: int) -> None:

@@ -6,14 +6,16 @@ wrote them; and an object that says it is equal to everything does not arrive as
 """
 
 import json
+import math
 import struct
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 EXACT = (int, str, bool)  # compared as they are, and never changed
 LARGEST = 64 << 20  # bytes of one message
+MOST_DIMENSIONS = 64  # of a tensor that torch can compute with
 DTYPES = {
     str(dtype): dtype
     for dtype in (
@@ -35,25 +37,36 @@ class Unreadable(ValueError):
 
 def kept(value: Any) -> Any:
     """A copy that later changes do not reach: numbers, texts, tensors, and lists, dicts and sets
-    of them. Of anything else only the kind is kept."""
-    if type(value) in EXACT or value is None:
+    of them, each of exactly that type. Of anything else only the kind is kept.
+
+    The value is not asked: what it holds is read as the class does that it is built on, because a
+    class of the reader's can say anything when its own methods are called."""
+    kind = type(value)  # `isinstance` would ask the value for its class
+    if kind in EXACT or kind is Words or value is None:
         return value
-    if isinstance(value, torch.Tensor):
+    if kind in (torch.Tensor, torch.nn.Parameter):
         return value.detach().clone()
-    if hasattr(value, "tolist"):
+    if kind is np.ndarray or kind in np.sctypeDict.values():
         return value.tolist()
-    if isinstance(value, list | tuple):
-        return [kept(item) for item in value]
-    if isinstance(value, Mapping):
-        return {kept(key): kept(item) for key, item in value.items()}
-    if isinstance(value, Words):
-        return value
-    for plain in (str, int, float):
-        if isinstance(value, plain):  # as the class below says, whatever this one does
-            return (str.__str__ if plain is str else getattr(plain, f"__{plain.__name__}__"))(value)
-    if isinstance(value, set | frozenset):
-        return {item if isinstance(item, tuple) else kept(item) for item in value}
-    return f"a {type(value).__name__}"
+    for plain in (list, tuple):
+        if issubclass(kind, plain):
+            return [kept(item) for item in plain.__iter__(value)]
+    if issubclass(kind, dict):
+        return {_key(key): kept(item) for key, item in dict.items(value)}
+    for plain, read in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+        if issubclass(kind, plain):
+            return read(value)
+    for plain in (set, frozenset):
+        if issubclass(kind, plain):
+            return {_key(item) for item in plain.__iter__(value)}
+    return f"a {kind.__name__}"
+
+
+def _key(value: Any) -> Any:
+    """The same for what stands in a set or names an entry: a tuple stays one."""
+    if issubclass(type(value), tuple):
+        return tuple(map(_key, tuple.__iter__(value)))
+    return kept(value)
 
 
 def pack(value: Any) -> bytes:
@@ -112,7 +125,12 @@ def _unpacked(body: Any, buffers: list[bytes]) -> Any:
     match kind:
         case "tensor":
             name, shape, place = inner
-            if not buffers[place]:
+            size = math.prod(shape) * DTYPES[name].itemsize
+            if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
+                raise Unreadable(f"no shape: {shape}")
+            if size != len(buffers[place]):  # what is missing would be this process's own memory
+                raise Unreadable(f"{len(buffers[place])} bytes for {size}")
+            if size == 0:
                 return torch.empty(shape, dtype=DTYPES[name])
             flat = torch.frombuffer(bytearray(buffers[place]), dtype=torch.uint8)
             return flat.view(DTYPES[name]).reshape(shape)

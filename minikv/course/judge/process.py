@@ -63,7 +63,7 @@ END_LIMIT = 5.0  # seconds for a starter to end
 LOAD_LIMIT = 30.0  # seconds for a child to import the checks
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 KEPT_LINES = 12  # of them
-LONGEST_STACK = 20_000  # characters of where a player was
+LONGEST_STACK = 20_000  # bytes of where a player was
 CONFUSED = 1000  # as the status of a player that sends what no player sends
 FORKS = sys.platform == "linux"
 
@@ -131,16 +131,17 @@ def _in_child(
         found.append(message)
         hear(message)
 
-    with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
-        hung = Path(scratch, "hung")
-        with _Listener(Path(scratch, "printed")) as listener:
+    with _temporary_folder() as folder:
+        Path(folder, "scratch").mkdir()  # the reader's code can write there, and not beside it
+        printed, hung = Path(folder, "printed"), Path(folder, "hung")
+        with hung.open("w+b") as stacks, _Listener(printed) as listener:
             # A player ends itself after `limit`, and tells where it was: for its checks and for
             # the model's run. If it has switched that off, it is ended.
             compiles = what != "parts" and chapter_of(what).needs == "triton"
             latest = LOAD_LIMIT + 2.5 * limit + (COMPILE_LIMIT if compiles else 0)
-            job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "scratch": scratch}
+            job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "folder": folder}
             end = _ask(job, START_LIMIT + latest, listen)
-        stack = hung.read_text("utf-8", "replace")[:LONGEST_STACK] if hung.exists() else ""
+            stack = stacks.read(LONGEST_STACK).decode("utf-8", "replace")
     if end["over"] is not None:
         cause = "the code starts processes, or takes memory, without end"
         look = "what does it start or allocate, and how often?"
@@ -148,6 +149,19 @@ def _in_child(
     if any("end" in message for message in found):
         return found, None, listener.text
     return found, _ending(end["status"], stack, limit), listener.text
+
+
+@contextmanager
+def _temporary_folder() -> Iterator[str]:
+    """One that is removed, however deep the folders are that it has got."""
+    folder = tempfile.TemporaryDirectory(prefix="minikv-")
+    try:
+        yield folder.name
+    finally:
+        try:
+            folder.cleanup()
+        except RecursionError:
+            subprocess.run(["rm", "-rf", folder.name], check=False)
 
 
 class _Listener:
@@ -339,7 +353,7 @@ def _serve() -> None:
     if nursery == 0:
         for file in (jobs, answers, control):
             file.close()
-        _keep_players(theirs)
+        _keep_players(theirs, apart=containment.stand_apart())
         os._exit(0)
     theirs.close()
     containment.hide()
@@ -399,7 +413,7 @@ def _all_there(job: dict) -> bool:
 # ── The nursery ───────────────────────────────────────────────────────────────
 
 
-def _keep_players(control: socket.socket) -> None:
+def _keep_players(control: socket.socket, apart: bool) -> None:
     """Fork a player for each job, and tell how it ended."""
     containment.adopt_orphans()
     containment.hide()
@@ -407,7 +421,7 @@ def _keep_players(control: socket.socket) -> None:
         data, [*connections], _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not data:
             return
-        job = json.loads(data)
+        job = json.loads(data) | {"apart": apart}
         with suppress(Exception):  # once for all players; what fails here fails there, too
             import_checks(job["what"], job["ids"])
         pid = os.fork()
@@ -417,7 +431,8 @@ def _keep_players(control: socket.socket) -> None:
             containment.hide(False)  # its memory is counted from outside
             _be_a_player(job, socket.socket(fileno=connections[0]))
         os.close(connections[0])
-        control.send((json.dumps({"pid": pid}) + "\n").encode())
+        # Nobody outside has a name for a player that stands apart: it ends with the nursery.
+        control.send((json.dumps({"pid": None if apart else pid}) + "\n").encode())
         status, over, dismissed = _wait(pid, job, control)
         control.send((json.dumps({"status": status, "over": over}) + "\n").encode())
         if not dismissed:
@@ -439,7 +454,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
         now = monotonic()
         if now - looked > 0.2:
             looked = now
-            over = over or containment.excess([pid, *containment.descendants(pid)])
+            over = over or containment.excess([pid, *containment.descendants(pid, dead=True)])
         if over is not None or dismissed or now - began > job["latest"]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
@@ -459,7 +474,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
 def _enter(job: dict) -> None:
     """From here on, what is printed is the reader's."""
     os.environ.update(job["environment"])
-    pipe = os.open(Path(job["scratch"], "printed"), os.O_WRONLY)
+    pipe = os.open(Path(job["folder"], "printed"), os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(pipe, stream)
 
@@ -513,7 +528,7 @@ def _watched(job: dict) -> Iterator[Callable[[str], None]]:
     interpreter = r"triton\.runtime\.interpreter"
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=interpreter)
     limit = job["limit"]
-    with Path(job["scratch"], "hung").open("w") as hung:
+    with Path(job["folder"], "hung").open("w") as hung:
 
         def begin(name: str) -> None:
             if name == MODEL_RUN:  # with a time of its own
@@ -521,7 +536,8 @@ def _watched(job: dict) -> Iterator[Callable[[str], None]]:
             if name == COMPILES:
                 faulthandler.dump_traceback_later(limit + COMPILE_LIMIT, exit=True, file=hung)
 
-        containment.confine(job["scratch"])
+        scratch = str(Path(job["folder"], "scratch"))
+        containment.confine(scratch, apart=job.get("apart", False))
         faulthandler.dump_traceback_later(limit, exit=True, file=hung)
         yield begin
         faulthandler.cancel_dump_traceback_later()
