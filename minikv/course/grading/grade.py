@@ -50,7 +50,7 @@ from minikv.course.grading import on_ray
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
 from minikv.course.judge.result import Line, Result
-from minikv.course.reports.report import Line, Report
+from minikv.course.reports.report import Report
 
 COLUMNS = (
     "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
@@ -210,6 +210,11 @@ def find_student(folder: Path) -> Student:
     raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
 
 
+def _printable(name: str | Path) -> str:
+    """A file's name, with an escape for each byte that is no UTF-8."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
     with tqdm(results, total=total, unit="exercise", disable=not sys.stderr.isatty()) as bar:
         for student, report in bar:
@@ -244,9 +249,9 @@ def grade_file(exercise_id: str, file: bytes | None) -> dict:
         return asdict(_not_checked(exercise, error))
 
 
-def _not_checked(exercise: Exercise, error: Exception) -> Report:
+def _not_checked(exercise: Exercise, error: Exception) -> Result:
     why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return Report(exercise.id, "failed", 0, place=f"{NOT_CHECKED}{why}")
+    return Result(exercise.id, "failed", 0, place=f"{NOT_CHECKED}{why}")
 
 
 def grades(
