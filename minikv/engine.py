@@ -88,10 +88,12 @@ class Engine:
         self.store, self.attention = self.runner.store, self.runner.attention
         self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
         self.tiers: Any = None
-        if any((config.host_blocks, config.disk_path, config.store, config.write_through)):
-            from minikv.tiers.settings import join  # here, because only few need it
+        if config.host_blocks and config.prefix_cache:
+            from minikv.tiers.joined import joined  # here, because only few need it
+            from minikv.tiers.tiers import Tiers
 
-            self.tiers, self._parts = join(self.runner, config, self._parts)
+            self.tiers = Tiers(self.runner, config)
+            self._parts = joined(self.tiers, *self._parts)
         self._make_parts()
         self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished

@@ -12,7 +12,7 @@ from typing import Any
 
 from minikv.cluster.local_server import HOST, PATIENCE, free_port
 from minikv.cluster.mooncake_store import MISSING
-from minikv.quant.settings import parse_bytes
+from minikv.errors import parse_bytes
 
 # The shell waits for a line, or for the end of its standard input, which comes if we are killed.
 KEEPER = """\

@@ -36,9 +36,8 @@ from weakref import finalize
 import minikv
 from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
-from minikv.errors import OutOfBlocks
+from minikv.errors import OutOfBlocks, parse_bytes
 from minikv.paged import KVStore
-from minikv.quant.settings import parse_bytes
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
 from minikv.scheduler import Plan, Scheduler
