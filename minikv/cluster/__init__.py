@@ -13,3 +13,7 @@ front         sends requests to workers by a routing policy, and those of a dead
 actors        workers as Ray actors; `ray_cluster` is what they run on
 serve         a front over HTTP
 """
+
+from minikv.cluster.shared_store import SharedStore
+
+__all__ = ["SharedStore"]

@@ -26,7 +26,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from minikv.backend import AttentionBackend, backend_of
+from minikv.assembly import backend_of
+from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.beam import make_room
 from minikv.blocks import blocks_for
@@ -55,8 +56,7 @@ from minikv.radix import Node, RadixCache
 from minikv.sampling import SamplingParams
 from minikv.scheduler import Plan, Scheduler
 from minikv.sequence import Sequence
-from minikv.tiers.blocks import drop_open
-from minikv.tiers.names import Name, block_names, root_name
+from minikv.tiers import Name, block_names, drop_open, root_name
 from minikv.validation import make_request
 
 Clock = Callable[[], float]
@@ -345,7 +345,7 @@ class PrefillWorker(Worker):
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        self.engine._recover()
+        self.engine.recover()
         held = self.sendings.block_ids(self.engine.pool)
         check(self.engine.scheduler, self.engine._requests.values(), held)
 
@@ -634,7 +634,7 @@ class DecodeWorker(Worker):
     def _start_over_if_broken(self) -> None:
         """After an interrupt or new weights the engine begins with an empty pool. Peers still
         write, so their blocks are held in the new pool, too; what they write is not used."""
-        self.engine._recover()
+        self.engine.recover()
         if self.landings.pool is self.engine.pool:
             return
         self.landings.hold_again(self.engine.pool)
@@ -659,7 +659,7 @@ def resume(
     scheduler finds the prompt's K and V in the prefix cache, or computes them."""
     request = make_request(engine._next_id, prompt_ids, params, engine.lm, engine.config)
     samples = [Sequence(request, i, [*prompt_ids, one]) for i, one in enumerate(first_tokens)]
-    with engine._changing_state():
+    with engine.changing_state():
         engine._next_id += 1
         request.sequences = samples
         for sequence in samples:

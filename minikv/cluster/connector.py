@@ -26,9 +26,7 @@ import torch
 import minikv
 from minikv.engine import Engine
 from minikv.paged import KVStore
-from minikv.tiers.blocks import parts_of
-from minikv.tiers.identity import bytes_of, model_fingerprint
-from minikv.tiers.names import Name, identity_of
+from minikv.tiers import Name, bytes_of, identity_of, model_fingerprint, parts_of
 
 log = logging.getLogger("minikv.cluster")
 MISSING = '{} is not installed: pip install "minikv[distributed]"'

@@ -24,8 +24,7 @@ from importlib.util import find_spec
 from typing import Any
 from urllib.parse import urlsplit
 
-from minikv.tiers.entry import MAGIC
-from minikv.tiers.names import Name
+from minikv.tiers import MAGIC, Name
 
 PORT = 50051  # of a master, unless the URL has another
 PROGRAM = os.path.join(os.path.dirname(__file__), "mooncake_client.py")

@@ -28,7 +28,7 @@ from typing import Any
 from minikv.cluster.connector import MISSING, Message, Save, log
 from minikv.cluster.zmq_connector import ZmqConnector
 from minikv.paged import KVStore
-from minikv.tiers.blocks import parts_of
+from minikv.tiers import parts_of
 
 DRAM = "DRAM"
 

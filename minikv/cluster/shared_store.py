@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.mooncake_store import MooncakeServer
 from minikv.cluster.valkey_store import ValkeyServer
-from minikv.tiers.names import Name
+from minikv.tiers import Name
 
 log = logging.getLogger("minikv.cluster")
 Answer = TypeVar("Answer")

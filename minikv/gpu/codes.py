@@ -13,8 +13,7 @@ from minikv.config import ModelConfig
 from minikv.gpu.attention import check_head_dim
 from minikv.model import Attend
 from minikv.paged import KVStore
-from minikv.quant.attention import require_quantised
-from minikv.quant.store import QuantisedStore
+from minikv.quant import QuantisedStore, require_quantised
 
 
 class TritonCodes(AttentionBackend):

@@ -10,8 +10,8 @@ import torch
 
 from minikv import BlockPool, BlockTable
 from minikv.batch import BatchBuilder
+from minikv.quant import COMPILED
 from minikv.quant.attention import QuantisedAttention
-from minikv.quant.choice import COMPILED
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import attend_mixed, read_back
 from minikv.quant.store import QuantisedStore

@@ -70,8 +70,8 @@ OTHER_METHODS = (
     "_drop_host_blocks", "__iter__",
 )  # fmt: skip
 NOT_OF_THE_STEP = (
-    "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
-    "_abort_rest", "step", "_make_parts", "_changing_state", "_recover", "beam_search",
+    "__init__", "has_unfinished", "add_request", "request", "abort", "generate", "stream",
+    "_stream", "_abort_rest", "step", "_make_parts", "changing_state", "recover", "beam_search",
     "update_weights", "stats", "check", "save_session", "load_session",
 )  # fmt: skip
 
