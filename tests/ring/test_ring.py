@@ -87,7 +87,7 @@ def test_check_names_what_is_broken(name, cell, value, broken):
 def test_check_names_a_wrong_length_and_a_lost_head():
     cells = occupied("12..")
     cells.head = 4
-    with pytest.raises(AssertionError, match="^ring: the head is at 4"):
+    with pytest.raises(AssertionError, match=r"^ring: the head is at 4"):
         cells.check()
     cells.shifts.pop()
     with pytest.raises(AssertionError, match=r"^ring: 4 cells, lists of \(4, 4, 3\)"):
