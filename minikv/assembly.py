@@ -95,7 +95,7 @@ def automatic(quantised: bool, config: ModelConfig, store: KVStore) -> Attention
     try:
         if store.device.type == "cuda":
             return triton(quantised, config, store)
-        if quantised or store.dtype == torch.float32:
+        if quantised or (store.device.type == "cpu" and store.dtype == torch.float32):
             return compiled(quantised, config, store)
     except (ImportError, ValueError) as error:
         say_once(f"attention is PyTorch's, which is slower: {error}")
