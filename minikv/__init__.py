@@ -7,11 +7,12 @@
 
 Read the files in this order: each uses only those before it. docs/ENGINE.md says what is in them.
 
-    errors, attention, oracle, config, kv_cache, blocks, paged, fast, model, language_model,
-    checkpoint, sampling, radix, sequence, batch, backend, scheduler, runner, outputs, beam,
-    invariants, validation, engine
+    version, errors, attention, oracle, config, kv_cache, blocks, paged, fast, model,
+    language_model, checkpoint, sampling, radix, sequence, batch, backend, scheduler, events,
+    runner, outputs, beam, invariants, validation, engine, assembly
 """
 
+from minikv.assembly import assemble
 from minikv.attention import causal_mask, naive_attention
 from minikv.backend import AttentionBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable
@@ -27,14 +28,43 @@ from minikv.radix import InsertResult, MatchResult, RadixCache
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import Plan, Scheduler, first_come_first_served
 from minikv.sequence import Request, Sequence
-
-__version__ = "0.1.0"
+from minikv.version import __version__
 
 __all__ = [
-    "BUNDLED", "AttentionBackend", "BeamOutput", "BlockPool", "BlockTable", "CheckpointError",
-    "ConcatCache", "Delta", "Engine", "EngineConfig", "InsertResult", "KVStore",
-    "LanguageModel", "MatchResult", "ModelConfig", "OutOfBlocks", "Plan", "PreallocatedCache",
-    "RadixCache", "Request", "RequestOutput", "SampleOutput", "Sampler", "SamplingParams",
-    "Scheduler", "Sequence", "Stats", "TorchAttention", "blockwise_attention", "causal_mask",
-    "first_come_first_served", "load", "naive_attention",
+    "BUNDLED",
+    "AttentionBackend",
+    "BeamOutput",
+    "BlockPool",
+    "BlockTable",
+    "CheckpointError",
+    "ConcatCache",
+    "Delta",
+    "Engine",
+    "EngineConfig",
+    "InsertResult",
+    "KVStore",
+    "LanguageModel",
+    "MatchResult",
+    "ModelConfig",
+    "OutOfBlocks",
+    "Plan",
+    "PreallocatedCache",
+    "RadixCache",
+    "Request",
+    "RequestOutput",
+    "SampleOutput",
+    "Sampler",
+    "SamplingParams",
+    "Scheduler",
+    "Sequence",
+    "Stats",
+    "TorchAttention",
+    "__version__",
+    "blockwise_attention",
+    "causal_mask",
+    "first_come_first_served",
+    "load",
+    "naive_attention",
 ]  # fmt: skip
+
+Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

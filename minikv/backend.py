@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from minikv.batch import Batch
 from minikv.blocks import blocks_for
-from minikv.config import EngineConfig, ModelConfig
+from minikv.config import ModelConfig
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
@@ -49,19 +49,6 @@ class AttentionBackend(Protocol):
 
 
 MakeBackend = Callable[[ModelConfig, KVStore], AttentionBackend]
-
-
-def backend_of(config: EngineConfig) -> MakeBackend:
-    """The backend that `config.attention` names, for K and V as `config.kv_dtype` stores them."""
-    if config.kv_dtype != "auto":
-        from minikv.quant.choice import quantised_backend
-
-        return quantised_backend(config)
-    if config.attention == "torch":
-        return TorchAttention
-    from minikv.cpu.choice import BACKENDS  # here, because they may need Numba or Triton
-
-    return BACKENDS[config.attention]
 
 
 class TorchAttention(AttentionBackend):
@@ -136,7 +123,7 @@ class TorchAttention(AttentionBackend):
             visible = keys <= positions  # (R, Q, L)
             if window is not None:
                 visible &= keys > positions - window
-            mask = torch.zeros(visible.shape, dtype=self.store.blocks.dtype, device=device)
+            mask = torch.zeros(visible.shape, dtype=self.store.dtype, device=device)
             mask.masked_fill_(~visible, -torch.inf)
             # One line for each query head of the group.
             masks[window] = mask.repeat_interleave(self.config.group_size, dim=1)[:, None]
@@ -155,10 +142,16 @@ class Group:
 
     def attend(self, q: torch.Tensor, blocks: torch.Tensor, window: int | None) -> torch.Tensor:
         """q (R * Q, H, D), blocks (num_blocks, block_size, 2, K, D) -> (R * Q, H, D)."""
-        _, num_heads, head_dim = q.shape
-        kv_heads = blocks.shape[3]
         gathered = blocks.index_select(0, self.block_ids)
-        k, v = gathered.view(self.num_rows, -1, 2, kv_heads, head_dim).permute(2, 0, 3, 1, 4)
+        k, v = gathered.view(self.num_rows, -1, *blocks.shape[2:]).permute(2, 0, 3, 1, 4)
+        return self.attend_to(q, k, v, window)
+
+    def attend_to(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """q (R * Q, H, D), k and v (R, K, L, D) -> (R * Q, H, D)."""
+        _, num_heads, head_dim = q.shape
+        kv_heads = k.shape[1]
         if self.num_queries == 1:  # in order already, and every call counts in a decode
             q = q.reshape(self.num_rows, kv_heads, -1, head_dim)  # (R, K, G, D)
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=self.masks[window])

@@ -6,16 +6,21 @@ sliding window. Everything downstream reads ModelConfig, never config.json.
 """
 
 import math
+import os
 from dataclasses import dataclass, field
-from os import PathLike
 
 import torch
 
-from minikv.errors import require_bool, require_int, require_one_of
+from minikv.errors import parse_bytes, require_bool, require_int, require_one_of
 
 # Of each integer of EngineConfig.
 SMALLEST = dict(num_blocks=1, block_size=1, max_num_seqs=1, max_batch_tokens=1,
-                min_prefix_tokens=0, host_blocks=0, blocks_per_large=1)  # fmt: skip
+                min_prefix_tokens=0, host_blocks=0)  # fmt: skip
+CHOICES = dict(
+    preemption=("recompute", "swap"),
+    attention=("auto", "cpu", "torch", "triton"),
+    kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"),
+)
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,6 @@ class EngineConfig:
         full blocks are written to it at once, and every engine of the same model finds them. Below
         the disk; needs `host_blocks`. See `minikv.cluster.shared_store`.
     write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
-    blocks_per_large: blocks of a cold prefix that go down together, and lie together: 1 is each
-        for itself. See `minikv.tiers.large`.
     attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
         by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
         runs in Triton's interpreter, which is slow and for learning. A backend of your own is
@@ -55,11 +58,10 @@ class EngineConfig:
     min_prefix_tokens: int = 16
     preemption: str = "recompute"
     host_blocks: int = 0
-    disk_path: str | PathLike | None = None
+    disk_path: str | os.PathLike | None = None
     disk_bytes: int | str = "1 GiB"
     store: str | None = field(default=None, repr=False)  # it may hold a password
     write_through: bool = False
-    blocks_per_large: int = 1
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
@@ -67,20 +69,30 @@ class EngineConfig:
     def __post_init__(self):
         for name, low in SMALLEST.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
+        for name, choices in CHOICES.items():
+            require_one_of(name, getattr(self, name), choices)
         require_bool("prefix_cache", self.prefix_cache)
-        require_one_of("preemption", self.preemption, ("recompute", "swap"))
-        require_one_of("attention", self.attention, ("auto", "cpu", "torch", "triton"))
-        if self.kv_dtype != "auto" or self.kv_memory is not None:
-            from minikv.quant.settings import check_settings  # here, because only these need it
-
-            check_settings(self.kv_dtype, self.kv_memory)
+        require_bool("write_through", self.write_through)
+        parse_bytes("disk_bytes", self.disk_bytes)
+        if self.kv_memory is not None:
+            parse_bytes("kv_memory", self.kv_memory)
+        if not isinstance(self.disk_path, str | os.PathLike | None):
+            raise ValueError(f"disk_path: must be a folder's path, was {self.disk_path!r}")
+        if not isinstance(self.store, str | None):
+            raise ValueError("store: must be the URL of a server, such as redis://127.0.0.1:6379/0")
         if self.max_batch_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
                 f"every sequence can decode in a step, was {self.max_batch_tokens}"
             )
-        needs_host = self.preemption == "swap" or self.blocks_per_large > 1
-        require_int("host_blocks", self.host_blocks, int(needs_host))
+        require_int("host_blocks", self.host_blocks, int(self.preemption == "swap"))
+        below = self.disk_path is not None or self.store is not None or self.write_through
+        if below and not (self.host_blocks and self.prefix_cache):
+            raise ValueError(
+                "disk_path, store, write_through: these need host_blocks, through which blocks "
+                f"come back, and prefix_cache, which finds them; host_blocks was "
+                f"{self.host_blocks}, prefix_cache {self.prefix_cache}"
+            )
 
 
 @dataclass(frozen=True)

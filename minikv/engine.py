@@ -5,20 +5,23 @@
     outputs <─ finished? <─ append <─ Scheduler.commit <─────────────────────┘
 
 Data flows one way. The parts (block pool, block table, prefix cache, scheduler,
-policy, sampler, attention backend) are handed in, and only their public methods are used.
+policy, sampler, attention backend) are handed in, and only their public methods are used. What is
+made for a configuration (stores, tiers, the loop) is decided in `minikv.assembly`.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
-from minikv.backend import MakeBackend, backend_of
+from minikv.backend import MakeBackend
 from minikv.beam import beam_search, blocks_needed, make_room
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig
 from minikv.errors import OutOfBlocks, require_int, require_number
+from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
@@ -51,6 +54,18 @@ class Loop:
         """Forget what is under way: between two steps, nothing."""
 
 
+class Parts(NamedTuple):
+    """What an engine keeps for good, made for its configuration by `minikv.assembly`."""
+
+    config: EngineConfig  # fitted to the model
+    runner: Runner
+    loop: Loop
+    tiers: LowerTiers | None
+    listeners: list[Listener]  # to its pool and its prefix cache
+    save_session: Callable[..., Any]
+    load_session: Callable[..., list[int]]
+
+
 class Engine:
     """Serves one model from one pool of blocks.
 
@@ -59,6 +74,8 @@ class Engine:
     them in any state. The next call throws them away, makes them again, empty, and lets all
     unfinished requests compute their K and V again. Nothing half done is ever read.
     """
+
+    assemble: ClassVar[Callable[..., Parts]]  # given by `minikv`, so that no wing is named here
 
     def __init__(
         self,
@@ -72,46 +89,39 @@ class Engine:
         policy: Policy = first_come_first_served,
         sampler: ChooseTokens | None = None,
         attention: MakeBackend | None = None,
+        listeners: Iterable[Listener] = (),
     ):
-        """Raises ValueError, naming the argument, for anything that cannot be used."""
+        """`listeners` are told what happens to blocks: see `minikv.events`. Raises ValueError,
+        naming the argument, for anything that cannot be used."""
         if not isinstance(lm, LanguageModel):
             raise ValueError(f"lm: must be a model from minikv.load, was {lm!r}")
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config: must be EngineConfig, was {config!r}")
-        if config.kv_dtype != "auto" or config.kv_memory is not None:
-            from minikv.quant.memory import resolve  # here, because only these two need it
-
-            config = resolve(config, lm)
-        self.lm, self.config, self.block_table = lm, config, block_table
-        self.runner = Runner(lm, config, sampler or Sampler(), attention or backend_of(config))
+        parts = self.assemble(lm, config, sampler or Sampler(), attention)
+        self.lm, self.config, self.runner, self.loop = lm, parts.config, parts.runner, parts.loop
         self.store, self.attention = self.runner.store, self.runner.attention
-        self._parts = self.store.watched(block_pool), prefix_cache, scheduler, policy
-        self.tiers: Any = None
-        if any((config.host_blocks, config.disk_path, config.store, config.write_through)):
-            from minikv.tiers.settings import join  # here, because only few need it
-
-            self.tiers, self._parts = join(self.runner, config, self._parts)
+        self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
+        self._save_session, self._load_session = parts.save_session, parts.load_session
+        self._make_pool, self._make_cache, self.block_table = block_pool, prefix_cache, block_table
+        self._make_scheduler = partial(scheduler, block_table=block_table, policy=policy)
         self._make_parts()
-        self.loop = Loop()
         self._requests: dict[int, Request] = {}  # unfinished
         self._moved: dict[int, Request] = {}  # have new tokens that no step has returned yet
         self._next_id = 0
         self._is_sound = True  # between two calls; False: one was left before its end
         self._steps = self._generated = 0
         self._host_seconds = 0.0
-        if lm.device.type == "cuda":
-            from minikv.gpu import run_ahead  # here, because only a GPU needs it
-
-            run_ahead(self)
 
     def _make_parts(self) -> None:
-        block_pool, prefix_cache, scheduler, policy = self._parts
-        self.pool, size = block_pool(self.config.num_blocks), self.config.block_size
-        self.cache = prefix_cache(self.pool, size) if self.config.prefix_cache else None
-        self.scheduler = scheduler(
-            self.config, self.pool, self.cache, block_table=self.block_table, policy=policy
-        )
+        config = self.config
+        self.pool = self._make_pool(config.num_blocks)
+        self.cache = self._make_cache(self.pool, config.block_size) if config.prefix_cache else None
+        for listener in self._listeners:
+            listen(listener, self.pool, self.cache)
+        self.scheduler = self._make_scheduler(config, self.pool, self.cache)
+        if self.tiers is not None:
+            hold_back(self.tiers, self.scheduler)
 
     # ── Requests ──────────────────────────────────────────────────────────────
 
@@ -126,19 +136,25 @@ class Engine:
         that could never run: longer than the context or the pool, or n over max_num_seqs.
         """
         request = make_request(self._next_id, prompt, params, self.lm, self.config)
-        with self._changing_state():
+        with self.changing_state():
             self._next_id += 1
             self.scheduler.add(request.sequences[0])
             self._requests[request.request_id] = request
         return request.request_id
 
-    def abort(self, request_id: int) -> None:
-        """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
-        self._recover()
+    def request(self, request_id: int) -> Request:
+        """An unfinished request as it stands between two steps: its sequences have their tokens
+        and, if they run, their block tables. Raises ValueError if it is not unfinished."""
+        self.recover()
         request = self._requests.get(require_int("request_id", request_id))
         if request is None:
             raise ValueError(f"request_id: {request_id} is not an unfinished request")
-        with self._changing_state():
+        return request
+
+    def abort(self, request_id: int) -> None:
+        """Stop a request and free its blocks. Raises ValueError if it is not unfinished."""
+        request = self.request(request_id)
+        with self.changing_state():
             del self._requests[request_id]
             self._moved.pop(request_id, None)
             for sequence in request.sequences:
@@ -195,7 +211,7 @@ class Engine:
             self._abort_rest([request.request_id])
 
     def _abort_rest(self, request_ids: Iterable[int]) -> None:
-        self._recover()  # which may find that some are finished
+        self.recover()  # which may find that some are finished
         for request_id in request_ids:
             if request_id in self._requests:
                 self.abort(request_id)
@@ -210,7 +226,7 @@ class Engine:
         no request is lost: the next one computes all of them again from their tokens, and
         returns also what the failed one should have returned.
         """
-        self._recover()
+        self.recover()
         if not self.has_unfinished:
             return []
         started, in_runner = perf_counter(), self.runner.seconds
@@ -269,16 +285,18 @@ class Engine:
     # ── After a failure ───────────────────────────────────────────────────────
 
     @contextmanager
-    def _changing_state(self) -> Iterator[None]:
-        """If what is done inside fails, the next call of the engine recovers."""
-        self._recover()
+    def changing_state(self) -> Iterator[None]:
+        """For whoever changes blocks, the pool, the prefix cache or the queues between two steps:
+        if what is done inside fails, the next call of the engine recovers."""
+        self.recover()
         self._is_sound = False
         yield
         self._is_sound = True
 
-    def _recover(self) -> None:
+    def recover(self) -> None:
         """If a call was left before its end, make every part again, empty, and let all unfinished
-        sequences compute the K and V of their tokens again.
+        sequences compute the K and V of their tokens again. Every call begins with it, and so does
+        whoever reads the engine's parts between two steps.
 
         Of what was there it reads requests, their tokens and counters. If it is interrupted as
         well, the next call begins with it.
@@ -310,7 +328,7 @@ class Engine:
             raise ValueError(f"beam_width: {beam_width} beams do not fit max_num_seqs={most}")
         penalty = require_number("length_penalty", length_penalty)
         needed = blocks_needed(request, beam_width, self.config.block_size)
-        with self._changing_state():
+        with self.changing_state():
             if make_room(self.scheduler, needed):
                 return beam_search(
                     self.lm, self.scheduler, self.runner, request, beam_width, penalty
@@ -320,16 +338,12 @@ class Engine:
     def save_session(self, what: Any, path: Any, **options: Any) -> Any:
         """Write a request's or a prompt's tokens with their K and V to a file: see
         `minikv.tiers.session.save_session`, which also has the options."""
-        from minikv.tiers.session import save_session
-
-        return save_session(self, what, path, **options)
+        return self._save_session(self, what, path, **options)
 
     def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
         """Let the prefix cache have what `save_session` wrote; returns the tokens. See
         `minikv.tiers.session.load_session`."""
-        from minikv.tiers.session import load_session
-
-        return load_session(self, path, cache_salt)
+        return self._load_session(self, path, cache_salt)
 
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).
@@ -343,7 +357,7 @@ class Engine:
         transformer = Transformer(self.lm.config, state_dict, self.lm.device, self.lm.dtype)
         self._is_sound = False  # so that an interrupt here is followed by the recovery, too
         self.runner.use(transformer)
-        self._recover()
+        self.recover()
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
@@ -361,5 +375,7 @@ class Engine:
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        self._recover()
+        self.recover()
         check(self.scheduler, self._requests.values())
+        if self.tiers is not None:
+            self.tiers.check()

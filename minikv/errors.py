@@ -1,8 +1,11 @@
-"""The engine's own errors, and the checks that numbers from outside go through."""
+"""The engine's own errors, and the checks that values from outside go through."""
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from numbers import Integral, Real
 from typing import Any
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")  # each 1,024 times the one before
 
 
 class CheckpointError(ValueError):
@@ -72,3 +75,16 @@ def require_number(
     if not is_number or not abs(value) <= 1e308 or not fits(value):
         raise ValueError(f"{name}: must be a finite number{allowed}, was {value!r}")
     return float(value)
+
+
+def parse_bytes(name: str, value: Any) -> int:
+    """The number of bytes that "256 MiB" or an int means. Raises ValueError, naming the argument,
+    for anything else."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    found = re.fullmatch(rf"([1-9]\d*) ?({'|'.join(UNITS)})", value if type(value) is str else "")
+    if found is None:
+        raise ValueError(
+            f'{name}: must be a number of bytes, such as 268435456 or "256 MiB", was {value!r}'
+        )
+    return int(found[1]) * 1024 ** UNITS.index(found[2])

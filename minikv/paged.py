@@ -6,7 +6,6 @@ is the algorithm on one sequence, a block at a time, as a kernel does it.
 
 import torch
 
-from minikv.blocks import BlockPool
 from minikv.config import ModelConfig
 
 
@@ -27,15 +26,10 @@ class KVStore:
     ):
         token = (2, config.num_kv_heads, config.head_dim)
         shape = (config.num_layers, num_blocks, block_size, *token)
-        self.block_size = block_size
+        self.block_size, self.device, self.dtype = block_size, torch.device(device), dtype
         self.bytes_per_token: float = config.kv_bytes_per_token(dtype)
         self.blocks = torch.zeros(shape, device=device, dtype=dtype)
         self.slots = self.blocks.view(config.num_layers, num_blocks * block_size, *token)
-
-    def watched(self, block_pool: type[BlockPool]) -> type[BlockPool]:
-        """The kind of pool to use with this store. One that has to know when a block becomes free
-        returns a pool that tells it."""
-        return block_pool
 
     def copy_to(self, other: "KVStore", pairs: list[tuple[int, int]]) -> None:
         """Copy blocks `(from, to)`, all layers, into `other` or within this store.

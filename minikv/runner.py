@@ -11,7 +11,7 @@ from time import perf_counter
 
 import torch
 
-from minikv.backend import AttentionBackend, MakeBackend
+from minikv.backend import AttentionBackend
 from minikv.batch import Batch, BatchBuilder
 from minikv.blocks import blocks_for
 from minikv.config import EngineConfig
@@ -31,22 +31,20 @@ ChooseTokens = Callable[
 class Runner:
     """Runs plans. It holds the weights and all K and V, and knows nothing of waiting requests."""
 
-    @torch.inference_mode(False)  # what is allocated here is written in any mode
     def __init__(
-        self, lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, backend: MakeBackend
+        self,
+        lm: LanguageModel,
+        config: EngineConfig,
+        sampler: ChooseTokens,
+        store: KVStore,
+        host_store: KVStore,
+        attention: AttentionBackend,
     ):
-        """Raises ValueError if what `backend` makes is not an AttentionBackend."""
+        """`attention` is the backend over `store`. Raises ValueError if it is none."""
         self.transformer = lm.transformer
         self.sampler = sampler
         self.max_batch_tokens = config.max_batch_tokens
-        make: Callable[..., KVStore] = KVStore
-        if config.kv_dtype != "auto":
-            from minikv.quant.store import store_maker  # here, because only few need it
-
-            make = store_maker(config)
-        self.store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
-        self.host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
-        self.attention = backend(lm.config, self.store)
+        self.store, self.host_store, self.attention = store, host_store, attention
         if not isinstance(self.attention, AttentionBackend):
             raise ValueError(
                 f"attention: must make an AttentionBackend, with bind and copy_blocks, made "

@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 import minikv
-from minikv import Engine, EngineConfig, RadixCache, SamplingParams
-from minikv.gpu import run_ahead  # noqa: F401  for tests: let an engine on a CPU run ahead
+from minikv import Engine, EngineConfig, RadixCache, SamplingParams, gpu
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -115,6 +114,13 @@ def small(**changes) -> EngineConfig:
         values.setdefault("host_blocks", 64)
     values["max_num_seqs"] = min(values["max_num_seqs"], values["max_batch_tokens"])
     return EngineConfig(**values)
+
+
+def run_ahead(engine: Engine) -> None:
+    """Let a new engine on a CPU run ahead, as one on a GPU does."""
+    engine.runner, engine.loop = gpu.run_ahead(engine.runner, engine.config.max_num_seqs)
+    if engine.tiers is not None:
+        engine.tiers.runner = engine.runner
 
 
 def step(engine: Engine, outputs: dict | None = None) -> dict:

@@ -138,7 +138,7 @@ def lay_out(folder: Path) -> None:
 
 
 def version() -> str:
-    return re.findall(r'__version__ = "(.+)"', (ROOT / "minikv/__init__.py").read_text())[0]
+    return re.findall(r'__version__ = "(.+)"', (ROOT / "minikv/version.py").read_text())[0]
 
 
 def main(out: Path) -> int:

@@ -11,3 +11,7 @@ split         prefill on some workers, decode on others
 actors        workers as Ray actors; `ray_cluster` is what they run on
 serve         a front over HTTP
 """
+
+from minikv.cluster.shared_store import SharedStore
+
+__all__ = ["SharedStore"]

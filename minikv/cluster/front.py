@@ -46,7 +46,7 @@ from minikv.cluster.worker import Hello, Job, Progress, Turn
 from minikv.errors import require_ids, require_int
 from minikv.outputs import Delta, Stats
 from minikv.sampling import SamplingParams
-from minikv.tiers.names import Name, block_names, root_name
+from minikv.tiers import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
 
 ATTEMPTS = 3

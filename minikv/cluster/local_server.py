@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from minikv.quant.settings import parse_bytes
+from minikv.errors import parse_bytes
 
 HOST = "127.0.0.1"
 PATIENCE = 10.0  # seconds for a server to start

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.valkey_store import ValkeyConnection, ValkeyServer
-from minikv.tiers.names import Name
+from minikv.tiers import Name
 
 log = logging.getLogger("minikv.cluster")
 Answer = TypeVar("Answer")

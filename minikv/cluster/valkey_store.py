@@ -5,8 +5,7 @@ from collections.abc import Sequence as Seq
 from typing import Any
 from urllib.parse import quote
 
-from minikv.tiers.entry import MAGIC
-from minikv.tiers.names import Name
+from minikv.tiers import MAGIC, Name
 
 # EXISTS of many keys gives only their number, and a command for each key takes ten times as long.
 ARE_THERE = """\

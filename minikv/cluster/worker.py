@@ -24,13 +24,21 @@ from minikv.checkpoint import load
 from minikv.config import EngineConfig
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks
+from minikv.events import Listener
 from minikv.language_model import LanguageModel
 from minikv.outputs import RequestOutput, Stats
-from minikv.radix import InsertResult, RadixCache
+from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams
-from minikv.tiers.identity import model_fingerprint
-from minikv.tiers.names import Name, block_name, root_name
-from minikv.tiers.session import blocks_of_prefix, put_prefix
+from minikv.tiers import (
+    Name,
+    Tiers,
+    block_name,
+    blocks_of_prefix,
+    model_fingerprint,
+    put_prefix,
+    root_name,
+    tiers_of,
+)
 
 
 class Job(NamedTuple):
@@ -84,10 +92,9 @@ class EngineWorker:
         self.lm = load(model) if isinstance(model, str) else model
         self.turn_seconds = turn_seconds
         self.held = Held()
-        self.engine = Engine(
-            self.lm, config, block_pool=self.held.pool(), prefix_cache=self.held.cache()
-        )
-        self.held.tiers = self.engine.tiers
+        self.engine = Engine(self.lm, config, listeners=[self.held])
+        if self.engine.tiers is not None:
+            self.held.tiers = tiers_of(self.engine)
         self.arrived: deque[Job] = deque()  # not yet given to the engine
         self.jobs: dict[int, Job] = {}  # unfinished, by request id of the engine
 
@@ -205,15 +212,15 @@ class EngineWorker:
         )
 
 
-class Held:
+class Held(Listener):
     """The names of the blocks that an engine holds, and what changed since the last `news`.
 
-    Makes a pool and a cache that work like the plain ones and note which blocks come and go. With
-    tiers below the device, a block counts as removed when host and disk have dropped it, too.
+    With tiers below the device, a block counts as removed when host and disk have dropped it, too.
     """
 
     def __init__(self) -> None:
-        self.tiers = None
+        self.tiers: Tiers | None = None
+        self.block_size = 0
         self.names: dict[int, Name] = {}  # of the device's blocks
         self.below: dict[Name, None] = {}  # have left the device; perhaps a tier has them
         self.new: dict[Name, None] = {}
@@ -223,9 +230,9 @@ class Held:
     def identity(self) -> bytes:
         return self.tiers.identity if self.tiers is not None else b""
 
-    def name(self, token_ids: Seq[int], block_ids: Seq[int], size: int, salt: Hashable) -> None:
+    def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
         """Name those of the tree's blocks of a prefix that have no name yet."""
-        first = len(block_ids)
+        size, first = self.block_size, len(block_ids)
         while first > 0 and block_ids[first - 1] not in self.names:
             first -= 1
         name = root_name(self.identity, salt) if first == 0 else self.names[block_ids[first - 1]]
@@ -237,16 +244,16 @@ class Held:
             self.new[name] = None
             self.below.pop(name, None)
 
-    def let_go(self, block_id: int) -> None:
+    def freeing(self, block_id: int) -> None:
         name = self.names.pop(block_id, None)
         if name is not None:
             self.below[name] = None
             self.new.pop(name, None)
 
-    def let_all_go(self) -> None:
-        """The engine makes its parts again, empty."""
+    def begin(self, pool: BlockPool, cache: RadixCache | None) -> None:
+        self.block_size = cache.block_size if cache is not None else 0
         for block_id in list(self.names):
-            self.let_go(block_id)
+            self.freeing(block_id)
 
     def news(self) -> tuple[list[Name], list[Name]]:
         """(stored, removed) since the last call."""
@@ -265,31 +272,3 @@ class Held:
         return tiers is not None and (
             name in tiers.host or (tiers.disk is not None and name in tiers.disk)
         )
-
-    def pool(self) -> type[BlockPool]:
-        held = self
-
-        class NotingPool(BlockPool):
-            def __init__(self, num_blocks: int):
-                super().__init__(num_blocks)
-                held.let_all_go()
-
-            def release(self, block_id: int) -> None:
-                super().release(block_id)
-                if self.ref_count(block_id) == 0:
-                    held.let_go(block_id)
-
-        return NotingPool
-
-    def cache(self) -> type[RadixCache]:
-        held = self
-
-        class NotingCache(RadixCache):
-            def insert(
-                self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable = None
-            ) -> InsertResult:
-                result = super().insert(token_ids, block_ids, salt)
-                held.name(token_ids, result.block_ids, self.block_size, salt)
-                return result
-
-        return NotingCache

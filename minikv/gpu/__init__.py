@@ -1,26 +1,43 @@
-"""What only a GPU needs: a second loop that runs ahead, CUDA graphs, the Triton backend.
+"""What only a GPU needs: a second loop that runs ahead, CUDA graphs, the Triton backends.
 
-The core imports nothing of this until a model is on a GPU or the Triton backend is asked for.
+`minikv.assembly` imports this for a model on a GPU, or if the Triton backend is asked for.
 `run_ahead` works on a CPU, too: it gains nothing there, but can be tested.
 """
 
 import torch
 
-from minikv.engine import Engine
+from minikv.backend import AttentionBackend
+from minikv.config import ModelConfig
 from minikv.gpu.ahead import AheadLoop
 from minikv.gpu.runner import DeviceRunner
+from minikv.paged import KVStore
+from minikv.runner import Runner
 
 
-def run_ahead(engine: Engine) -> None:
-    """Let a new engine start each step before it reads the tokens of the previous one.
+def run_ahead(plain: Runner, max_num_seqs: int) -> tuple[DeviceRunner, AheadLoop]:
+    """A runner and a loop that start each step before the tokens of the previous one are read.
 
     Raises ValueError for a model on another GPU than the current one.
     """
-    device = engine.lm.device
+    device = plain.transformer.device
     if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
         raise ValueError(
             f"lm: is on {device}, and kernels run on the current device, "
             f"cuda:{torch.cuda.current_device()}: call torch.cuda.set_device({device.index}) first"
         )
-    engine.runner = runner = DeviceRunner(engine.runner, engine.config.max_num_seqs)
-    engine.loop = AheadLoop(runner)
+    runner = DeviceRunner(plain, max_num_seqs)
+    return runner, AheadLoop(runner)
+
+
+def triton_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Over K and V as the model computes them. Raises ImportError without Triton."""
+    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
+
+    return TritonAttention(config, store)
+
+
+def triton_codes(config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Over quantised K and V. Raises ImportError without Triton."""
+    from minikv.gpu.codes import TritonCodes
+
+    return TritonCodes(config, store)

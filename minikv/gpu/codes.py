@@ -8,8 +8,7 @@ from minikv.config import ModelConfig
 from minikv.gpu.attention import check_head_dim
 from minikv.model import Attend
 from minikv.paged import KVStore
-from minikv.quant.attention import require_quantised
-from minikv.quant.store import QuantisedStore
+from minikv.quant import QuantisedStore, require_quantised
 from minikv_kernels.arguments import check_runnable
 from minikv_kernels.codes import Codes
 from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill

@@ -1,5 +1,35 @@
-"""What only quantised K and V use: number formats, a store of codes and scales, and attention.
+"""Quantised K and V: number formats, a store of codes and scales, and attention over them.
 
-The core imports nothing of this until `EngineConfig` has a `kv_dtype` or a `kv_memory`. Read
-`formats` first, then `store`, `attention` and `oracle`.
+`minikv.assembly` imports this for an engine with a `kv_dtype` or a `kv_memory`. Read `formats`
+first, then `store`, `attention` and `oracle`.
 """
+
+from minikv.backend import AttentionBackend
+from minikv.config import ModelConfig
+from minikv.paged import KVStore
+from minikv.quant.attention import QuantisedAttention, require_quantised
+from minikv.quant.formats import KVFormat, Pieces, Shapes, format_of
+from minikv.quant.memory import resolve
+from minikv.quant.store import QuantisedStore, part_shapes, store_maker
+
+COMPILED = ("bfloat16", "int8", "int4")  # formats that the compiled kernels read
+
+__all__ = [
+    "COMPILED", "KVFormat", "Pieces", "QuantisedAttention", "QuantisedStore", "Shapes",
+    "compiled_attention", "format_of", "part_shapes", "require_quantised", "resolve",
+    "store_maker",
+]  # fmt: skip
+
+
+def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Over codes, compiled for the CPU. Raises ValueError for a format that the kernels do not
+    read, and ImportError without Numba."""
+    name = require_quantised(store).format.name
+    if name not in COMPILED:
+        raise ValueError(
+            f"kv_dtype: the compiled kernels read {', '.join(COMPILED)}, was {name!r}; use "
+            "attention='torch'"
+        )
+    from minikv.quant.compiled import CompiledAttention  # here, because it needs Numba
+
+    return CompiledAttention(config, store)

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
-from minikv.backend import Rows, TorchAttention
+from minikv.backend import Group, Rows, TorchAttention
 from minikv.batch import Batch
-from minikv.blocks import blocks_for
 from minikv.config import ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
@@ -42,61 +40,45 @@ class QuantisedAttention(TorchAttention):
         """The `attend` of this batch. What all layers share is computed here, once per step."""
         store, windows = self.store, self.config.windows
         write = store.plan_write(batch)
-        groups = [self._make_group(batch, rows, write) for rows in self._rows_alike(batch)]
+        groups = [self._with_own_keys(batch, rows, write) for rows in self._rows_alike(batch)]
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             store.write(layer, write, k, v)
             out = torch.empty_like(q)  # (T, H, D)
             for group in groups:
-                out[group.tokens] = group.attend(store, layer, q, k, windows[layer])
+                out[group.plain.tokens] = group.attend(store, layer, q, k, windows[layer])
             return out
 
         return attend
 
-    def _make_group(self, batch: Batch, rows: Rows, write: Write) -> "QuantisedGroup":
+    def _with_own_keys(self, batch: Batch, rows: Rows, write: Write) -> "QuantisedGroup":
+        plain = self._group(batch, rows)
+        if self.store.open is None:
+            return QuantisedGroup(plain)
         size, device = self.store.block_size, batch.positions.device
         which = np.arange(len(batch.context_lens_host))[rows]
-        first = batch.query_start_host[which]
-        num_queries = int(batch.query_start_host[which[0] + 1] - first[0])
-        tokens = torch.from_numpy((first[:, None] + np.arange(num_queries)).ravel()).to(device)
         ends = batch.context_lens_host[which]
-        num_blocks = blocks_for(int(ends.max()), size)
-        block_ids = batch.block_tables[torch.from_numpy(which).to(device), :num_blocks].flatten()
-        group = QuantisedGroup(tokens, len(which), num_queries, block_ids)
+        starts = (ends - plain.num_queries) // size * size  # of the first query's block
+        length = size if plain.num_queries == 1 else int(ends[0] - starts[0])
+        places = torch.from_numpy(starts[:, None] + np.arange(length)).to(device)  # (R, M)
 
-        positions = batch.positions[tokens].view(len(which), num_queries, 1)  # (R, Q, 1)
-        keys = torch.arange(num_blocks * size, device=device)  # (L,)
-        exact = keys // size == positions // size  # (R, Q, L): keys of the query's own block
-        if self.store.open is not None:
-            group.own_rows = [write.own_rows[row] for row in which]
-            starts = (ends - num_queries) // size * size  # of the first query's block
-            length = size if num_queries == 1 else int(ends[0] - starts[0])
-            own = torch.from_numpy(starts[:, None] + np.arange(length)).to(device)
-            group.own_places = own  # (R, M): where in the gathered keys
-        for window in set(self.config.windows):
-            visible = keys <= positions  # (R, Q, L)
-            if window is not None:
-                visible &= keys > positions - window
-            if group.own_places is not None:
-                place = group.own_places[:, None].expand(-1, num_queries, -1)
-                own = (visible & exact).gather(2, place)
-                visible = torch.cat([visible & ~exact, own], -1)  # (R, Q, L + M)
-            # One line for each query head of the group.
-            lines = visible.repeat_interleave(self.config.group_size, dim=1)
-            group.masks[window] = lines[:, None]  # (R, 1, Q * G, L + M)
-        return group
+        positions = batch.positions[plain.tokens].view(plain.num_rows, plain.num_queries, 1)
+        lines = positions.repeat_interleave(self.config.group_size, dim=1)[:, None]
+        for window, mask in plain.masks.items():  # (R, 1, Q * G, L)
+            keys = torch.arange(mask.shape[-1], device=device)
+            exact = keys // size == lines // size  # keys of the query's own block
+            own = mask.masked_fill(~exact, -torch.inf)
+            own = own.gather(3, places[:, None, None].expand(-1, 1, mask.shape[2], -1))
+            plain.masks[window] = torch.cat([mask.masked_fill(exact, -torch.inf), own], -1)
+        return QuantisedGroup(plain, [write.own_rows[row] for row in which], places)
 
 
 @dataclass(slots=True)
 class QuantisedGroup:
-    """Sequences with the same number of queries, padded to the longest context among them."""
+    """A group of `TorchAttention`, and which keys are read in full precision. These are appended
+    to the others, and so are their columns in the masks: (R, 1, Q * G, L + M)."""
 
-    tokens: torch.Tensor  # (R * Q,), their places in the flat batch
-    num_rows: int  # R
-    num_queries: int  # Q of each
-    block_ids: torch.Tensor  # (R * blocks,)
-    # By window: (R, 1, Q * G, L), with M appended: see `own_places`.
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
+    plain: Group
     own_rows: list[int] = field(default_factory=list)  # of each sequence, in the store's `open`
     own_places: torch.Tensor | None = None  # (R, M) of L: keys that are read in full precision
 
@@ -109,30 +91,26 @@ class QuantisedGroup:
         window: int | None,
     ) -> torch.Tensor:
         """q (T, H, D), k (T, K, D) of the whole batch -> (R * Q, H, D) of this group."""
-        num_heads, (kv_heads, head_dim) = q.shape[1], k.shape[1:]
+        plain = self.plain
         k_hat, v_hat = (
-            x.to(q.dtype).reshape(self.num_rows, -1, kv_heads, head_dim)
-            for x in store.read(layer, self.block_ids)
+            x.to(q.dtype).reshape(plain.num_rows, -1, *k.shape[1:])
+            for x in store.read(layer, plain.block_ids)
         )  # (R, L, K, D)
         if self.own_places is not None:
-            rows = torch.arange(self.num_rows, device=q.device)[:, None]
+            rows = torch.arange(plain.num_rows, device=q.device)[:, None]
             k_hat = torch.cat([k_hat, self._own_keys(store, layer, k)], 1)  # (R, L + M, K, D)
             v_hat = torch.cat([v_hat, v_hat[rows, self.own_places]], 1)
-        q = q[self.tokens].view(self.num_rows, self.num_queries, kv_heads, -1, head_dim)
-        q = q.transpose(1, 2).flatten(2, 3)  # (R, K, Q * G, D)
-        out = F.scaled_dot_product_attention(
-            q, k_hat.transpose(1, 2), v_hat.transpose(1, 2), attn_mask=self.masks[window]
+        return plain.attend_to(
+            q[plain.tokens], k_hat.transpose(1, 2), v_hat.transpose(1, 2), window
         )
-        out = out.view(self.num_rows, kv_heads, self.num_queries, -1, head_dim)
-        return out.transpose(1, 2).reshape(-1, num_heads, head_dim)
 
     def _own_keys(self, store: QuantisedStore, layer: int, k: torch.Tensor) -> torch.Tensor:
         """(R, M, K, D): for a decode the keys of its block, for a chunk those from the beginning of
         its first query's block on."""
         assert store.open is not None and self.own_places is not None
         keys = store.open.keys[layer]
-        if self.num_queries == 1:
+        if self.plain.num_queries == 1:
             return keys[self.own_rows].transpose(1, 2)
-        before = self.own_places.shape[1] - self.num_queries  # keys from earlier steps
+        before = self.own_places.shape[1] - self.plain.num_queries  # keys from earlier steps
         earlier = keys[self.own_rows[0], :, :before].transpose(0, 1)
-        return torch.cat([earlier, k[self.tokens]])[None]
+        return torch.cat([earlier, k[self.plain.tokens]])[None]

@@ -8,9 +8,7 @@ import torch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.cpu.attention import FEW
-from minikv.cpu.step import Program, can_compile
-from minikv.cpu.tiles import LANES
+from minikv.cpu import FEW, LANES, Program, can_compile
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from minikv.config import EngineConfig, ModelConfig
+from minikv.errors import parse_bytes
 from minikv.language_model import LanguageModel
 from minikv.quant.formats import format_of
-from minikv.quant.settings import parse_bytes
 from minikv.quant.store import block_bytes
 
 

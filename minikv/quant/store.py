@@ -30,8 +30,10 @@ import torch
 from minikv.batch import Batch
 from minikv.blocks import BlockPool
 from minikv.config import EngineConfig, ModelConfig
+from minikv.events import Listener
 from minikv.paged import KVStore
 from minikv.quant.formats import KVFormat, Shapes, format_of
+from minikv.radix import RadixCache
 
 
 def part_shapes(kv_format: KVFormat, config: ModelConfig, block_size: int) -> Shapes:
@@ -122,24 +124,6 @@ class QuantisedStore(KVStore):
         )
 
     slots = blocks  # type: ignore[assignment]
-
-    def watched(self, block_pool: type[BlockPool]) -> type[BlockPool]:
-        """The same kind of pool; it also tells this store which open blocks become free."""
-        if self.open is None:
-            return block_pool
-        open_keys = self.open
-
-        class WatchedPool(block_pool):  # type: ignore[valid-type, misc]
-            def __init__(self, num_blocks: int):
-                super().__init__(num_blocks)
-                open_keys.forget_all()
-
-            def release(self, block_id: int) -> None:
-                super().release(block_id)
-                if self.ref_count(block_id) == 0:
-                    open_keys.abandoned.add(block_id)
-
-        return WatchedPool
 
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks `(from, to)`, all layers, with all that is needed to read them.
@@ -237,12 +221,12 @@ class QuantisedStore(KVStore):
             self.parts[f"k_{piece}"][layer][block_ids] = values
 
 
-class OpenKeys:
+class OpenKeys(Listener):
     """The keys of blocks that are not full, in full precision: a row for each such block.
 
     A row is taken when the first key of a block is written or an open block is copied, and given
     back when the block is closed. A block can also become free while it is open: its sequence
-    ends, or is preempted. The pool says so when the scheduler releases the block, but a planned
+    ends, or is preempted. The pool tells it when the scheduler releases the block, but a planned
     copy or swap may still have to read the row. So the block is only noted in `abandoned`, and its
     row is taken back before the next row is given out, when all planned reads are done.
     """
@@ -252,6 +236,12 @@ class OpenKeys:
         self.keys = keys
         self.abandoned: set[int] = set()
         self.forget_all()
+
+    def begin(self, pool: BlockPool, cache: RadixCache | None) -> None:
+        self.forget_all()
+
+    def freeing(self, block_id: int) -> None:
+        self.abandoned.add(block_id)
 
     @property
     def block_ids(self) -> set[int]:

@@ -243,16 +243,20 @@ class Cells:
     # ── Checks ────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """Raise AssertionError unless the bookkeeping is consistent."""
+        """Raise AssertionError, naming what is broken, unless the bookkeeping is consistent."""
+        lengths = len(self.positions), len(self.sequences), len(self.shifts)
+        _require(set(lengths) == {self.num_cells}, f"{self.num_cells} cells, lists of {lengths}")
+        _require(0 <= self.head < self.num_cells, f"the head is at {self.head}")
         for cell, (position, owners) in enumerate(zip(self.positions, self.sequences, strict=True)):
-            assert (position == FREE) == (not owners), f"cell {cell}: {position}, {owners}"
-            assert position >= FREE, f"cell {cell} stands at {position}"
-            assert all(seq >= 0 for seq in owners), f"cell {cell} belongs to {owners}"
-            turned_at = position - self.shifts[cell]
-            assert turned_at >= 0 or position == FREE, f"cell {cell}: K is turned by {turned_at}"
-            assert position != FREE or self.shifts[cell] == 0, f"free cell {cell} has a shift"
-        assert len(self.positions) == len(self.sequences) == len(self.shifts) == self.num_cells
-        assert 0 <= self.head < self.num_cells, f"head is {self.head}"
+            shift = self.shifts[cell]
+            _require(position >= FREE, f"cell {cell} stands at position {position}")
+            _require(all(seq >= 0 for seq in owners), f"cell {cell} belongs to {owners}")
+            if position == FREE:
+                _require(not owners, f"free cell {cell} belongs to {owners}")
+                _require(shift == 0, f"free cell {cell} has a shift of {shift}")
+            else:
+                _require(len(owners) > 0, f"cell {cell} at position {position} belongs to nobody")
+                _require(position >= shift, f"cell {cell}: K was turned to {position - shift}")
 
     def _positions_of(self, seq: int) -> set[int]:
         pairs = zip(self.positions, self.sequences, strict=True)
@@ -306,3 +310,8 @@ class Cells:
                     f"p0: position {position} would become {to}, where a sequence of "
                     f"{sorted(owners)} has another token; remove that with seq_rm first"
                 )
+
+
+def _require(condition: bool, broken: str) -> None:
+    if not condition:
+        raise AssertionError(f"ring: {broken}")

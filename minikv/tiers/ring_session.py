@@ -10,10 +10,9 @@ from collections.abc import Sequence as Seq
 
 import torch
 
-import minikv
 from minikv.errors import require_ids
 from minikv.language_model import LanguageModel
-from minikv.ring.cache import RingCache
+from minikv.ring import RingCache
 from minikv.tiers.identity import (
     VERSION,
     SessionError,
@@ -23,6 +22,7 @@ from minikv.tiers.identity import (
     shapes_of,
 )
 from minikv.tiers.session import read_file, write_file
+from minikv.version import __version__
 
 FORMAT = "minikv ring"
 
@@ -49,7 +49,7 @@ def save_ring(
         "windows": json.dumps(cache.windows),
         "sequences": json.dumps([sorted(cache.sequences[cell]) for cell in cells]),
         "num_tokens": str(len(tokens)),
-        "course": minikv.__version__,
+        "course": __version__,
         "shapes": json.dumps(shapes_of(tensors), sort_keys=True),
     }
     header["checksum"] = checksum_of(header, tensors)

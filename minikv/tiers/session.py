@@ -22,13 +22,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
-import minikv
 from minikv.blocks import BlockTable
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks, require_ids, require_one_of
 from minikv.outputs import RequestOutput
-from minikv.quant.formats import KVFormat, Pieces, Shapes, format_of
-from minikv.quant.store import part_shapes
+from minikv.quant import KVFormat, Pieces, Shapes, format_of, part_shapes
 from minikv.sampling import SamplingParams
 from minikv.tiers.blocks import drop_open, parts_of
 from minikv.tiers.folder import Folder, save
@@ -41,6 +39,7 @@ from minikv.tiers.identity import (
     model_fingerprint,
     shapes_of,
 )
+from minikv.version import __version__
 
 What = int | str | Seq[int] | RequestOutput
 
@@ -93,7 +92,7 @@ def save_session(
     header = _expected(engine, stored) | {
         "shapes": json.dumps(shapes_of(tensors), sort_keys=True),
         "num_tokens": str(len(token_ids)),
-        "course": minikv.__version__,
+        "course": __version__,
         "k_error": repr(errors[0]),
         "v_error": repr(errors[1]),
     }
@@ -145,7 +144,7 @@ def put_prefix(
     under the prefix cache. Raises OutOfBlocks, changing nothing, if the pool has no room."""
     if engine.cache is None:
         raise ValueError("prefix_cache: must be True, because K and V are put under it")
-    with engine._changing_state():
+    with engine.changing_state():
         error = _insert(engine, token_ids, parts, salt)
     if error is not None:
         raise error
@@ -221,11 +220,9 @@ def _check_parts(
 def _find(engine: Engine, what: What, salt: Hashable) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Tokens, and the whole blocks of their K and V."""
     size = engine.config.block_size
-    engine._recover()
+    engine.recover()
     if isinstance(what, int):
-        if what not in engine._requests:
-            raise ValueError(f"what: {what} is not an unfinished request")
-        [sequence, *others] = engine._requests[what].sequences
+        [sequence, *others] = engine.request(what).sequences
         if others or sequence.must_fork:
             raise ValueError(f"what: request {what} has n > 1 samples; give the tokens of one")
         if sequence.table is not None:

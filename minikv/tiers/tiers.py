@@ -10,8 +10,8 @@ Each tier drops its least recently used block first; what the last tier drops is
 that was brought back stays in the lower tiers as well, so it need not be copied when it is evicted
 again.
 
-Going down: the pool (`joined`) notices when the last holder of a named block releases it. That
-happens while a step is planned. The copy is made when the plan is complete and before it runs,
+Going down: the pool tells (`minikv.events`) when the last holder of a named block releases it.
+That happens while a step is planned. The copy is made when the plan is complete and before it runs,
 because until then nothing overwrites the block. Every full block is also copied to the store as
 soon as it is in the tree, for other engines.
 
@@ -24,21 +24,20 @@ answer is a miss. A step copies no more tokens than it may compute (`max_batch_t
 is not delayed by more than one chunk.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from typing import Any
 from weakref import finalize
 
-import minikv
 from minikv.blocks import BlockPool, blocks_for
 from minikv.config import EngineConfig
-from minikv.errors import OutOfBlocks
+from minikv.engine import Engine
+from minikv.errors import OutOfBlocks, parse_bytes
+from minikv.events import LowerTiers
 from minikv.paged import KVStore
-from minikv.quant.settings import parse_bytes
 from minikv.radix import MatchResult, RadixCache
 from minikv.runner import Runner
 from minikv.scheduler import Plan, Scheduler
@@ -52,7 +51,8 @@ from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
 from minikv.tiers.shared import Shared
-from minikv.tiers.store import Background, Fetch, Question, Unpack
+from minikv.tiers.store import Background, Fetch, Question, SharedTier, Unpack
+from minikv.version import __version__
 
 UNKNOWN_RATE = 100.0  # tokens per second: slow, until a prefill is measured
 AT_ONCE = 0.001  # seconds that the engine waits for the store's answer, before the next step
@@ -63,7 +63,7 @@ ANSWER_SOON = 0.05  # seconds that a sequence waits for it at most, while others
 class TierStats:
     """What one tier below the device has done. Blocks are those of the device's size."""
 
-    blocks: int = 0  # that are there now; for the disk its entries, which may be large blocks
+    blocks: int = 0  # that are there now
     hits: int = 0  # blocks that sequences got from there
     bytes_in: int = 0  # written to the tier
     bytes_out: int = 0  # read from it
@@ -81,14 +81,35 @@ class Returning:
     until: float = 0.0  # when the sequence stops waiting for them
     in_store: set[Name] = field(default_factory=set)
     fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; each only once
-    # By entry with more than one block, the names of these: see `minikv.tiers.large`.
-    parts: dict[Name, list[Name]] = field(default_factory=dict)
 
 
-class Tiers:
-    """The host and the disk of one engine, and its way to a store."""
+class LastHold(BlockPool):
+    """The device's pool as `demote` sees it for a block whose last holder is about to release it:
+    the block is not released twice."""
 
-    def __init__(self, runner: Runner, config: EngineConfig):
+    def __init__(self, pool: BlockPool):
+        self.pool = pool
+
+    def ref_count(self, block_id: int) -> int:
+        return self.pool.ref_count(block_id)
+
+    def acquire(self, block_id: int) -> None:
+        self.pool.acquire(block_id)
+
+    def release(self, block_id: int) -> None:
+        if self.pool.ref_count(block_id) > 1:
+            self.pool.release(block_id)
+
+
+class Tiers(LowerTiers):
+    """The host and the disk of one engine, and its way to a store. It listens to the engine's pool
+    and prefix cache, and plans each step with its scheduler."""
+
+    pool: BlockPool  # the engine's, and its prefix cache
+    cache: RadixCache
+
+    def __init__(self, runner: Runner, config: EngineConfig, shared: SharedTier | None = None):
+        """`shared`: the store that `config.store` names."""
         self.runner, self.config = runner, config
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
@@ -109,27 +130,20 @@ class Tiers:
             self.disk = Background(tier)
             finalize(self, self.disk.close)
         self.shared: Shared | None = None
-        if config.store is not None:
-            from minikv.cluster.shared_store import (
-                SharedStore,
-            )  # here, because few have its package
-
-            self.shared = Shared(SharedStore(config.store))
+        if shared is not None:
+            self.shared = Shared(shared)
             finalize(self, self.shared.close)
 
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps its entries, because their names
         depend on the weights that computed them."""
-        self.host = self.make_host()
+        self.host = HostPool(self.config.host_blocks, self._leave_host)
         self.names: dict[int, Name] = {}  # of the device blocks in the tree
         self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
         self.returning: dict[Sequence, Returning] = {}
-        self.is_planning = False
+        self.is_planning, self.may_wait = False, True
         self.identity = identity_of(self._facts())
         self._before, self._last_chunk = self.runner.seconds, 0
-
-    def make_host(self) -> HostPool:
-        return HostPool(self.config.host_blocks, self._leave_host)
 
     def _facts(self) -> dict[str, str]:
         """What K and V depend on besides the tokens. Nothing, if only this engine's host has
@@ -137,25 +151,62 @@ class Tiers:
         if self.config.disk_path is None and self.config.store is None:
             return {}
         return {
-            "course": minikv.__version__,
+            "course": __version__,
             "model": model_fingerprint(self.runner.transformer),
             "kv_dtype": self.config.kv_dtype,
             "layout": str([(name, str(part.dtype), self.block_shapes[name])
                            for name, part in parts_of(self.store).items()]),
         }  # fmt: skip
 
-    @contextmanager
-    def planning(self) -> Iterator[None]:
-        """While a step is planned, copies to the host are collected; they are made at the end."""
+    # ── Planning ──────────────────────────────────────────────────────────────
+
+    def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
+        """Bring blocks back, then plan without the sequences that still wait for some. If nothing
+        else can run, wait for these."""
+        plan, held = self._plan_once(scheduler, schedule)
+        while held and self.may_wait and not (plan.sequences or scheduler.running):
+            self.runner.move_blocks(plan)  # before anything is brought back over them
+            self.wait(held)
+            plan, held = self._plan_once(scheduler, schedule)
+        return plan
+
+    def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
+        self.may_wait = False
+        plan = schedule()
+        self.may_wait = True
+        return plan
+
+    def _plan_once(
+        self, scheduler: Scheduler, schedule: Callable[[], Plan]
+    ) -> tuple[Plan, list[Sequence]]:
+        """A plan, and the sequences that had to wait. Copies to the host are collected while it is
+        made; they are made when it is complete."""
         self.is_planning = True
         with self.host.plan():
-            yield
+            held = self.bring_back(scheduler)
+            for sequence in held:
+                scheduler.waiting.remove(sequence)
+            plan = schedule()
             self.copy_down()
         self.is_planning = False
+        self.measure(plan)
+        for sequence in held:
+            scheduler.add(sequence)
+        return plan, held
 
-    # ── Down ──────────────────────────────────────────────────────────────────
+    # ── What the pool and the prefix cache tell ───────────────────────────────
 
-    def name(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
+    def begin(self, pool: BlockPool, cache: RadixCache | None) -> None:
+        assert cache is not None, "an engine without a prefix cache has no tiers"
+        self.pool, self.cache = pool, cache
+        self.start_over()
+
+    def clearing(self) -> None:
+        """Forget everything on the device and on the host."""
+        self.names.clear()
+        self.host.forget_all()
+
+    def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
         """Name those of the tree's blocks of a prefix that have no name yet."""
         size, first = self.config.block_size, len(block_ids)
         while first > 0 and block_ids[first - 1] not in self.names:
@@ -171,27 +222,26 @@ class Tiers:
         if self.shared is not None:
             self._share(self.shared, block_ids[first:])
 
-    def let_go(self, block_id: int, pool: Any) -> None:
-        """Release the last hold on a device block, by the plain `pool.release`. If the block has a
-        name, the host keeps its content."""
+    def freeing(self, block_id: int) -> None:
+        """If the block has a name, let the host keep its content."""
         name = self.names.pop(block_id, None)
         if name is None:
-            pool.release(block_id)
             return
         place = Place(block_id, self.host.find(name))
-        if place.host is not None:
-            demote(place, pool, self.host, self._plan_copy)
-            self.host.touch(name)
-            return
+        is_there = place.host is not None
         try:
-            demote(place, pool, self.host, self._plan_copy)
+            demote(place, LastHold(self.pool), self.host, self._plan_copy)
         except OutOfBlocks:  # all of the host is in use by swapped-out sequences
             self.host_moves.dropped += 1
-            pool.release(block_id)
+            return
+        if is_there:
+            self.host.touch(name)
             return
         self._keep(place.host, name)
         if not self.is_planning:
             self.copy_down()
+
+    # ── Down ──────────────────────────────────────────────────────────────────
 
     def copy_down(self) -> None:
         """Make the planned copies to the host."""
@@ -337,13 +387,8 @@ class Tiers:
             indices = [start + i for i, one in enumerate(tiers) if one == tier]
             if indices and below is not None:
                 names = [state.names[index] for index in indices]
-                wanted = self._entries(state, indices) if tier == "disk" else names
-                state.coming.append(below.get(wanted, self._unpacker()))
-                state.fetched |= dict.fromkeys([*wanted, *names], tier)
-
-    def _entries(self, state: Returning, indices: Seq[int]) -> list[Name]:
-        """The names of the disk's entries that have these blocks of a prefix."""
-        return [state.names[index] for index in indices]
+                state.coming.append(below.get(names, self._unpacker()))
+                state.fetched |= dict.fromkeys(names, tier)
 
     def _ask_store(self, state: Returning, sequence: Sequence) -> None:
         """Begin to ask the store for all blocks after those that are here."""
@@ -544,5 +589,9 @@ class Tiers:
         if not cached >= self.names.keys():
             raise AssertionError("tiers: a named block is not in the tree")
 
-    cache: RadixCache
-    pool: BlockPool
+
+def tiers_of(engine: Engine) -> Tiers:
+    """The tiers below an engine's device. Raises ValueError if it has none."""
+    if not isinstance(engine.tiers, Tiers):
+        raise ValueError("engine: has no tiers; set EngineConfig.host_blocks, with a prefix cache")
+    return engine.tiers

@@ -15,8 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minikv
-from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, naive_attention
-from minikv.cpu import choice
+from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, assembly, naive_attention
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
 from minikv.cpu import attention, helpers, kernels, tiles
@@ -317,14 +316,14 @@ def test_half_precision_falls_back(llama):
 
 
 def test_without_numba(llama, monkeypatch, caplog):
-    monkeypatch.setattr(choice, "numba_problem", lambda: "ImportError: no module")
-    choice.say_once.cache_clear()
+    monkeypatch.setattr(assembly, "numba_problem", lambda: "ImportError: no module")
+    assembly.say_once.cache_clear()
     with caplog.at_level(logging.WARNING, "minikv"):
         engines = [Engine(llama.lm) for _ in range(2)]
     assert [type(engine.attention) for engine in engines] == [TorchAttention] * 2
     [record] = caplog.records
     assert "no module" in record.getMessage()
-    choice.say_once.cache_clear()
+    assembly.say_once.cache_clear()
     with pytest.raises(ValueError, match=r"attention: 'cpu' needs Numba, .*no module.*'auto'"):
         Engine(llama.lm, EngineConfig(attention="cpu"))
 
@@ -333,7 +332,7 @@ BROKEN = """
 import sys
 sys.modules["numba"] = None
 import minikv
-from minikv.cpu.choice import numba_problem
+from minikv.assembly import numba_problem
 assert "numba" in numba_problem(), numba_problem()
 engine = minikv.Engine(minikv.load("tinypy"))
 print(type(engine.attention).__name__, len(engine.generate(["def"])[0].token_ids))

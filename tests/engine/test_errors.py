@@ -67,8 +67,12 @@ BAD_CONFIG = {
     "min_prefix_tokens": [-1, 1.5, "x", True, None],
     "preemption": ["", "drop", None, True],
     "host_blocks": [-1, 1.5, "x", True, None],
-    "blocks_per_large": [0, -1, 1.5, "x", True, None],
     "attention": ["", "fast", None, 3],
+    "kv_dtype": ["", "int3", None, 8],
+    "kv_memory": ["", "much", "1 MB", 0, -1, True, 1.5],
+    "disk_path": [3, True, b"x"],
+    "disk_bytes": ["", "much", 0, -1, True, None],
+    "write_through": [1, 0, None, "yes"],
 }
 
 
@@ -95,6 +99,22 @@ def test_engine_config(name, value):
 def test_swap_needs_blocks():
     with pytest.raises(ValueError, match=r"host_blocks: .*at least 1.*was 0"):
         EngineConfig(preemption="swap")
+
+
+@pytest.mark.parametrize(
+    "below", [dict(disk_path="x"), dict(store="redis://h"), dict(write_through=True)]
+)
+@pytest.mark.parametrize("above", [dict(), dict(host_blocks=4, prefix_cache=False)])
+def test_what_lies_below_the_host_needs_one_and_a_prefix_cache(below, above):
+    with pytest.raises(ValueError, match=r"^disk_path, store, write_through: .* host_blocks was"):
+        EngineConfig(**below, **above)
+    assert EngineConfig(**below, host_blocks=4).prefix_cache
+
+
+def test_a_store_is_named_by_its_url():
+    with pytest.raises(ValueError, match=r"^store: must be the URL") as error:
+        EngineConfig(store=b"redis://:secret@h", host_blocks=4)
+    assert "secret" not in str(error.value)
 
 
 def test_unknown_arguments_are_not_swallowed():

@@ -233,16 +233,16 @@ def test_an_interrupt_while_recovering_is_made_good(lm):
         """Fail in the seventh step, and recover in this way that one time."""
         play = Play(lm, "in turns")
         steps, run = itertools.count(), play.engine.runner.run
-        plain = play.engine._recover
+        plain = play.engine.recover
 
         def fail_once(plan):
             if next(steps) == 7:
-                play.engine._recover = this_time
+                play.engine.recover = this_time
                 raise KeyboardInterrupt
             return run(plan)
 
         def this_time():
-            del play.engine._recover
+            del play.engine.recover
             recover(plain)
 
         play.engine.runner.run = fail_once

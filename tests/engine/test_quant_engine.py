@@ -17,8 +17,8 @@ from helpers import (
 
 import minikv
 from minikv import Engine, EngineConfig, KVStore, SamplingParams
+from minikv.quant import COMPILED
 from minikv.quant.attention import QuantisedAttention
-from minikv.quant.choice import COMPILED
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
 from minikv.quant.store import QuantisedStore

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minikv.errors import parse_bytes
 from minikv.quant.formats import (
     TINY,
     Fp8,
@@ -24,7 +25,6 @@ from minikv.quant.formats import (
     round_up,
     unpack,
 )
-from minikv.quant.settings import parse_bytes
 
 INF = math.inf
 FLOAT32 = 2.0**-23  # what computing in float32 may add, relative to the greatest number involved

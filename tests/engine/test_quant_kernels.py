@@ -7,8 +7,8 @@ import pytest
 import torch
 from quant_case import Steps, one_layer
 
+from minikv.quant import COMPILED
 from minikv.quant.attention import QuantisedAttention
-from minikv.quant.choice import COMPILED
 from minikv.quant.formats import format_of
 from minikv.quant.store import QuantisedStore
 

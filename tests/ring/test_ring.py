@@ -67,6 +67,34 @@ def occupied(text, head=0):
 
 
 @pytest.mark.parametrize(
+    ("name", "cell", "value", "broken"),
+    [
+        ("positions", 1, -2, "cell 1 stands at position -2"),
+        ("positions", 0, FREE, r"free cell 0 belongs to \{1\}"),
+        ("sequences", 0, set(), "cell 0 at position 0 belongs to nobody"),
+        ("sequences", 0, {-3}, r"cell 0 belongs to \{-3\}"),
+        ("shifts", 2, 5, "free cell 2 has a shift of 5"),
+        ("shifts", 1, 4, "cell 1: K was turned to -3"),
+    ],
+)
+def test_check_names_what_is_broken(name, cell, value, broken):
+    cells = occupied("12..")
+    getattr(cells, name)[cell] = value
+    with pytest.raises(AssertionError, match=f"^ring: {broken}"):
+        cells.check()
+
+
+def test_check_names_a_wrong_length_and_a_lost_head():
+    cells = occupied("12..")
+    cells.head = 4
+    with pytest.raises(AssertionError, match=r"^ring: the head is at 4"):
+        cells.check()
+    cells.shifts.pop()
+    with pytest.raises(AssertionError, match=r"^ring: 4 cells, lists of \(4, 4, 3\)"):
+        cells.check()
+
+
+@pytest.mark.parametrize(
     "text, head, num_tokens, start",
     [
         ("........", 0, 3, 0),

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -28,7 +29,7 @@ from tiers_case import (
     prompts_of,
 )
 
-from minikv import Engine, EngineConfig, RadixCache, Scheduler
+from minikv import BlockPool, Engine, EngineConfig, RadixCache, Scheduler
 from minikv.tiers.costs import Link, Prefill
 
 # ── What comes back is what went ──────────────────────────────────────────────
@@ -318,9 +319,7 @@ TRACES = [
     dict(host_blocks=12, disk=True, write_through=True), dict(host_blocks=9, disk=True, ahead=True),
     dict(host_blocks=2, preemption="swap", ahead=True),
     dict(host_blocks=8, disk=True, block_size=3),
-    dict(host_blocks=18, blocks_per_large=4), dict(host_blocks=9, disk=True, blocks_per_large=2),
-    dict(host_blocks=14, disk=True, blocks_per_large=3, preemption="swap"),
-    dict(host_blocks=12, disk=True, blocks_per_large=4, write_through=True, ahead=True),
+    dict(host_blocks=12, disk=True, write_through=True, ahead=True),
 ]  # fmt: skip
 
 
@@ -397,22 +396,31 @@ def test_real_text(tinypy, tmp_path):
 # ── A reader's own parts ──────────────────────────────────────────────────────
 
 
-def test_own_classes_are_joined_and_others_refused(engine_of, llama):
-    class Mine(RadixCache):
-        pass
+class OwnPool(BlockPool):
+    pass
 
-    class MyScheduler(Scheduler):
-        pass
 
+class OwnCache(RadixCache):
+    pass
+
+
+class OwnScheduler(Scheduler):
+    pass
+
+
+@pytest.mark.parametrize("as_classes", [True, False])
+def test_parts_from_outside_are_joined(llama, as_classes):
+    """Of any class, and also those that a function makes."""
     config = small(**TINY, host_blocks=64, attention="torch")
-    engine = Engine(llama.lm, config, prefix_cache=Mine, scheduler=MyScheduler)
-    assert isinstance(engine.cache, Mine) and isinstance(engine.scheduler, MyScheduler)
+    own = dict(block_pool=OwnPool, prefix_cache=OwnCache, scheduler=OwnScheduler)
+    parts = own if as_classes else {name: partial(one) for name, one in own.items()}
+    engine = Engine(llama.lm, config, **parts)
+    assert type(engine.pool) is OwnPool and type(engine.cache) is OwnCache
+    assert type(engine.scheduler) is OwnScheduler
     generate(engine, [PROMPT], params())
     fill(engine)
     generate(engine, [PROMPT], params())
     assert engine.stats().tiers["host"].hits > 0
-    with pytest.raises(ValueError, match="scheduler: with host_blocks it must be a class"):
-        Engine(llama.lm, config, scheduler=lambda *a, **k: Scheduler(*a, **k))
 
 
 @pytest.mark.parametrize("bad", [

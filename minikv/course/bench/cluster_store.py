@@ -15,6 +15,7 @@ from minikv.cluster.local_server import local_server
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
 from minikv.course.bench.tiers import FIRST, SIZE, engine_of, num_weights, random_model
 from minikv.course.measure.timing import timed
+from minikv.tiers import tiers_of
 
 GOAL = 0.5  # of computing it
 
@@ -42,7 +43,7 @@ def add_rows(table: BenchTable, hidden: int, layers: int, length: int, repeats: 
             "store": stack.enter_context(engine_of(lm, False, **behind)),
         }
         writer.generate([prefix], FIRST)
-        writer.tiers.flush()
+        tiers_of(writer).flush()
         for turn in range(repeats + 1):
             prompt = prefix + text(SIZE)
             for way in list(engines)[:: 1 if turn % 2 else -1]:
@@ -77,5 +78,5 @@ def forget(engine: minikv.Engine) -> None:
     assert engine.cache is not None
     engine.cache.evict(engine.cache.num_cached_blocks)
     if engine.tiers is not None:
-        engine.tiers.flush()
-        engine.tiers.host.forget_all()
+        tiers_of(engine).flush()
+        tiers_of(engine).host.forget_all()

@@ -36,6 +36,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack,
 from minikv.course.measure.timing import no_gc
 from minikv.course.measure.workload import chat_like, read_trace
 from minikv.model import Transformer
+from minikv.tiers import tiers_of
 
 SIZE = 16  # tokens per block
 TRACE_SIZES = (1_000, 10_000, 50_000)  # blocks of 512 tokens
@@ -182,7 +183,8 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
         engines = {"computed": plain, "host": host, "disk": disk}
         for engine in engines.values():
             engine.generate([said], first)
-            engine.tiers and engine.tiers.flush()
+            if engine.tiers is not None:
+                tiers_of(engine).flush()
         for turn in range(args.repeats + 1):
             message = [rng.randrange(1, lm.config.vocab_size) for _ in range(SIZE)]
             for way in list(engines)[:: 1 if turn % 2 else -1]:
@@ -190,8 +192,10 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
                 assert engine.cache is not None
                 engine.cache.evict(engine.cache.num_cached_blocks)
                 if way == "disk":
-                    engine.tiers.disk.wait()
-                    engine.tiers.host.forget_all()
+                    tiers = tiers_of(engine)
+                    assert tiers.disk is not None
+                    tiers.disk.wait()
+                    tiers.host.forget_all()
                 before = engine.stats().computed_tokens
                 with no_gc():
                     started = perf_counter()
@@ -421,8 +425,8 @@ def engine_of(lm: minikv.LanguageModel, on_disk: bool, **config: Any) -> Iterato
         try:
             yield engine
         finally:
-            if engine.tiers is not None and engine.tiers.disk is not None:
-                engine.tiers.disk.close()
+            if engine.tiers is not None and (disk := tiers_of(engine).disk) is not None:
+                disk.close()
 
 
 def random_model(hidden: int, layers: int, max_context: int = 2048) -> minikv.LanguageModel:

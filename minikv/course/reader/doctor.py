@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 import minikv
-from minikv.cpu.choice import numba_problem
+from minikv.assembly import numba_problem
 
 OLDEST_PYTHON = (3, 11)
 

@@ -989,7 +989,8 @@ ASKS: dict[str, tuple[str, dict]] = {
 class Stepping(Serving):
     """The reader's engine and its loop, seen after every step."""
 
-    prompt: list[int]  # of the last request
+    number: int  # of the last request
+    prompt: list[int]  # its prompt
     outputs: dict[int, list[int]]
 
     def made(self, parts, mine, config) -> minikv.Engine:
@@ -1002,14 +1003,14 @@ class Stepping(Serving):
 
     def again(self, num_tokens: str) -> None:
         """The last prompt and its answer, and a token more."""
-        answer = self.outputs.get(self.engine._next_id - 1, [])
+        answer = self.outputs.get(self.number, [])
         self.ask([*self.prompt, *answer, 199], int(num_tokens), "")
 
     def ask(self, prompt: list[int], num_tokens: int, kind: str) -> None:
         self.prompt, (words, more) = prompt, ASKS[kind]
         params = minikv.SamplingParams(**{"max_tokens": num_tokens, "ignore_eos": True} | more)
-        number = self.engine.add_request(prompt, params)
-        self.log(f"request {number} of {len(prompt)} tokens for {num_tokens} more{words}")
+        self.number = self.engine.add_request(prompt, params)
+        self.log(f"request {self.number} of {len(prompt)} tokens for {num_tokens} more{words}")
 
     def step(self, count: str = "1") -> None:
         for _ in range(int(count)):

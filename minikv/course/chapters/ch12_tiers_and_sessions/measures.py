@@ -22,6 +22,7 @@ from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
 from minikv.sampling import SamplingParams
+from minikv.tiers import tiers_of
 from minikv.tiers.costs import Link
 from minikv.tiers.disk import DiskTier
 
@@ -109,7 +110,7 @@ def first_token_times(
         evict_all(first)
         note("host", serve(first, length))
         evict_all(first)
-    first.tiers.flush()
+    tiers_of(first).flush()
     second = Engine(lm, config)
     second.generate(write_code(lm, 64, "the first run is slower"), ONE_TOKEN)
     for length in lengths:

@@ -10,6 +10,7 @@ from minikv.course.measure.running_table import Run
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
+from minikv.tiers import tiers_of
 
 IDEA = "many engines: a prefix is computed once, and found by all of them"
 SETTINGS: dict[str, Any] = dict(num_blocks=64, host_blocks=64, attention="torch")
@@ -21,9 +22,9 @@ def run_from_another(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) 
         path = Path(folder)
         first = Engine(lm, EngineConfig(disk_path=path, **SETTINGS))
         first.generate(prompt_ids, SamplingParams(max_tokens=1))
-        assert first.cache is not None and first.tiers is not None
+        assert first.cache is not None
         first.cache.evict(first.config.num_blocks)
-        first.tiers.flush()
+        tiers_of(first).flush()
         engine = Engine(lm, EngineConfig(disk_path=path, **SETTINGS))
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         started = perf_counter()

@@ -1,0 +1,155 @@
+"""What an engine is made of: the one place where that is decided.
+
+    EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
+
+This is the one file of the core that names a wing (`cpu`, `gpu`, `quant`, `tiers`, `cluster`). It
+imports each of them only in the function that needs it. `minikv` gives `assemble` to `Engine`.
+"""
+
+import logging
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from minikv.backend import AttentionBackend, MakeBackend, TorchAttention
+from minikv.config import EngineConfig, ModelConfig
+from minikv.engine import Engine, Loop, Parts
+from minikv.events import Listener, LowerTiers
+from minikv.language_model import LanguageModel
+from minikv.paged import KVStore
+from minikv.runner import ChooseTokens, Runner
+
+log = logging.getLogger("minikv")
+
+
+@torch.inference_mode(False)  # what is allocated here is written in any mode
+def assemble(
+    lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, attention: MakeBackend | None
+) -> Parts:
+    """Everything that an engine keeps for good. Raises ValueError, naming the argument, for
+    settings that this model cannot have."""
+    if config.kv_dtype != "auto" or config.kv_memory is not None:
+        from minikv.quant import resolve
+
+        config = resolve(config, lm)
+    make: Callable[..., KVStore] = KVStore
+    if config.kv_dtype != "auto":
+        from minikv.quant import store_maker
+
+        make = store_maker(config)
+    store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
+    host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
+    backend = (attention or backend_of(config))(lm.config, store)
+    runner, loop = Runner(lm, config, sampler, store, host_store, backend), Loop()
+    if lm.device.type == "cuda":
+        from minikv.gpu import run_ahead
+
+        runner, loop = run_ahead(runner, config.max_num_seqs)
+    listeners: list[Listener] = []
+    if open_keys := getattr(store, "open", None):
+        listeners.append(open_keys)
+    tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
+    if tiers is not None:
+        listeners.append(tiers)
+    return Parts(config, runner, loop, tiers, listeners, save_session, load_session)
+
+
+def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
+    """The host, the disk and the shared store below a device."""
+    from minikv.tiers import Tiers
+
+    if config.store is None:
+        return Tiers(runner, config)
+    from minikv.cluster import SharedStore
+
+    return Tiers(runner, config, SharedStore(config.store))
+
+
+def save_session(engine: Engine, *arguments: Any, **options: Any) -> Any:
+    from minikv.tiers import save_session
+
+    return save_session(engine, *arguments, **options)
+
+
+def load_session(engine: Engine, *arguments: Any, **options: Any) -> Any:
+    from minikv.tiers import load_session
+
+    return load_session(engine, *arguments, **options)
+
+
+# ── Which attention ───────────────────────────────────────────────────────────
+
+
+def backend_of(config: EngineConfig) -> MakeBackend:
+    """The backend that `config.attention` names, for K and V as `config.kv_dtype` stores them."""
+    quantised = config.kv_dtype != "auto"
+    make = {"auto": automatic, "cpu": compiled, "torch": plain, "triton": triton}
+    return partial(make[config.attention], quantised)
+
+
+def automatic(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch. If a faster one was
+    to be expected, one line in the log says why it is not used."""
+    try:
+        if store.device.type == "cuda":
+            return triton(quantised, config, store)
+        if quantised or (store.device.type == "cpu" and store.dtype == torch.float32):
+            return compiled(quantised, config, store)
+    except (ImportError, ValueError) as error:
+        say_once(f"attention is PyTorch's, which is slower: {error}")
+    return plain(quantised, config, store)
+
+
+def plain(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    if not quantised:
+        return TorchAttention(config, store)
+    from minikv.quant import QuantisedAttention
+
+    return QuantisedAttention(config, store)
+
+
+def triton(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Raises ImportError without Triton."""
+    from minikv.gpu import triton_attention, triton_codes
+
+    return (triton_codes if quantised else triton_attention)(config, store)
+
+
+def compiled(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Raises ValueError, saying what to do, unless the model is in float32 on a CPU and Numba
+    works."""
+    if store.device.type != "cpu" or store.dtype != torch.float32:
+        raise ValueError(
+            f"attention: 'cpu' computes float32 on a CPU, and the model is {store.dtype} on "
+            f"{store.device}; leave attention at 'auto'"
+        )
+    if problem := numba_problem():
+        raise ValueError(
+            f"attention: 'cpu' needs Numba, and it does not work here ({problem}); run "
+            "`pip install -r requirements.txt`, or leave attention at 'auto'"
+        )
+    if quantised:
+        from minikv.quant import compiled_attention
+
+        return compiled_attention(config, store)
+    from minikv.cpu import CpuAttention
+
+    return CpuAttention(config, store)
+
+
+@cache
+def numba_problem() -> str:
+    """Why nothing can be compiled, or "". A compiler that was installed for another NumPy or
+    another processor may fail in any way."""
+    try:
+        import minikv.cpu  # noqa: F401
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
+
+
+@cache
+def say_once(message: str) -> None:
+    log.warning(message)

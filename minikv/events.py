@@ -1,0 +1,110 @@
+"""What a pool and a prefix cache tell, and who listens: open blocks of int4, tiers, a worker.
+
+    pool.release ──> freeing(block_id)          prefix cache.insert ──> stored(tokens, blocks, salt)
+    a new pool and a new cache ──> begin        prefix cache.clear  ──> clearing
+
+The classes know nothing of it, so a class that is handed in tells as much as the engine's own: the
+methods of this one pool and this one cache are wrapped. In the same way tiers get to plan with the
+scheduler. Nothing is wrapped if nobody listens.
+"""
+
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Any, Protocol
+
+from minikv.blocks import BlockPool
+from minikv.radix import InsertResult, RadixCache
+from minikv.scheduler import Plan, Scheduler
+
+
+class Listener(Protocol):
+    """Wants to know what happens to blocks. Whoever inherits writes what it needs."""
+
+    def begin(self, pool: BlockPool, cache: RadixCache | None) -> None:
+        """The engine has a new pool, all of it free, and a new prefix cache. Nothing that was
+        told before is true any more."""
+        return
+
+    def freeing(self, block_id: int) -> None:
+        """The last holder of a block is about to release it. Its K and V can be read until the
+        next plan is run."""
+        return
+
+    def stored(self, token_ids: Seq[int], block_ids: Seq[int], salt: Hashable) -> None:
+        """The prefix cache holds these blocks for the whole blocks of these tokens."""
+        return
+
+    def clearing(self) -> None:
+        """The prefix cache is about to forget everything."""
+        return
+
+
+class LowerTiers(Listener, Protocol):
+    """What an engine asks of the tiers below its device: besides listening, they hold waiting
+    sequences back until their blocks have arrived. `minikv.tiers.tiers_of(engine)` has all that
+    others can ask."""
+
+    host: BlockPool  # the blocks of host memory, which swapped-out sequences use, too
+
+    def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
+        """`schedule()`, without the sequences that must wait. If nothing else can run it may wait
+        for them."""
+        ...
+
+    def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
+        """`schedule()`, which calls `plan`, while a step is under way: this never waits."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Blocks, hits, bytes and seconds, by tier."""
+        ...
+
+    def check(self) -> None:
+        """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        ...
+
+
+def listen(listener: Listener, pool: BlockPool, cache: RadixCache | None) -> None:
+    """Let a new pool and a new prefix cache of any class tell a listener what happens."""
+    listener.begin(pool, cache)
+    _wrap(pool, "release", partial(_release, listener, pool))
+    if cache is not None:
+        _wrap(cache, "insert", partial(_insert, listener))
+        _wrap(cache, "clear", partial(_clear, listener))
+
+
+def hold_back(tiers: LowerTiers, scheduler: Scheduler) -> None:
+    """Let tiers plan with a new scheduler of any class."""
+    scheduler.host_pool = tiers.host
+    _wrap(scheduler, "schedule", partial(tiers.plan, scheduler))
+    _wrap(scheduler, "schedule_without", partial(_schedule_without, tiers))
+
+
+def _wrap(part: Any, method: str, around: Callable) -> None:
+    """From now on `part.method(…)` is `around(the plain method, …)`."""
+    setattr(part, method, partial(around, getattr(part, method)))
+
+
+def _release(listener: Listener, pool: BlockPool, release: Callable, block_id: int) -> None:
+    if pool.ref_count(block_id) == 1:
+        listener.freeing(block_id)
+    release(block_id)
+
+
+def _insert(
+    listener: Listener, insert: Callable, token_ids: Seq[int], block_ids: Seq[int],
+    salt: Hashable = None,
+) -> InsertResult:  # fmt: skip
+    result = insert(token_ids, block_ids, salt)
+    listener.stored(token_ids, result.block_ids, salt)
+    return result
+
+
+def _clear(listener: Listener, clear: Callable) -> None:
+    listener.clearing()
+    clear()
+
+
+def _schedule_without(tiers: LowerTiers, schedule_without: Callable, leaving: list) -> Plan:
+    return tiers.plan_ahead(partial(schedule_without, leaving))
