@@ -18,9 +18,9 @@ Decode workers are whole engines. A prompt of which one of them has all but `SHO
 there directly, and so do all prompts while no prefill worker is up.
 
 Why objects, and not the shared store that workers may have, too? It would need a server, a wait
-until the last block is written, and more copies: on two cores that were busy with other work, 48
-blocks of tinypy (3.9 MB) took 42 ms from one worker's cache into the other's as an object of Ray,
-and 1.9 s by way of Redis, where each block is packed, checked and sent for itself.
+until the last block is written, and more copies. On two cores, 48 blocks of tinypy (3.9 MB) took
+12 ms from one engine's cache into another's as an object of Ray, and 26 ms by way of Redis, where
+each block is packed and checked for itself; computing them took 70 ms. Medians of 12, in turns.
 """
 
 from collections.abc import Hashable, Iterable
