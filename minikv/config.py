@@ -15,7 +15,7 @@ from minikv.errors import require_bool, require_int, require_one_of
 
 # Of each integer of EngineConfig.
 SMALLEST = dict(num_blocks=1, block_size=1, max_num_seqs=1, max_batch_tokens=1,
-                min_prefix_tokens=0, host_blocks=0, blocks_per_large=1)  # fmt: skip
+                min_prefix_tokens=0, host_blocks=0)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,6 @@ class EngineConfig:
         every engine of the same model finds them. Below the disk; needs `host_blocks`. See
         `minikv.cluster.shared_store`.
     write_through: copy blocks to the host and the disk as soon as they are full, not when evicted.
-    blocks_per_large: blocks of a cold prefix that go down together, and lie together: 1 is each
-        for itself. See `minikv.tiers.large`.
     attention: the backend. "auto" is the fastest that works: "triton" on CUDA, "cpu" (compiled
         by Numba) for float32 on a CPU, else "torch", which runs on every device. "triton" also
         runs in Triton's interpreter, which is slow and for learning. A backend of your own is
@@ -60,7 +58,6 @@ class EngineConfig:
     disk_bytes: int | str = "1 GiB"
     store: str | None = field(default=None, repr=False)  # it may hold a password
     write_through: bool = False
-    blocks_per_large: int = 1
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
@@ -80,8 +77,7 @@ class EngineConfig:
                 f"max_batch_tokens: must be at least max_num_seqs ({self.max_num_seqs}), so that "
                 f"every sequence can decode in a step, was {self.max_batch_tokens}"
             )
-        needs_host = self.preemption == "swap" or self.blocks_per_large > 1
-        require_int("host_blocks", self.host_blocks, int(needs_host))
+        require_int("host_blocks", self.host_blocks, int(self.preemption == "swap"))
 
 
 @dataclass(frozen=True)

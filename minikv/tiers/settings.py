@@ -17,11 +17,9 @@ def join(runner: Runner, config: EngineConfig, parts: tuple) -> tuple[Any, tuple
     if not config.prefix_cache:
         return None, parts
     from minikv.tiers.joined import joined  # here, because these import much
-    from minikv.tiers.large import LargeTiers
     from minikv.tiers.tiers import Tiers
 
-    make = LargeTiers if config.blocks_per_large > 1 else Tiers
-    tiers = make(runner, config)
+    tiers = Tiers(runner, config)
     return tiers, joined(tiers, *parts)
 
 
@@ -30,14 +28,6 @@ def check_settings(config: EngineConfig) -> None:
     require_bool("write_through", config.write_through)
     if config.disk_path is not None and not isinstance(config.disk_path, str | os.PathLike):
         raise ValueError(f"disk_path: must be a folder's path, was {config.disk_path!r}")
-    if config.blocks_per_large > 1 and not (
-        config.prefix_cache and config.host_blocks >= config.blocks_per_large
-    ):
-        raise ValueError(
-            f"blocks_per_large: {config.blocks_per_large} blocks that are demoted together need a "
-            f"prefix cache, and room on the host; prefix_cache was {config.prefix_cache}, "
-            f"host_blocks {config.host_blocks}"
-        )
     if config.store is not None and not isinstance(config.store, str):
         raise ValueError("store: must be the URL of a server, such as redis://127.0.0.1:6379/0")
     below = config.disk_path is not None or config.store is not None or config.write_through

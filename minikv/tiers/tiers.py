@@ -61,9 +61,9 @@ ANSWER_SOON = 0.05  # seconds that a sequence waits for it at most, while others
 
 @dataclass
 class TierStats:
-    """What one tier below the device has done. Blocks are those of the device's size."""
+    """What one tier below the device has done."""
 
-    blocks: int = 0  # that are there now; for the disk its entries, which may be large blocks
+    blocks: int = 0  # that are there now
     hits: int = 0  # blocks that sequences got from there
     bytes_in: int = 0  # written to the tier
     bytes_out: int = 0  # read from it
@@ -81,8 +81,6 @@ class Returning:
     until: float = 0.0  # when the sequence stops waiting for them
     in_store: set[Name] = field(default_factory=set)
     fetched: dict[Name, str] = field(default_factory=dict)  # from which tier; each only once
-    # By entry with more than one block, the names of these: see `minikv.tiers.large`.
-    parts: dict[Name, list[Name]] = field(default_factory=dict)
 
 
 class Tiers:
@@ -120,16 +118,13 @@ class Tiers:
     def start_over(self) -> None:
         """Begin with an empty device and host. The disk keeps its entries, because their names
         depend on the weights that computed them."""
-        self.host = self.make_host()
+        self.host = HostPool(self.config.host_blocks, self._leave_host)
         self.names: dict[int, Name] = {}  # of the device blocks in the tree
         self.going_down: dict[int, int] = {}  # host block: device block; planned, not copied yet
         self.returning: dict[Sequence, Returning] = {}
         self.is_planning = False
         self.identity = identity_of(self._facts())
         self._before, self._last_chunk = self.runner.seconds, 0
-
-    def make_host(self) -> HostPool:
-        return HostPool(self.config.host_blocks, self._leave_host)
 
     def _facts(self) -> dict[str, str]:
         """What K and V depend on besides the tokens. Nothing, if only this engine's host has
@@ -337,13 +332,8 @@ class Tiers:
             indices = [start + i for i, one in enumerate(tiers) if one == tier]
             if indices and below is not None:
                 names = [state.names[index] for index in indices]
-                wanted = self._entries(state, indices) if tier == "disk" else names
-                state.coming.append(below.get(wanted, self._unpacker()))
-                state.fetched |= dict.fromkeys([*wanted, *names], tier)
-
-    def _entries(self, state: Returning, indices: Seq[int]) -> list[Name]:
-        """The names of the disk's entries that have these blocks of a prefix."""
-        return [state.names[index] for index in indices]
+                state.coming.append(below.get(names, self._unpacker()))
+                state.fetched |= dict.fromkeys(names, tier)
 
     def _ask_store(self, state: Returning, sequence: Sequence) -> None:
         """Begin to ask the store for all blocks after those that are here."""
@@ -436,27 +426,23 @@ class Tiers:
             if isinstance(one, Question):
                 state.in_store |= one.there
             else:
-                self._take_in(state, one)
+                self._take_in(one)
         state.coming = []
         return True
 
-    def _take_in(self, state: Returning, fetch: Fetch) -> None:
-        """Put what was fetched on the host, the beginning of the prefix as most recently used."""
+    def _take_in(self, fetch: Fetch) -> None:
+        """Put what was fetched on the host, as far as there is room; the beginning of the prefix as
+        the most recently used."""
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
-            if data is not None and not self._arrive(state, name, data):
-                break
-
-    def _arrive(self, state: Returning, name: Name, data: memoryview) -> bool:
-        """Put a fetched block on the host. Returns False if there is no room."""
-        if name not in self.host:
+            if data is None or name in self.host:
+                continue
             try:
                 block_id = self.host.allocate()
             except OutOfBlocks:
-                return False
+                break
             write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
-        return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
         """What has been measured so far. What has not been measured counts as fast enough: reads of

@@ -68,7 +68,6 @@ BAD_CONFIG = {
     "min_prefix_tokens": [-1, 1.5, "x", True, None],
     "preemption": ["", "drop", None, True],
     "host_blocks": [-1, 1.5, "x", True, None],
-    "blocks_per_large": [0, -1, 1.5, "x", True, None],
     "attention": ["", "fast", None, 3],
 }
 

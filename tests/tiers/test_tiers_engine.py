@@ -318,9 +318,7 @@ TRACES = [
     dict(host_blocks=12, disk=True, write_through=True), dict(host_blocks=9, disk=True, ahead=True),
     dict(host_blocks=2, preemption="swap", ahead=True),
     dict(host_blocks=8, disk=True, block_size=3),
-    dict(host_blocks=18, blocks_per_large=4), dict(host_blocks=9, disk=True, blocks_per_large=2),
-    dict(host_blocks=14, disk=True, blocks_per_large=3, preemption="swap"),
-    dict(host_blocks=12, disk=True, blocks_per_large=4, write_through=True, ahead=True),
+    dict(host_blocks=12, disk=True, write_through=True, ahead=True),
 ]  # fmt: skip
 
 
