@@ -52,7 +52,7 @@ from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
 from minikv.tiers.shared import Shared
-from minikv.tiers.store import Background, Fetch, Question, Unpack
+from minikv.tiers.store import FORGET_AFTER, Background, Fetch, Question, Unpack, log
 
 UNKNOWN_RATE = 100.0  # tokens per second: slow, until a prefill is measured
 AT_ONCE = 0.001  # seconds that the engine waits for the store's answer, before the next step
@@ -91,7 +91,7 @@ class Tiers:
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
         self.fetched_hits = {"disk": 0, "store": 0}
-        self.copying = Line()  # seconds of a copy from the host by its bytes
+        self.copying = Line(FORGET_AFTER)  # seconds of a copy from the host by its bytes
         self.prefilling = Line()  # seconds of a step by its tokens
         self.block_shapes = {
             name: (part.shape[0], *part.shape[2:]) for name, part in parts_of(self.store).items()
@@ -241,18 +241,24 @@ class Tiers:
 
     def flush(self) -> None:
         """Write every named block to the disk, if there is one, for the next process, within
-        `disk_bytes`. Returns when the disk and the store have what was sent to them."""
+        `disk_bytes`. Returns when the disk and the store have what was sent to them. If a write
+        fails (another process holds the database, the disk is full) or takes for ever, the rest is
+        left out, and the log says so."""
         if self.shared is not None:
             self.shared.wait()
         if self.disk is None:
             return
         self.copy_down()
-        for name, block_id in list(self.host):
-            self._leave_host(block_id, name)
-            self.disk.wait()
-        for block_id, name in self.names.items():
-            self._put(self.store, block_id, name)
-            self.disk.wait()
+        blocks = [(self.host_store, block_id, name) for name, block_id in self.host]
+        blocks += [(self.store, block_id, name) for block_id, name in self.names.items()]
+        at_once = max(1, self.disk.BATCH // self.block_bytes)
+        parts = [blocks[start : start + at_once] for start in range(0, len(blocks), at_once)]
+        for part in [[], *parts]:  # first there has to be room for them
+            for block in part:
+                self._put(*block)
+            if not self.disk.wait():
+                log.warning("flush: the disk did not take all blocks; they will be computed again")
+                return
 
     # ── Back ──────────────────────────────────────────────────────────────────
 

@@ -15,6 +15,7 @@ the edge of a prefix stays small, and so does a large block in which two prefixe
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
@@ -39,7 +40,7 @@ class LargeBlocks:
         """(blocks found, entries read for them); then the disk has the whole prompt."""
         used = self._find(ids)
         found = sum(size for _, size in used)
-        for before, after in zip(ids, ids[1:], strict=False):
+        for before, after in pairwise(ids):
             if self.next_ids.setdefault(before, after) != after:
                 self.branches.add(before)
         for entry in reversed([*used, *self._pack(ids, found)]):  # a prompt loses its end first
@@ -112,8 +113,8 @@ def kept_as(streams: Sequence[Ids], length: int, room: int) -> Kept:
 
 def measure_entries(folder: str | Path, block_bytes: int, repeats: int = 9) -> tuple[float, float]:
     """(seconds per entry, seconds per block) of the engine's disk tier in this folder: the same
-    bytes are read as 64 entries of one block, and as 4 entries of 16. The least of some repeats; the
-    system may have all of it in memory."""
+    bytes are read as 64 entries of one block, and as 4 entries of 16. The least of some repeats;
+    the system may have all of it in memory."""
     disk, seconds = DiskTier(folder, 1 << 30), {}
     for length in (1, 16):
         names = [bytes([length, i]) * 16 for i in range(64 // length)]
