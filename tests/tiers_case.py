@@ -84,3 +84,11 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
         start = rng.randrange(len(bad))
         bad[start : start + 8] = rng.randbytes(rng.randint(0, 12))
     return bytes(bad)
+
+
+def ends(action, seconds=60):
+    """Run something that must not wait for ever."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits for ever"

@@ -97,7 +97,8 @@ class DiskTier:
         return [name for (name,) in rows if isinstance(name, bytes)]
 
     def get_many(self, names: Seq[Name]) -> list[bytes | None]:
-        rows = [self._run("SELECT data FROM entries WHERE name = ?", (name,)) for name in names]
+        with self._transaction("DEFERRED"):
+            rows = [self._run("SELECT data FROM entries WHERE name = ?", (name,)) for name in names]
         # The first block becomes the most recent: a prefix is evicted from its end.
         for name in reversed(names):
             self._used.pop(name, None)
@@ -145,9 +146,9 @@ class DiskTier:
         self._used.clear()
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, kind: str = "IMMEDIATE") -> Iterator[None]:
         """All of what is done inside, or nothing."""
-        self._run("BEGIN IMMEDIATE")
+        self._run(f"BEGIN {kind}")
         try:
             yield
             self._run("COMMIT")

@@ -82,6 +82,12 @@ class Signal:
         return self._is_set
 
 
+class Wait(Signal):
+    """Set when all is done that was handed over before, or when a write has failed."""
+
+    has_failed = False
+
+
 class Question:
     """A question on its way: which of these names a shared tier has."""
 
@@ -126,7 +132,7 @@ class Background:
         # To be written, or being written, the oldest first: identity and bytes of the block.
         self._waiting: dict[Name, tuple[bytes, bytes]] = {}
         self._fetches: deque[Fetch | Question] = deque()
-        self._waits: deque[Signal] = deque()
+        self._waits: deque[Wait] = deque()
         self._wake: SimpleQueue[None] = SimpleQueue()  # one for each thing to do, or more
         self._said: set[str] = set()
         self._closed, self._ended = False, Signal()
@@ -175,18 +181,16 @@ class Background:
     def wait(self, patience: float | None = None) -> bool:
         """Return True when everything is read and written. Returns False if a write fails, or after
         `patience` seconds; without patience, when there is no progress for `STUCK` seconds."""
-        failed, everything = self.num_failed, Signal()
-        self._waits.append(everything)
+        failed, end = self.num_failed, Wait()
+        self._waits.append(end)
         self._wake.put(None)
-        if patience is not None:
-            everything.wait(patience)
-        else:
-            done = -1
-            while done < self._progress() and not self._ended.is_set():
-                done = self._progress()
-                if everything.wait(STUCK):
-                    break
-        return everything.is_set() and self.num_failed == failed
+        if self.num_failed > failed or self._ended.is_set():  # it may not be noticed any more
+            return False
+        done = -1
+        while not end.wait(STUCK if patience is None else patience):
+            if patience is not None or done == (done := self._progress()):
+                return False
+        return not end.has_failed
 
     def _progress(self) -> int:
         return self.num_bytes_in + self.num_bytes_out + self._num_lost
@@ -212,8 +216,8 @@ class Background:
                 else:
                     self._read(one)
             elif self._waiting:
-                if not self._write(self._next_batch()):
-                    self._end_waits(due)  # nobody waits for the next failures
+                if not self._write(self._next_batch()):  # nobody waits for the next failures
+                    self._end_waits(len(self._waits), have_failed=True)
             else:
                 self._end_waits(due)
                 self._wake.get()
@@ -221,11 +225,13 @@ class Background:
         self._ended.set()
         while self._fetches:
             self._fetches.popleft().done.set()
-        self._end_waits(len(self._waits))
+        self._end_waits(len(self._waits), have_failed=bool(self._waiting))
 
-    def _end_waits(self, count: int) -> None:
+    def _end_waits(self, count: int, have_failed: bool = False) -> None:
         for _ in range(count):
-            self._waits.popleft().set()
+            end = self._waits.popleft()
+            end.has_failed = have_failed
+            end.set()
 
     def _next_batch(self) -> dict[Name, tuple[bytes, bytes]]:
         batch: dict[Name, tuple[bytes, bytes]] = {}
