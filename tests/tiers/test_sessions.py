@@ -1,6 +1,7 @@
 """Sessions: what is restored is what was saved, and nothing else is accepted."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from helpers import RecordingSampler, drain, generate, greedy_tokens, run_ahead, small
 from safetensors.torch import save as to_bytes
-from tiers_case import damaged
+from tiers_case import damaged, ends
 
 from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.tiers import session
@@ -201,6 +202,64 @@ def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, messa
     with pytest.raises(ValueError, match=message):
         engine.load_session(path)
     assert engine.stats().blocks_used == 0
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
+    """Every field missing or nonsense, every tensor of other shapes and dtypes: what is wrong is
+    said in one kind of error, with the file's name, or it is loaded."""
+    path, engine = tmp_path / "it.session", engine_of(num_blocks=64)
+    engine.save_session(PROMPT, path, kv_dtype=kv_dtype)
+    whole = path.read_bytes()
+    header, tensors = session.read_file(path)
+    changes = [lambda h, t, name=name: h.pop(name) for name in header]
+    changes += [
+        lambda h, t, name=name, value=value: h.update({name: value})
+        for name in header for value in ("", "x", "0", "-1", "1e9", "9" * 5000, "[]", "null", "\0")
+    ]  # fmt: skip
+    for name in tensors:
+        changes.append(lambda h, t, name=name: t.pop(name))
+        for shape in ((), (0,), (3,), (2, 0), (1, 2, 3), (2, 9, 2, 2, 8)):
+            for dtype in (torch.int32, torch.float32, torch.int8, torch.bool):
+                new = torch.zeros(shape, dtype=dtype)
+                changes.append(lambda h, t, name=name, new=new: t.update({name: new}))
+    refused = 0
+    for change in changes:
+        path.write_bytes(whole)
+        rewritten(path, change)
+        try:
+            engine.load_session(path)
+        except SessionError as error:
+            assert "it.session" in str(error)
+            refused += 1
+        engine.check()
+    assert refused > 0.5 * len(changes)
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "a\0b", "long", None, 3, b"s"])
+def test_what_is_no_file_is_not_waited_for(engine_of, tmp_path, what):
+    path = tmp_path / what if isinstance(what, str) and "\0" not in what else what
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "device":
+        path = "/dev/zero"
+    elif what == "long":
+        path = "x" * 10_000
+    elif what == "a\0b":
+        path = f"{tmp_path}/{what}"
+    found = []
+
+    def refused():
+        for call in (engine_of().load_session, lambda path: engine_of().save_session(PROMPT, path)):
+            if what not in ("fifo", "device") or call.__name__ == "load_session":
+                with pytest.raises(ValueError, match="path: "):
+                    call(path)
+        found.append(True)
+
+    ends(refused)
+    assert found
 
 
 def test_damaged_sessions_are_refused(tmp_path):
