@@ -190,7 +190,7 @@ def test_what_is_in_the_way_is_named(tmp_path, what):
     in_the_way(tmp_path, what)
 
     def refused():
-        with pytest.raises(ValueError, match="disk_path: cannot write in .*(plain|directory)"):
+        with pytest.raises(ValueError, match=r"disk_path: cannot write in .*(plain|directory)"):
             DiskTier(tmp_path, 1 << 20)
         found.append(True)
 
