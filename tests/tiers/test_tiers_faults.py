@@ -9,13 +9,20 @@ import sqlite3
 import time
 
 import pytest
-import torch
 from helpers import generate
-from tiers_case import PROMPT, TINY, documents_of, ends, engine_over, fill, params, prompts_of
+from tiers_case import (
+    PROMPT,
+    TINY,
+    documents_of,
+    ends,
+    engine_over,
+    fetch_everything,
+    fill,
+    params,
+    prompts_of,
+)
 
 from minikv.tiers import costs, disk, entry, store, tiers
-from minikv.tiers.blocks import parts_of, read_block, write_block
-from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.disk import FILE, DiskTier
 from minikv.tiers.folder import Folder, save
 from minikv.tiers.names import identity_of
@@ -103,12 +110,6 @@ def test_disk_full(engine_of, tmp_path, caplog):
     engine.check()
 
 
-def test_folder_not_writable(engine_of, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"disk_path: cannot write in '.*file': "):
-        engine_of(host_blocks=4, disk_path=tmp_path / "file")
-
-
 class Failing:
     """A tier on which every call fails."""
 
@@ -170,7 +171,10 @@ def test_flush_does_not_wait_for_a_locked_database(engine_of, tmp_path, monkeypa
 
 
 def in_the_way(folder, what):
-    """Puts something where the database, or what SQLite keeps beside it, should be."""
+    """Puts something where the folder, the database, or what SQLite keeps beside it, should be."""
+    if what == "file":
+        folder.rmdir()
+        return folder.write_text("")
     path = folder / (FILE + (what.partition(" ")[2]))
     if what.startswith("fifo"):
         os.mkfifo(path)
@@ -185,18 +189,20 @@ def in_the_way(folder, what):
 
 @pytest.mark.parametrize("what", [
     f"{kind}{suffix}" for kind in ("fifo", "folder", "link") for suffix in ("", " -journal")
-] + ["folder .damaged"])  # fmt: skip
+] + ["folder .damaged", "file"])  # fmt: skip
 def test_what_is_in_the_way_is_named(tmp_path, what):
     in_the_way(tmp_path, what)
 
     def refused():
-        with pytest.raises(ValueError, match=r"disk_path: cannot write in .*(plain|directory)"):
+        with pytest.raises(
+            ValueError, match=r"disk_path: cannot write in .*(plain|directory|exists)"
+        ):
             DiskTier(tmp_path, 1 << 20)
         found.append(True)
 
     found: list[bool] = []
     ends(refused)
-    assert found and not (tmp_path / "elsewhere").exists()
+    assert found and not os.path.exists(tmp_path / "elsewhere")
 
 
 def test_damage_that_cannot_be_put_aside(engine_of, tmp_path, caplog):
@@ -238,7 +244,7 @@ def test_a_database_of_an_earlier_version_keeps_its_entries(tmp_path):
 
 def test_what_can_only_be_read_is_read(engine_of, tmp_path, caplog):
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
-    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
+    fetch_everything(engine)
     generate(engine, [PROMPT], params())
     engine.tiers.flush()
     engine.tiers.disk.tier._db.execute("PRAGMA query_only = 1")
@@ -402,18 +408,3 @@ def test_killed_while_saving_a_session(tmp_path):
     for _ in range(KILLS):
         Child(save_for_ever()).kill(rng.uniform(0, 0.02))
         assert (tmp_path / "s").read_bytes() in versions
-
-
-def test_store_of_torch_tensors_is_untouched_by_a_write(tmp_path, engine_of):
-    """Bytes of a block, out and in again, for every kind of part."""
-    for kv_dtype in ("auto", "int8", "int4"):
-        engine = engine_of(host_blocks=4, kv_dtype=kv_dtype)
-        parts = parts_of(engine.runner.host_store)
-        for part in parts.values():
-            part.view(torch.uint8).random_(256)
-        before = {name: part[:, 1].clone() for name, part in parts.items()}
-        host = engine.runner.host_store
-        write_block(host, 2, memoryview(read_block(host, 1)))
-        for name, part in parts.items():
-            same = part[:, 2].contiguous().view(torch.uint8)
-            assert torch.equal(same, before[name].contiguous().view(torch.uint8))
