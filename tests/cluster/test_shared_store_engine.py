@@ -27,7 +27,7 @@ from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, para
 from minikv import Engine, EngineConfig
 from minikv.cluster.breaker import Breaker
 from minikv.cluster.local_server import local_server
-from minikv.tiers import tiers
+from minikv.tiers import shared, tiers
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.shared import Shared
 
