@@ -6,6 +6,7 @@ import threading
 from helpers import generate
 
 from minikv import SamplingParams
+from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.store import Background
 
 TINY = dict(num_blocks=12, max_num_seqs=3, max_batch_tokens=32)  # blocks of 4 tokens
@@ -84,3 +85,17 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
         start = rng.randrange(len(bad))
         bad[start : start + 8] = rng.randbytes(rng.randint(0, 12))
     return bytes(bad)
+
+
+def fetch_everything(engine, tokens_per_second=1e-3):
+    """To fetch is quicker than to compute, whatever this machine is doing."""
+    fast = {"host": Link(0, 1e9), "disk": Link(0, 1e9)}
+    engine.tiers.rates = lambda: (fast, Prefill(0, tokens_per_second))
+
+
+def ends(action, seconds=60):
+    """Run something that must not wait for ever."""
+    thread = threading.Thread(target=action, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert not thread.is_alive(), "it waits for ever"

@@ -27,6 +27,7 @@ worker is ended when it has had nothing to do for `IDLE` seconds, then the one b
 prefix cache held is lost, unless a store has it, too.
 """
 
+import pickle
 import threading
 from collections.abc import Hashable, Iterator
 from collections.abc import Sequence as Seq
@@ -231,6 +232,7 @@ class Front:
             raise ValueError(f"n: a stream has one sample, was {params.n}")
         if params.seed is None:  # every worker that computes this request must draw alike
             params = replace(params, seed=getrandbits(63))
+        _require_picklable(params.cache_salt)
         token_ids = self._ids(prompt)
         with self._changed:
             if self.is_closed or all(lane.is_over for lane in self.lanes[self.num_prefill :]):
@@ -434,3 +436,14 @@ class Front:
         with self._changed:
             self._back(index, hello.pid)
         return True
+
+
+def _require_picklable(salt: Hashable) -> None:
+    """Raises ValueError for a salt that cannot be sent to a worker."""
+    try:
+        pickle.loads(pickle.dumps(salt))
+    except Exception as error:  # an object's own methods may raise anything
+        raise ValueError(
+            f"cache_salt: it goes to a worker and must be picklable, was {type(salt).__name__} "
+            f"({error}); give a string"
+        ) from error

@@ -275,10 +275,11 @@ class Cells:
     def _require_new(self, positions: Sequence[int], seqs: Sequence[int]) -> None:
         if len(positions) != len(seqs) or len(positions) == 0:
             raise ValueError(f"seqs: {len(seqs)} for {len(positions)} positions; one for each")
+        for seq in seqs:
+            require_int("seqs: a sequence (one for each token; seq_cp adds others)", seq, 0)
         held = {seq: self._positions_of(seq) for seq in set(seqs)}
         for position, seq in zip(positions, seqs, strict=True):
             require_int("positions: a position", position, 0)
-            require_int("seqs: a sequence", seq, 0)
             if position in held[seq]:
                 raise ValueError(f"positions: sequence {seq} has a token at {position} already")
             held[seq].add(position)

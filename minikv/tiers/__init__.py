@@ -1,7 +1,7 @@
 """Tiers under the prefix cache, and sessions: chapter 12.
 
 Read the files in this order: names, entry, moves, costs, host, store, disk, identity, blocks,
-shared, tiers, folder, session, ring_session. `minikv.assembly` imports them for an engine with
+shared, tiers, folder, session. `minikv.assembly` imports them for an engine with
 `EngineConfig.host_blocks`, or for a session.
 """
 
@@ -13,7 +13,7 @@ from minikv.tiers.session import blocks_of_prefix, load_session, put_prefix, sav
 from minikv.tiers.tiers import Tiers, tiers_of
 
 __all__ = [
-    "MAGIC", "Name", "Tiers", "block_name", "block_names", "blocks_of_prefix", "bytes_of", "drop_open",
-    "identity_of", "load_session", "model_fingerprint", "parts_of", "put_prefix", "root_name",
-    "save_session", "tiers_of",
+    "MAGIC", "Name", "Tiers", "block_name", "block_names", "blocks_of_prefix", "bytes_of",
+    "drop_open", "identity_of", "load_session", "model_fingerprint", "parts_of", "put_prefix",
+    "root_name", "save_session", "tiers_of",
 ]  # fmt: skip

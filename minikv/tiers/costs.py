@@ -9,6 +9,8 @@ logits.
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from math import inf
+from time import perf_counter
 from typing import NamedTuple
 
 FAST_ENOUGH = 1e30  # per second: a rate that was not measured
@@ -82,29 +84,41 @@ class Line:
     """A straight line through measured (size, seconds): seconds = start + size / rate. Newer
     measurements count more.
 
+    After `lasts` seconds without a new measurement all are forgotten. A disk that was slow by
+    chance is not used, so it is not measured: without this it would never be tried again.
+
     The clock may stand still or go backwards: a time that is not above 0 is ignored.
     """
 
     FORGET = 0.9  # the weight of earlier measurements, at each new one
 
-    def __init__(self):
+    def __init__(self, lasts: float = inf):
+        self.lasts = lasts
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self.count = self.x = self.y = self.xx = self.xy = 0.0
+        self.at = perf_counter()  # of the last measurement
 
     def add(self, size: float, seconds: float) -> None:
         if size <= 0 or seconds <= 0:
             return
+        if perf_counter() - self.at > self.lasts:
+            self._start_anew()
+        self.at = perf_counter()
         for name, value in (
             ("count", 1), ("x", size), ("y", seconds), ("xx", size * size), ("xy", size * seconds)
         ):  # fmt: skip
             setattr(self, name, self.FORGET * getattr(self, name) + value)
 
     def fit(self, flat: bool = False) -> tuple[float, float] | None:
-        """(start, rate), neither negative; None before the first measurement.
+        """(start, rate), neither negative; None before the first measurement, and after `lasts`
+        seconds without one.
 
         If larger sizes did not take longer, or there was one size only, nothing tells the start
         from the rate: then all of the time is the rate's or, if `flat`, the start's.
         """
-        if self.count == 0:
+        if self.count == 0 or perf_counter() - self.at > self.lasts:
             return None
         spread = self.count * self.xx - self.x * self.x
         slope = 0.0

@@ -66,9 +66,6 @@ class HostPool(BlockPool):
         self._late = []
         yield
         late, self._late = self._late, None
-        self._after_plan(late)
-
-    def _after_plan(self, late: list[int]) -> None:
         self._free += late
 
     def allocate(self) -> int:

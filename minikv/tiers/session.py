@@ -16,6 +16,7 @@ import os
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, NamedTuple
 
 import torch
@@ -110,20 +111,11 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
     if engine.cache is None:
         raise ValueError("prefix_cache: must be True, because a session is loaded into it")
     header, tensors = read_file(path)
-    stored = engine.config.kv_dtype
-    if stored == "auto" and header.get("stored") in ("int8", "int4"):
-        stored = header["stored"]  # quantised to be small; read back into floats
-    check_session(header, tensors, _expected(engine, stored, header))
-    token_ids = require_ids("session: tokens", tensors.pop("tokens"), engine.lm.config.vocab_size)
-    _check_parts(engine, stored, header, tensors, len(token_ids))
-    size = engine.config.block_size
-    if stored != engine.config.kv_dtype:
-        one = format_of(stored, int(header["block_size"]))
-        tensors = {"kv": dequantise(one, tensors).to(engine.lm.dtype).flatten(1, 2)}
-    if "kv" in tensors:
-        whole = tensors["kv"].shape[1] // size
-        tensors["kv"] = tensors["kv"][:, : whole * size].unflatten(1, (whole, size))
-    put_prefix(engine, token_ids, tensors, cache_salt)
+    try:
+        token_ids, parts = _checked(engine, header, tensors)
+    except SessionError as error:
+        raise SessionError(f"{error} (file {str(path)!r})") from error
+    put_prefix(engine, token_ids, parts, cache_salt)
     return token_ids
 
 
@@ -154,22 +146,60 @@ def write_file(
     path: str | os.PathLike, tensors: dict[str, torch.Tensor], header: dict[str, str]
 ) -> int:
     """Write a session file, whole or not at all; returns its bytes."""
-    data, path = to_bytes(tensors, header), Path(path)
+    data, path = to_bytes(tensors, header), _path(path)
     try:
         save(Folder(path.parent), path.name, data)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # the second for a name with a NUL
         raise SessionError(f"path: cannot write {str(path)!r}: {error}") from error
     return len(data)
 
 
 def read_file(path: str | os.PathLike) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
     """Header and tensors of a session file; only the file's own format is checked."""
+    path = _path(path)
     try:
+        if not S_ISREG(path.stat().st_mode):  # a FIFO would be waited for
+            raise OSError("it is not a plain file")
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             return header, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
+        # The last two are safetensors' for a dtype that this PyTorch does not have.
         raise SessionError(f"path: {str(path)!r} is not a whole session file: {error}") from error
+
+
+def _path(path: str | os.PathLike) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"path: must be a file's path, was {path!r}")
+    return Path(path)
+
+
+def _checked(
+    engine: Engine, header: dict[str, str], tensors: dict[str, torch.Tensor]
+) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """A session's tokens, and the blocks of its K and V as this engine stores them. Raises
+    SessionError for a session that must not be used here."""
+    stored = engine.config.kv_dtype
+    if stored == "auto" and header.get("stored") in ("int8", "int4"):
+        stored = header["stored"]  # quantised to be small; read back into floats
+    check_session(header, tensors, _expected(engine, stored, header))
+    if tensors["tokens"].dim() != 1 or tensors["tokens"].dtype != torch.int32:
+        raise SessionError("session: tokens must be a list of int32: it is damaged")
+    try:
+        token_ids = require_ids("session: tokens", tensors["tokens"], engine.lm.config.vocab_size)
+        block_size = int(header.get("block_size", engine.config.block_size))
+    except ValueError as error:
+        raise SessionError(f"{error}: it is damaged") from error
+    parts = {name: one for name, one in tensors.items() if name != "tokens"}
+    _check_parts(engine, stored, block_size, parts, len(token_ids))
+    size = engine.config.block_size
+    if stored != engine.config.kv_dtype:
+        one = format_of(stored, block_size)
+        parts = {"kv": dequantise(one, parts).to(engine.lm.dtype).flatten(1, 2)}
+    if "kv" in parts:
+        whole = parts["kv"].shape[1] // size
+        parts["kv"] = parts["kv"][:, : whole * size].unflatten(1, (whole, size))
+    return token_ids, parts
 
 
 def _expected(engine: Engine, stored: str, header: dict[str, str] | None = None) -> dict[str, str]:
@@ -189,7 +219,7 @@ def _expected(engine: Engine, stored: str, header: dict[str, str] | None = None)
 
 
 def _check_parts(
-    engine: Engine, stored: str, header: dict[str, str], parts: dict[str, torch.Tensor], tokens: int
+    engine: Engine, stored: str, block_size: int, parts: dict[str, torch.Tensor], tokens: int
 ) -> None:
     """Raise SessionError unless the parts are K and V of this model's shapes, for at most as many
     tokens as the session has."""
@@ -197,15 +227,17 @@ def _check_parts(
     if stored == "auto":
         token = (2, config.num_kv_heads, config.head_dim)
         expected: Shapes = {"kv": (token, engine.lm.dtype)}
+    elif block_size < 1:
+        raise SessionError(f"session: block_size is {block_size}: it is damaged")
     else:
-        size = int(header["block_size"])
+        size = block_size
         expected = part_shapes(format_of(stored, size), config, size)
     if parts.keys() != expected.keys():
         raise SessionError(f"session: has {sorted(parts)}, this engine needs {sorted(expected)}")
     rows = {one.shape[1] if one.dim() > 1 else -1 for one in parts.values()}
     for name, (shape, dtype) in expected.items():
         one = parts[name]
-        if one.dtype != dtype or (one.shape[0], *one.shape[2:]) != (config.num_layers, *shape):
+        if one.dtype != dtype or (*one.shape[:1], *one.shape[2:]) != (config.num_layers, *shape):
             raise SessionError(
                 f"session: {name} is {one.dtype} {list(one.shape)}; this engine needs rows of "
                 f"{dtype} {list(shape)} in {config.num_layers} layers"

@@ -4,14 +4,11 @@ An engine cannot know what is there, so it asks. What it has written or seen the
 there still, and does not write again, until a question or a fetch finds it gone.
 """
 
-from time import perf_counter
-
 from minikv.tiers.costs import Line
 from minikv.tiers.names import Name
 from minikv.tiers.store import Background, Fetch, Question, SharedTier, Unpack
 
 MOST_KNOWN = 1 << 18  # names; beyond that all are forgotten, and blocks may be written again
-FORGET_AFTER = 30.0  # seconds without a fetch, after which a store that was slow is tried again
 PATIENCE = 2.0  # seconds that an engine which ends waits for what is being written
 
 
@@ -40,11 +37,7 @@ class Shared:
 
     @property
     def reading(self) -> Line:
-        """Seconds of a fetch by its bytes, measured lately. After `FORGET_AFTER` seconds it is
-        forgotten: a network that was slow once is not slow for ever, and while nothing is fetched,
-        nothing is measured."""
-        if perf_counter() - self.reader.read_at > FORGET_AFTER:
-            self.reader.reading = Line()
+        """Seconds of a fetch by its bytes, measured lately."""
         return self.reader.reading
 
     def wait(self) -> None:

@@ -51,7 +51,7 @@ from minikv.tiers.identity import model_fingerprint
 from minikv.tiers.moves import Place, demote, promote
 from minikv.tiers.names import Name, block_name, block_names, identity_of, root_name
 from minikv.tiers.shared import Shared
-from minikv.tiers.store import Background, Fetch, Question, SharedTier, Unpack
+from minikv.tiers.store import FORGET_AFTER, Background, Fetch, Question, SharedTier, Unpack, log
 from minikv.version import __version__
 
 UNKNOWN_RATE = 100.0  # tokens per second: slow, until a prefill is measured
@@ -61,7 +61,7 @@ ANSWER_SOON = 0.05  # seconds that a sequence waits for it at most, while others
 
 @dataclass
 class TierStats:
-    """What one tier below the device has done. Blocks are those of the device's size."""
+    """What one tier below the device has done."""
 
     blocks: int = 0  # that are there now
     hits: int = 0  # blocks that sequences got from there
@@ -114,7 +114,7 @@ class Tiers(LowerTiers):
         self.store, self.host_store = runner.store, runner.host_store
         self.host_moves = TierStats()
         self.fetched_hits = {"disk": 0, "store": 0}
-        self.copying = Line()  # seconds of a copy from the host by its bytes
+        self.copying = Line(FORGET_AFTER)  # seconds of a copy from the host by its bytes
         self.prefilling = Line()  # seconds of a step by its tokens
         self.block_shapes = {
             name: (part.shape[0], *part.shape[2:]) for name, part in parts_of(self.store).items()
@@ -296,18 +296,24 @@ class Tiers(LowerTiers):
 
     def flush(self) -> None:
         """Write every named block to the disk, if there is one, for the next process, within
-        `disk_bytes`. Returns when the disk and the store have what was sent to them."""
+        `disk_bytes`. Returns when the disk and the store have what was sent to them. If a write
+        fails (another process holds the database, the disk is full) or takes for ever, the rest is
+        left out, and the log says so."""
         if self.shared is not None:
             self.shared.wait()
         if self.disk is None:
             return
         self.copy_down()
-        for name, block_id in list(self.host):
-            self._leave_host(block_id, name)
-            self.disk.wait()
-        for block_id, name in self.names.items():
-            self._put(self.store, block_id, name)
-            self.disk.wait()
+        blocks = [(self.host_store, block_id, name) for name, block_id in self.host]
+        blocks += [(self.store, block_id, name) for block_id, name in self.names.items()]
+        at_once = max(1, self.disk.BATCH // self.block_bytes)
+        parts = [blocks[start : start + at_once] for start in range(0, len(blocks), at_once)]
+        for part in [[], *parts]:  # first there has to be room for them
+            for block in part:
+                self._put(*block)
+            if not self.disk.wait():
+                log.warning("flush: the disk did not take all blocks; they will be computed again")
+                return
 
     # ── Back ──────────────────────────────────────────────────────────────────
 
@@ -481,27 +487,23 @@ class Tiers(LowerTiers):
             if isinstance(one, Question):
                 state.in_store |= one.there
             else:
-                self._take_in(state, one)
+                self._take_in(one)
         state.coming = []
         return True
 
-    def _take_in(self, state: Returning, fetch: Fetch) -> None:
-        """Put what was fetched on the host, the beginning of the prefix as most recently used."""
+    def _take_in(self, fetch: Fetch) -> None:
+        """Put what was fetched on the host, as far as there is room; the beginning of the prefix as
+        the most recently used."""
         for name in reversed(fetch.names):
             data = fetch.found.get(name)
-            if data is not None and not self._arrive(state, name, data):
-                break
-
-    def _arrive(self, state: Returning, name: Name, data: memoryview) -> bool:
-        """Put a fetched block on the host. Returns False if there is no room."""
-        if name not in self.host:
+            if data is None or name in self.host:
+                continue
             try:
                 block_id = self.host.allocate()
             except OutOfBlocks:
-                return False
+                break
             write_block(self.host_store, block_id, data)
             self._keep(block_id, name)
-        return True
 
     def rates(self) -> tuple[dict[str, Link], Prefill]:
         """What has been measured so far. What has not been measured counts as fast enough: reads of

@@ -46,6 +46,29 @@ def test_tokens_are_those_of_one_engine(tinypy, policy):
         one.worker.engine.check()
 
 
+class Unpicklable:
+    """Can be hashed, and not be sent."""
+
+    def __init__(self, *errors):
+        self.errors = errors
+
+    def __reduce__(self):
+        raise self.errors[0]
+
+
+@pytest.mark.parametrize("salt", [
+    threading.Lock(), lambda: 0, ("a", Unpicklable(TypeError("no"))),
+    Unpicklable(RecursionError("deep")), Unpicklable(KeyError("x")),
+])  # fmt: skip
+def test_a_salt_that_cannot_be_sent_is_refused(tinypy, salt):
+    with Front([Fragile(tinypy.lm)], ByPrefix) as front:
+        with pytest.raises(ValueError, match="cache_salt: it goes to a worker"):
+            front.submit([1, 2, 3], SamplingParams(cache_salt=salt))
+        assert front.num_requests == 0
+        for good in ("a", ("a", 1), None, frozenset([1])):
+            assert len(tokens(front.submit([1, 2, 3], SamplingParams(2, cache_salt=good)))) > 0
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""

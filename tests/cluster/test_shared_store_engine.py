@@ -240,12 +240,12 @@ def test_what_is_slower_to_fetch_is_computed(engine_of, server):
     assert store_of(reader).hits == store_of(reader).bytes_out == 0
 
 
-def test_a_fetch_that_was_slow_once_is_tried_again(engine_of, server, monkeypatch):
+def test_a_fetch_that_was_slow_once_is_tried_again(engine_of, server):
     engine = engine_of(store=server.url)
     del engine.tiers.rates
     engine.tiers.shared.reader.reading.add(1000, 1000.0)
     assert engine.tiers.rates()[0]["store"].seconds(1000) > 999
-    monkeypatch.setattr(shared, "FORGET_AFTER", 0.0)
+    engine.tiers.shared.reader.reading.lasts = 0.0
     assert engine.tiers.rates()[0]["store"].seconds(1000) < 1
 
 

@@ -25,8 +25,7 @@ SMALL = {
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
     "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",
-    "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2 --large 1 4",
-    "tier-stores": "--megabytes 1 --kills 1",
+    "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
     "kv": "--contexts 32 --batch 2 --steps 1",
     "kv-quality": "--tokens 70 --modules 2",
@@ -71,7 +70,7 @@ def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
         assert spread["min"] <= spread["median"] <= spread["max"]
         assert spread["median"] == statistics.median(spread["values"])
     judged = [row for row in table["rows"] if "goal" in row]
-    without_goals = ("ladder", "serving", "kv-quality", "endless", "tier-stores")
+    without_goals = ("ladder", "serving", "kv-quality", "endless")
     assert bool(judged) == (name not in without_goals)
     for row in judged:
         figure = row[row["goal"]["column"]]

@@ -509,6 +509,9 @@ BAD = {
     "lengths": (lambda c, lm: c.decode(lm, [1], [30, 31], [0, 0]), "positions: 2 for 1"),
     "no tokens": (lambda c, lm: c.append(lm, []), "positions: 0 for 0"),
     "sequence below 0": (lambda c, lm: c.decode(lm, [1], [30], [-2]), "seqs: a sequence"),
+    "two sequences": (
+        lambda c, lm: c.decode(lm, [1], [30], [[0, 1]]), "seqs: a sequence.*seq_cp.*was .0, 1"),
+    "a sequence of no kind": (lambda c, lm: c.decode(lm, [1], [30], [{}]), "seqs: a sequence"),
     "token": (lambda c, lm: c.decode(lm, [300], [30], [0]), "token_ids: a token id"),
     "moves": (lambda c, lm: defragment(c, 0), "max_moves: must be"),
     "cells": (lambda c, lm: RingCache(lm.config, 0), "num_cells: must be"),

@@ -1,6 +1,7 @@
 """Sessions: what is restored is what was saved, and nothing else is accepted."""
 
 import json
+import os
 import random
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from helpers import RecordingSampler, drain, generate, greedy_tokens, run_ahead, small
 from safetensors.torch import save as to_bytes
-from tiers_case import damaged
+from tiers_case import damaged, ends
 
 from minikv import Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.tiers import session
@@ -203,6 +204,64 @@ def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, messa
     assert engine.stats().blocks_used == 0
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+def test_whatever_a_damaged_header_says(engine_of, tmp_path, kv_dtype):
+    """Every field missing or nonsense, every tensor of other shapes and dtypes: what is wrong is
+    said in one kind of error, with the file's name, or it is loaded."""
+    path, engine = tmp_path / "it.session", engine_of(num_blocks=64)
+    engine.save_session(PROMPT, path, kv_dtype=kv_dtype)
+    whole = path.read_bytes()
+    header, tensors = session.read_file(path)
+    changes = [lambda h, t, name=name: h.pop(name) for name in header]
+    changes += [
+        lambda h, t, name=name, value=value: h.update({name: value})
+        for name in header for value in ("", "x", "0", "-1", "1e9", "9" * 5000, "[]", "null", "\0")
+    ]  # fmt: skip
+    for name in tensors:
+        changes.append(lambda h, t, name=name: t.pop(name))
+        for shape in ((), (0,), (3,), (2, 0), (1, 2, 3), (2, 9, 2, 2, 8)):
+            for dtype in (torch.int32, torch.float32, torch.int8, torch.bool):
+                new = torch.zeros(shape, dtype=dtype)
+                changes.append(lambda h, t, name=name, new=new: t.update({name: new}))
+    refused = 0
+    for change in changes:
+        path.write_bytes(whole)
+        rewritten(path, change)
+        try:
+            engine.load_session(path)
+        except SessionError as error:
+            assert "it.session" in str(error)
+            refused += 1
+        engine.check()
+    assert refused > 0.5 * len(changes)
+
+
+@pytest.mark.parametrize("what", ["fifo", "folder", "device", "a\0b", "long", None, 3, b"s"])
+def test_what_is_no_file_is_not_waited_for(engine_of, tmp_path, what):
+    path = tmp_path / what if isinstance(what, str) and "\0" not in what else what
+    if what == "fifo":
+        os.mkfifo(path)
+    elif what == "folder":
+        path.mkdir()
+    elif what == "device":
+        path = "/dev/zero"
+    elif what == "long":
+        path = "x" * 10_000
+    elif what == "a\0b":
+        path = f"{tmp_path}/{what}"
+    found = []
+
+    def refused():
+        for call in (engine_of().load_session, lambda path: engine_of().save_session(PROMPT, path)):
+            if what not in ("fifo", "device") or call.__name__ == "load_session":
+                with pytest.raises(ValueError, match="path: "):
+                    call(path)
+        found.append(True)
+
+    ends(refused)
+    assert found
+
+
 def test_damaged_sessions_are_refused(tmp_path):
     """Each is refused, or is what was saved. (10,000 of them were tried once, by hand.)"""
     rng = random.Random(0)
@@ -255,49 +314,3 @@ def test_fingerprints():
         {"a": state["a"], "c": state["b"]}, state | {"a": torch.arange(4.0) * (1 + 2**-23)},
     ]  # fmt: skip
     assert len({one, *(fingerprint(config, other) for other in changed)}) == 5
-
-
-# ── Rings ─────────────────────────────────────────────────────────────────────
-
-
-def test_a_ring_comes_back_as_the_same_bits(llama, other_lm, tmp_path):
-    """Two sequences that share cells, keys that have moved, a hole."""
-    from minikv.ring import RingCache
-    from minikv.tiers.ring_session import load_ring, save_ring
-
-    lm, path = llama.lm, tmp_path / "ring"
-    cache = RingCache(lm.config, 64, window=24, contiguous=False)
-    cache.append(lm, PROMPT, 0)
-    cache.seq_rm(0, 5, 9)
-    cache.seq_cp(0, 1)
-    cache.append(lm, [7, 8, 9], 1)
-    cache.seq_add(-1, 9, None, -4)
-    assert save_ring(cache, lm, path, PROMPT) == path.stat().st_size
-    again, tokens = load_ring(lm, path)
-    assert tokens == PROMPT
-    for name in ("positions", "sequences", "head", "windows", "num_cells", "contiguous"):
-        assert getattr(again, name) == getattr(cache, name)
-    for seq in (0, 1):
-        assert torch.equal(again.append(lm, [3, 4], seq), cache.append(lm, [3, 4], seq))
-    with pytest.raises(SessionError, match="model is"):
-        load_ring(other_lm, path)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(SessionError, match="not a whole session file"):
-        load_ring(lm, path)
-
-
-@pytest.mark.parametrize("change", [
-    lambda h, t: h.update(sequences="[]"), lambda h, t: h.update(num_cells="3"),
-    lambda h, t: h.update(head="99"), lambda h, t: h.update(windows="7"), lambda h, t: t.pop("k"),
-    lambda h, t: t.update(cells=t["cells"] * 0), lambda h, t: t.update(v=t["v"][:1].contiguous()),
-])  # fmt: skip
-def test_a_ring_that_makes_no_sense(llama, tmp_path, change):
-    from minikv.ring import RingCache
-    from minikv.tiers.ring_session import load_ring, save_ring
-
-    cache = RingCache(llama.lm.config, 16)
-    cache.append(llama.lm, PROMPT[:9])
-    save_ring(cache, llama.lm, tmp_path / "s")
-    rewritten(tmp_path / "s", change)
-    with pytest.raises(SessionError, match="makes no sense"):
-        load_ring(llama.lm, tmp_path / "s")

@@ -24,12 +24,13 @@ from tiers_case import (
     SlowTier,
     documents_of,
     engine_over,
+    fetch_everything,
     fill,
     params,
     prompts_of,
 )
 
-from minikv import BlockPool, Engine, EngineConfig, RadixCache, Scheduler
+from minikv import BlockPool, Engine, RadixCache, Scheduler
 from minikv.tiers.costs import Link, Prefill
 
 # ── What comes back is what went ──────────────────────────────────────────────
@@ -39,8 +40,7 @@ from minikv.tiers.costs import Link, Prefill
 def test_an_evicted_prefix_comes_back_as_it_was(engine_of, llama, tmp_path, on_disk):
     more = dict(host_blocks=4, disk_path=tmp_path) if on_disk else dict(host_blocks=64)
     engine = engine_of(**TINY, **more)
-    # To fetch is quicker than to compute, whatever this machine is doing.
-    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
+    fetch_everything(engine)
     first = generate(engine, [PROMPT], params())[0].token_ids
     assert first == greedy_tokens(llama.lm, PROMPT, 4)
     fill(engine)
@@ -162,7 +162,7 @@ def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
 def test_scales_travel(engine_of, tmp_path, kv_dtype):
     plain = engine_of(num_blocks=200, kv_dtype=kv_dtype)
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, kv_dtype=kv_dtype)
-    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
+    fetch_everything(engine)
     rng = random.Random(0)
     documents = documents_of(rng)
     for _ in range(4):
@@ -182,8 +182,7 @@ def test_others_run_while_a_prefix_is_fetched(engine_of, tmp_path):
     fill(engine, 8)
     assert engine.tiers.where(PROMPT)[:6] == ["disk"] * 6
     tier.go.clear()
-    engine.tiers.disk.reading.add(1, 1e-9)  # the disk is known to be fast, computing to be slow
-    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e-3))
+    fetch_everything(engine)
     returning = engine.add_request(PROMPT, params())
     other = engine.add_request([7, 8, 9], params(6))
     outputs = {}
@@ -203,7 +202,7 @@ def test_a_fetch_that_takes_longer_than_computing_is_left(engine_of, tmp_path):
     fill(engine)
     engine.tiers.flush()  # a block that waits to be written is read at once
     tier.go.clear()
-    engine.tiers.rates = lambda: ({"host": Link(0, 1e9), "disk": Link(0, 1e9)}, Prefill(0, 1e4))
+    fetch_everything(engine, tokens_per_second=1e4)
     [out] = generate(engine, [PROMPT], params())
     assert out.token_ids == first.token_ids and engine.stats().tiers["disk"].hits == 0
     tier.go.set()
@@ -370,27 +369,6 @@ def test_traces_give_the_tokens_of_naive_attention(llama, tmp_path, case):
         engine.tiers.disk.close()
     assert stats.tiers["host"].hits + (stats.tiers.get("disk") or stats.tiers["host"]).hits > 0
     assert_empty(engine)
-
-
-def test_real_text(tinypy, tmp_path):
-    """tinypy on its own kind of text, with the compiled step, against an engine without tiers."""
-    rng = random.Random(0)
-    text = tinypy.lm.encode(
-        "import os\nimport sys\n\n\ndef main(path, flag=True):\n    return 1\n" * 4
-    )
-    plain = Engine(tinypy.lm, EngineConfig(num_blocks=200, block_size=8, attention="torch"))
-    tiered = Engine(
-        tinypy.lm,
-        EngineConfig(num_blocks=20, block_size=8, max_num_seqs=2, max_batch_tokens=64,
-                     host_blocks=8, disk_path=tmp_path, attention="torch"),
-    )  # fmt: skip
-    for turn in range(6):
-        start = 8 * (turn % 4)
-        prompts = [text[start : start + rng.randint(10, 60)] for _ in range(3)]
-        expected = [out.token_ids for out in plain.generate(prompts, params(3))]
-        assert [out.token_ids for out in generate(tiered, prompts, params(3))] == expected
-    assert tiered.stats().tiers["host"].hits + tiered.stats().tiers["disk"].hits > 0
-    tiered.tiers.disk.close()
 
 
 # ── A reader's own parts ──────────────────────────────────────────────────────

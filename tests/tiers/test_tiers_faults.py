@@ -9,12 +9,20 @@ import sqlite3
 import time
 
 import pytest
-import torch
 from helpers import generate
-from tiers_case import PROMPT, TINY, documents_of, engine_over, fill, params, prompts_of
+from tiers_case import (
+    PROMPT,
+    TINY,
+    documents_of,
+    ends,
+    engine_over,
+    fetch_everything,
+    fill,
+    params,
+    prompts_of,
+)
 
-from minikv.tiers import entry, store, tiers
-from minikv.tiers.blocks import parts_of, read_block, write_block
+from minikv.tiers import costs, disk, entry, store, tiers
 from minikv.tiers.disk import FILE, DiskTier
 from minikv.tiers.folder import Folder, save
 from minikv.tiers.names import identity_of
@@ -81,7 +89,7 @@ def test_disk_is_bounded_and_forgets_the_oldest(tmp_path):
 
 def test_a_clock_that_goes_backwards(engine_of, llama, tmp_path, monkeypatch):
     ticks = itertools.count(10_000, -1)
-    for module in (tiers, store):
+    for module in (tiers, store, costs):
         monkeypatch.setattr(module, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(time, "time", lambda: float(next(ticks)))
     engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
@@ -100,12 +108,6 @@ def test_disk_full(engine_of, tmp_path, caplog):
     ]
     assert engine.stats().tiers["disk"].bytes_in < 12 * 4096
     engine.check()
-
-
-def test_folder_not_writable(engine_of, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"disk_path: cannot write in '.*file': "):
-        engine_of(host_blocks=4, disk_path=tmp_path / "file")
 
 
 class Failing:
@@ -143,6 +145,129 @@ def test_a_slow_disk_drops_and_does_not_stop(tmp_path):
     assert time.perf_counter() - started < 1 and 3 <= sum(kept) < 50
     assert background.num_dropped == 50 - sum(kept)
     background.close()
+
+
+# ── Locked, in the way, cut off, read-only, slow ──────────────────────────────
+
+
+def test_flush_does_not_wait_for_a_locked_database(engine_of, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(disk, "PATIENCE", 0.1)
+    monkeypatch.setattr(Background, "BATCH", 1)
+    engine = engine_of(**TINY, host_blocks=8, disk_path=tmp_path)
+    tier, tries = engine.tiers.disk.tier, []
+    put_many, tier.put_many = tier.put_many, lambda new: tries.append(new) or put_many(new)
+    generate(engine, [PROMPT], params(1))
+    other = sqlite3.connect(tmp_path / FILE, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    ends(engine.tiers.flush)
+    assert len(tries) == 1, "each try is one wait"
+    assert [r.message for r in caplog.records] == [
+        "the tier cannot be written: OperationalError: database is locked",
+        "flush: the disk did not take all blocks; they will be computed again",
+    ]
+    other.execute("ROLLBACK")
+    engine.tiers.flush()
+    assert engine.tiers.everywhere(PROMPT) == [["device", "disk"]] * 8
+
+
+def in_the_way(folder, what):
+    """Puts something where the folder, the database, or what SQLite keeps beside it, should be."""
+    if what == "file":
+        folder.rmdir()
+        return folder.write_text("")
+    path = folder / (FILE + (what.partition(" ")[2]))
+    if what.startswith("fifo"):
+        os.mkfifo(path)
+    elif what.startswith("folder"):
+        path.mkdir()
+        (path / "x").write_text("")
+    else:
+        path.symlink_to(folder / "elsewhere")
+    if what == "folder .damaged":
+        (folder / FILE).write_bytes(b"no database" * 100)
+
+
+@pytest.mark.parametrize("what", [
+    f"{kind}{suffix}" for kind in ("fifo", "folder", "link") for suffix in ("", " -journal")
+] + ["folder .damaged", "file"])  # fmt: skip
+def test_what_is_in_the_way_is_named(tmp_path, what):
+    in_the_way(tmp_path, what)
+
+    def refused():
+        with pytest.raises(
+            ValueError, match=r"disk_path: cannot write in .*(plain|directory|exists)"
+        ):
+            DiskTier(tmp_path, 1 << 20)
+        found.append(True)
+
+    found: list[bool] = []
+    ends(refused)
+    assert found and not os.path.exists(tmp_path / "elsewhere")
+
+
+def test_damage_that_cannot_be_put_aside(engine_of, tmp_path, caplog):
+    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
+    in_the_way(tmp_path, "folder .damaged")
+    assert serve(engine) == serve(engine_of(num_blocks=400))
+    engine.tiers.flush()
+    assert 1 <= len(caplog.records) <= 5 and "IsADirectoryError" in caplog.text
+
+
+def test_files_beside_the_database_may_be_cut_off(tmp_path):
+    """No process ends by SIGBUS, because none maps a file that others can cut off."""
+    entries, data = entries_of(random.Random(0), 8)
+    child = os.fork()
+    if child == 0:
+        tier = DiskTier(tmp_path, 1 << 20)
+        for name, one in entries.items():
+            tier.put_many({name: one})
+            for path in tmp_path.iterdir():
+                if path.name != FILE:
+                    os.truncate(path, 0)
+        os._exit(0 if read(tier, data) == 8 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert read(DiskTier(tmp_path, 1 << 20), data) == 8
+
+
+def test_a_database_of_an_earlier_version_keeps_its_entries(tmp_path):
+    entries, data = entries_of(random.Random(0), 8)
+    tier = DiskTier(tmp_path, 1 << 20)
+    tier._db.execute("PRAGMA journal_mode = WAL")
+    tier.put_many(entries)
+    (tmp_path / "left").mkdir()
+    for name in (FILE, FILE + "-wal"):  # as a kill leaves them
+        (tmp_path / "left" / name).write_bytes((tmp_path / name).read_bytes())
+    again = DiskTier(tmp_path / "left", 1 << 20)
+    assert [path.name for path in (tmp_path / "left").iterdir() if path.stat().st_size] == [FILE]
+    assert read(again, data) == 8
+
+
+def test_what_can_only_be_read_is_read(engine_of, tmp_path, caplog):
+    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
+    fetch_everything(engine)
+    generate(engine, [PROMPT], params())
+    engine.tiers.flush()
+    engine.tiers.disk.tier._db.execute("PRAGMA query_only = 1")
+    fill(engine)
+    generate(engine, [PROMPT], params())
+    assert engine.stats().tiers["disk"].hits == 8
+    engine.tiers.disk.wait()
+    assert ["readonly" in r.message for r in caplog.records] == [True]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_a_tier_that_was_slow_by_chance_is_tried_again(engine_of, tmp_path, monkeypatch, tier):
+    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path)
+    line = engine.tiers.copying if tier == "host" else engine.tiers.disk.reading
+    now = time.perf_counter()
+    monkeypatch.setattr(costs, "perf_counter", lambda: now)
+    line.add(1000, 1000.0)
+    now += line.lasts - 1
+    assert engine.tiers.rates()[0][tier].seconds(1000) > 999
+    now += 2
+    assert engine.tiers.rates()[0][tier].seconds(1000) < 1
+    line.add(1000, 1.0)
+    assert line.fit() == (0, 1000), "the slow one is forgotten, not only passed over"
 
 
 # ── Damage ────────────────────────────────────────────────────────────────────
@@ -283,18 +408,3 @@ def test_killed_while_saving_a_session(tmp_path):
     for _ in range(KILLS):
         Child(save_for_ever()).kill(rng.uniform(0, 0.02))
         assert (tmp_path / "s").read_bytes() in versions
-
-
-def test_store_of_torch_tensors_is_untouched_by_a_write(tmp_path, engine_of):
-    """Bytes of a block, out and in again, for every kind of part."""
-    for kv_dtype in ("auto", "int8", "int4"):
-        engine = engine_of(host_blocks=4, kv_dtype=kv_dtype)
-        parts = parts_of(engine.runner.host_store)
-        for part in parts.values():
-            part.view(torch.uint8).random_(256)
-        before = {name: part[:, 1].clone() for name, part in parts.items()}
-        host = engine.runner.host_store
-        write_block(host, 2, memoryview(read_block(host, 1)))
-        for name, part in parts.items():
-            same = part[:, 2].contiguous().view(torch.uint8)
-            assert torch.equal(same, before[name].contiguous().view(torch.uint8))

@@ -27,7 +27,6 @@ from minikv.course.bench import (
     ragged,
     scheduler,
     serving,
-    tier_stores,
     tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
@@ -46,7 +45,6 @@ BENCHMARKS = {
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
     "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
-    "tier-stores": (tier_stores, "what a disk tier could be kept in, and compressed by"),
 }
 
 ALONE = {  # not among all: it says nothing of the engine

@@ -5,12 +5,12 @@ served      conversations that take turns, and documents that several of them be
 returning   one conversation comes back after everything was evicted: computed again, fetched from
             the host, fetched from the disk (which the system may have in memory)
 no hits     prompts that have nothing in common: what the tiers cost where they give nothing
-trace       hit blocks of a trace, or of generated conversations without --trace, by tier
-large       `blocks_per_large`: blocks of a cold prefix that go down as one. What is found and
-            stored, and the time of the moves
 sizes       block sizes from 1 to 256 on the same conversations: slots left empty, entries of block
             tables, hits lost because only whole blocks are shared, and the processor's time of a
             decode step of four sequences with 512 tokens each (tinypy, in PyTorch)
+bytes       K and V of tinypy, in float32 and quantised, in blocks and in runs of eight, through
+            zlib, and through zstd and lz4 if they are installed. A compressor pays on a disk that
+            is slower than "pays below", for what is written once and read once
 
 Weights are random; they are as large as --hidden and --layers make them, for tinypy's prefill is
 too short to be worth fetching anything.
@@ -19,11 +19,12 @@ too short to be worth fetching anything.
 import argparse
 import random
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from importlib import import_module
 from statistics import quantiles
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
@@ -31,15 +32,15 @@ from typing import Any, NamedTuple
 import torch
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
-from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, rates_by_tier
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
 from minikv.course.measure.timing import no_gc
-from minikv.course.measure.workload import chat_like, read_trace
+from minikv.course.measure.workload import chat_like, write_code
 from minikv.model import Transformer
 from minikv.tiers import tiers_of
+from minikv.tiers.blocks import read_block
 
 SIZE = 16  # tokens per block
-TRACE_SIZES = (1_000, 10_000, 50_000)  # blocks of 512 tokens
+FIRST = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--length", type=positive, default=900, help="of what returns, in tokens")
     parser.add_argument("--conversations", type=positive, default=6)
     parser.add_argument("--turns", type=positive, default=3)
-    parser.add_argument(
-        "--large", type=positive, nargs="+", default=(1, 2, 4, 8, 16), help="blocks per large one"
-    )
-    parser.add_argument("--trace", type=Path, help="jsonl with hash_ids, as Mooncake's")
     parser.add_argument("--only", nargs="+", default=tuple(PARTS), choices=tuple(PARTS))
 
 
@@ -121,24 +118,31 @@ def serve(
     return Served(stats.hit_rate, first_token, stats.generated_tokens / seconds)
 
 
+def in_turns(
+    lm: minikv.LanguageModel, what: str, ways: dict[str, dict], inputs: list, answer: int = 8
+) -> dict[str, list[Served]]:
+    """Serve the prompts of each input by engines of these configurations, in turns."""
+
+    def serve_by(way: str, prompts: list[Prompt]) -> Served:
+        with engine_of(lm, "disk" in way, **ways[way]) as engine:
+            return serve(engine, prompts, answer=answer)
+
+    with bar(len(ways) * len(inputs), what) as progress:
+        results = race({way: partial(serve_by, way) for way in ways}, inputs, progress).results
+    return {way: results[way][1:] for way in ways}  # the first is the warm-up
+
+
 def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    prompts = conversations(lm, args, 0)
-    distinct = len({tuple(p[:end]) for p in prompts for end in range(SIZE, len(p), SIZE)})
-    pool = max(distinct // 4, 2 * (len(prompts[-1]) // SIZE + 2))
+    inputs = [conversations(lm, args, seed) for seed in range(args.repeats + 1)]
+    distinct = len({tuple(p[:end]) for p in inputs[0] for end in range(SIZE, len(p), SIZE)})
+    pool = max(distinct // 4, 2 * (len(inputs[0][-1]) // SIZE + 2))
     table.notes.append(f"served: {distinct} distinct blocks, {pool} on the device")
-    ways: dict[str, dict[str, Any]] = {
-        "no tiers": {}, "host": dict(host_blocks=pool), "host + disk": dict(host_blocks=pool),
-        "unlimited": dict(num_blocks=2 * distinct),
+    small = dict(num_blocks=pool)
+    ways = {
+        "no tiers": small, "host": small | dict(host_blocks=pool),
+        "host + disk": small | dict(host_blocks=pool), "unlimited": dict(num_blocks=2 * distinct),
     }  # fmt: skip
-    runs: dict[str, list[Served]] = {way: [] for way in ways}
-    with bar(len(ways) * (args.repeats + 1), "served") as progress:
-        for turn in range(args.repeats + 1):
-            for way in list(ways)[:: 1 if turn % 2 else -1]:
-                with engine_of(lm, way == "host + disk", **{"num_blocks": pool} | ways[way]) as one:
-                    result = serve(one, conversations(lm, args, turn))
-                if turn > 0:  # the first is the warm-up
-                    runs[way].append(result)
-                progress.update()
+    runs = in_turns(lm, "served", ways, inputs)
     for way, results in runs.items():
         row = {
             "what": "served", "way": way,
@@ -147,17 +151,12 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
             "first token P99, s": Spread([percent(one.first_token, 99) for one in results]),
             "tokens/s": Spread([one.tokens_per_second for one in results]),
         }  # fmt: skip
-        goal = None
-        if way == "host + disk":
-            best = [one.hit_rate for one in runs["unlimited"]]
-            row["hits of unlimited"] = Spread(
-                [one.hit_rate / other for one, other in zip(results, best, strict=True)]
-            )
-            goal = Aim("hits of unlimited", ">=", 1.0)
-        table.add(row, goal)
-
-
-FIRST = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
+        if way != "host + disk":
+            table.add(row)
+            continue
+        pairs = zip(results, runs["unlimited"], strict=True)
+        row["hits of unlimited"] = Spread([one.hit_rate / other.hit_rate for one, other in pairs])
+        table.add(row, Aim("hits of unlimited", ">=", 1.0))
 
 
 def percent(values: list[float], rank: int) -> float:
@@ -172,41 +171,39 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
     blocks = args.length // SIZE + 8
     rng = random.Random("returning")
     said = [rng.randrange(1, lm.config.vocab_size) for _ in range(args.length)]
-    first = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
-    seconds: dict[str, list[float]] = {"computed": [], "host": [], "disk": []}
     with (
         bar(3 * (args.repeats + 1), "returning") as progress,
         engine_of(lm, False, num_blocks=blocks) as plain,
         engine_of(lm, False, num_blocks=blocks, host_blocks=2 * blocks) as host,
         engine_of(lm, True, num_blocks=blocks, host_blocks=2 * blocks) as disk,
     ):
+
+        def come_back(engine: minikv.Engine, message: Prompt) -> float:
+            assert engine.cache is not None
+            engine.cache.evict(engine.cache.num_cached_blocks)
+            if engine is disk:
+                tiers = tiers_of(engine)
+                assert tiers.disk is not None
+                tiers.disk.wait()
+                tiers.host.forget_all()
+            before = engine.stats().computed_tokens
+            started = perf_counter()
+            engine.generate([said + message], FIRST)
+            took = perf_counter() - started
+            computed = engine.stats().computed_tokens - before
+            if engine is not plain and computed > 3 * SIZE:
+                table.notes.append(f"returning: {computed} tokens were computed, not fetched")
+            return took
+
         engines = {"computed": plain, "host": host, "disk": disk}
         for engine in engines.values():
-            engine.generate([said], first)
+            engine.generate([said], FIRST)
             if engine.tiers is not None:
                 tiers_of(engine).flush()
-        for turn in range(args.repeats + 1):
-            message = [rng.randrange(1, lm.config.vocab_size) for _ in range(SIZE)]
-            for way in list(engines)[:: 1 if turn % 2 else -1]:
-                engine = engines[way]
-                assert engine.cache is not None
-                engine.cache.evict(engine.cache.num_cached_blocks)
-                if way == "disk":
-                    tiers = tiers_of(engine)
-                    assert tiers.disk is not None
-                    tiers.disk.wait()
-                    tiers.host.forget_all()
-                before = engine.stats().computed_tokens
-                with no_gc():
-                    started = perf_counter()
-                    engine.generate([said + message], first)
-                    took = perf_counter() - started
-                computed = engine.stats().computed_tokens - before
-                if way != "computed" and computed > 3 * SIZE:
-                    table.notes.append(f"returning: turn {turn} computed {computed} from {way}")
-                if turn > 0:
-                    seconds[way].append(took)
-                progress.update()
+        messages = [[rng.randrange(1, lm.config.vocab_size) for _ in range(SIZE)]
+                    for _ in range(args.repeats + 1)]  # fmt: skip
+        ways = {way: partial(come_back, engine) for way, engine in engines.items()}
+        seconds = {way: took[1:] for way, took in race(ways, messages, progress).results.items()}
     for way, goal in (("computed", None), ("host", 0.2), ("disk", 0.5)):
         row = {"what": f"returning, {args.length} tokens", "way": way,
                "first token P50, s": Spread(seconds[way])}  # fmt: skip
@@ -216,154 +213,25 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
         table.add(row, Aim("of computed", "<=", goal) if goal is not None else None)
 
 
-# ── Large blocks ──────────────────────────────────────────────────────────────
-
-
-def large_blocks(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """Two granularities below the device: what is found and stored, with tinypy; and the time of
-    the moves, with tinypy's blocks and with larger ones."""
-    tinypy = minikv.load("tinypy")
-    _served_large(table, tinypy, args)
-    for model in (tinypy, lm):
-        _returning_large(table, model, args)
-
-
-def _what(lm: minikv.LanguageModel) -> str:
-    return f"large, of {lm.config.kv_bytes_per_token(lm.dtype) * SIZE / 1e3:.0f} KB blocks"
-
-
-def _served_large(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """The conversations of `served`, on host and disk; the first round is the warm-up."""
-    prompts = conversations(lm, args, 0)
-    distinct = len({tuple(p[:end]) for p in prompts for end in range(SIZE, len(p), SIZE)})
-    pool = max(distinct // 4, 2 * (len(prompts[-1]) // SIZE + 2))
-    found: dict[int, dict[str, list[float]]] = {length: {} for length in args.large}
-    with bar(len(args.large) * (args.repeats + 1), _what(lm)) as progress:
-        for turn in range(args.repeats + 1):
-            for length in args.large[:: 1 if turn % 2 else -1]:
-                sizes = dict(num_blocks=pool, host_blocks=pool, blocks_per_large=length)
-                with engine_of(lm, True, **sizes) as engine:
-                    result = serve(engine, conversations(lm, args, turn))
-                    engine.tiers.flush()
-                    disk = engine.stats().tiers["disk"]
-                if turn > 0:
-                    row = {
-                        "hit rate": result.hit_rate, "entries": disk.blocks,
-                        "stored, MB": disk.bytes_in / 1e6,
-                    }  # fmt: skip
-                    for column, value in row.items():
-                        found[length].setdefault(column, []).append(value)
-                progress.update()
-    for length in args.large:
-        spreads = {column: Spread(values) for column, values in found[length].items()}
-        table.add({"what": _what(lm), "way": f"served, {length} per large", **spreads})
-
-
-def _returning_large(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """One conversation goes down and comes back, without the model's time."""
-    rng = random.Random("returning")
-    said = [rng.randrange(1, lm.config.vocab_size) for _ in range(args.length)]
-    count = args.length // SIZE
-    seconds: dict[int, dict[str, list[float]]] = {length: {} for length in args.large}
-    with ExitStack() as stack, bar(len(args.large) * (args.repeats + 1), _what(lm)) as progress:
-        engines = {}
-        for length in args.large:
-            sizes = dict(num_blocks=count + 8, host_blocks=count + 16, blocks_per_large=length)
-            engines[length] = stack.enter_context(engine_of(lm, True, **sizes))
-            engines[length].generate([said], FIRST)
-        for turn in range(args.repeats + 1):
-            for length in args.large[:: 1 if turn % 2 else -1]:
-                parts = _there_and_back(engines[length], said)
-                for name, value in parts.items() if turn > 0 else ():
-                    seconds[length].setdefault(name, []).append(1e3 * value)
-                progress.update()
-    for length in args.large:
-        spreads = {f"{name}, ms": Spread(values) for name, values in seconds[length].items()}
-        way = f"{count} blocks, {length} per large"
-        table.add({"what": _what(lm), "way": way, **spreads})
-
-
-def _there_and_back(engine: minikv.Engine, said: Prompt) -> dict[str, float]:
-    """Seconds of the processor to demote a conversation that the device has, to write it to the
-    disk and to read it from there; in the end the device has it again."""
-    cache, tiers = engine.cache, engine.tiers
-    assert cache is not None
-    tiers.host.forget_all()
-    seconds = {"down": _busy(lambda: cache.evict(cache.num_cached_blocks))}
-    for name in list(tiers.disk.known):
-        tiers.disk.tier.remove(name)
-    tiers.disk.known.clear()
-    seconds["to disk"] = _busy(tiers.flush)
-    tiers.host.forget_all()
-    names = list(tiers.disk.known)
-
-    def read() -> None:
-        tiers.disk.get(names, tiers._unpacker()).done.wait()
-
-    seconds["from disk"] = _busy(read)
-    engine.generate([said], FIRST)
-    return seconds
-
-
-def _busy(work: Callable[[], Any]) -> float:
-    """Seconds of the processor, in all threads."""
-    started = process_time()
-    work()
-    return process_time() - started
-
-
 # ── No hits ───────────────────────────────────────────────────────────────────
 
 
 def no_hits(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
     """The same prompts, which have nothing in common, with tiers and without, in turns."""
     rng = random.Random("no hits")
-    rates: dict[str, list[float]] = {"no tiers": [], "host": [], "host + disk": []}
-    with bar(3 * (args.repeats + 1), "no hits") as progress:
-        for turn in range(args.repeats + 1):
-            prompts = [
-                [rng.randrange(1, lm.config.vocab_size) for _ in range(300)] for _ in range(8)
-            ]
-            for way in list(rates)[:: 1 if turn % 2 else -1]:
-                more = {} if way == "no tiers" else dict(host_blocks=64)
-                with engine_of(lm, way == "host + disk", num_blocks=64, **more) as engine:
-                    result = serve(engine, prompts, answer=16)
-                if turn > 0:
-                    rates[way].append(result.tokens_per_second)
-                progress.update()
+    inputs = [
+        [[rng.randrange(1, lm.config.vocab_size) for _ in range(300)] for _ in range(8)]
+        for _ in range(args.repeats + 1)
+    ]
+    small = dict(num_blocks=64)
+    ways = {"no tiers": small} | dict.fromkeys(("host", "host + disk"), small | {"host_blocks": 64})
+    runs = in_turns(lm, "no hits", ways, inputs, answer=16)
+    rates = {way: [one.tokens_per_second for one in results] for way, results in runs.items()}
     for way, values in rates.items():
         row = {"what": "no hits", "way": way, "tokens/s": Spread(values)}
         pairs = zip(values, rates["no tiers"], strict=True)
         row["of no tiers"] = Spread([one / other for one, other in pairs])
         table.add(row, Aim("of no tiers", ">=", 0.98) if way != "no tiers" else None)
-
-
-# ── Trace ─────────────────────────────────────────────────────────────────────
-
-
-def trace(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
-    """Hit rates by simulation: a tier, and a second one of ten times its size."""
-    sizes: tuple[int, ...]
-    if args.trace is not None:
-        streams: list[Any] = [request.hash_ids for request in read_trace(args.trace)]
-        what, sizes = args.trace.name, TRACE_SIZES
-    else:
-        known: dict[Any, int] = {}
-        more = argparse.Namespace(conversations=40, turns=6)
-        streams = [
-            [known.setdefault(tuple(p[:end]), len(known)) for end in range(SIZE, len(p), SIZE)]
-            for p in conversations(lm, more, 0)
-        ]
-        what, sizes = "generated conversations", (100, 400, 1_000)
-    unlimited = 1 + len(set().union(*streams))
-    for size in (*sizes, unlimited):
-        below = 10 * size if size < unlimited else 0
-        found = rates_by_tier(streams, WriteBack, size, below)
-        row = {"what": f"trace: {what}", "way": f"{size:,} blocks" if below else "unlimited",
-               "hit rate": found.device}  # fmt: skip
-        if below:
-            row["with a second tier, 10x"] = found.together
-        table.add(row)
 
 
 # ── Block sizes ───────────────────────────────────────────────────────────────
@@ -407,8 +275,81 @@ def _step_times(lm: minikv.LanguageModel, block_size: int, repeats: int) -> list
         engine.add_request(prompt, params)
     engine.step()  # the prompts
     for _ in range(repeats):
-        times.append(1e3 / 16 * _busy(lambda: [engine.step() for _ in range(16)]))
+        started = process_time()
+        for _ in range(16):
+            engine.step()
+        times.append(1e3 / 16 * (process_time() - started))
     return times
+
+
+# ── Bytes ─────────────────────────────────────────────────────────────────────
+
+Change = Callable[[bytes], bytes]
+
+
+def compressors() -> Iterator[tuple[str, Change, Change]]:
+    """Name, compress and decompress of each that is installed."""
+    yield "zlib, level 1", partial(zlib.compress, level=1), zlib.decompress
+    with suppress(ImportError):
+        zstd = import_module("zstandard")
+        yield "zstd, level 1", zstd.ZstdCompressor(1).compress, zstd.ZstdDecompressor().decompress
+    with suppress(ImportError):
+        lz4 = import_module("lz4.frame")
+        yield "lz4", lz4.compress, lz4.decompress
+
+
+def turned(data: bytes, rows: int) -> bytes:
+    """A table of bytes with so many rows, column by column. Of float32 with 4 columns this puts
+    exponents beside exponents; with 4 rows it puts them back."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(rows, -1).T.numpy().tobytes()
+
+
+def in_planes(pack: Change, unpack: Change) -> tuple[Change, Change]:
+    return lambda data: pack(turned(data, len(data) // 4)), lambda data: turned(unpack(data), 4)
+
+
+def compressed(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    """Blocks of 16 tokens, and runs of eight, before and after each compressor."""
+    lm = minikv.load("tinypy")
+    prompt = write_code(lm, 512)
+    for kv_dtype in ("auto", "int8", "int4"):
+        config = minikv.EngineConfig(num_blocks=40, kv_dtype=kv_dtype, attention="torch")
+        engine = minikv.Engine(lm, config)
+        engine.generate([prompt], FIRST)
+        assert engine.cache is not None
+        blocks = [read_block(engine.store, block_id) for block_id in engine.cache.block_ids()]
+        runs = [b"".join(blocks[start : start + 8]) for start in range(0, len(blocks), 8)]
+        kind, ways = kv_dtype, list(compressors())
+        if kv_dtype == "auto":
+            kind = "float32"
+            ways += [(f"{name}, in planes", *in_planes(*way)) for name, *way in ways]
+        for pieces in (blocks, runs):
+            for name, pack, unpack in ways:
+                row = _compress(pieces, pack, unpack, args.repeats)
+                way = f"{name}, {len(pieces[0]) / 1e3:.0f} KB"
+                table.add({"what": f"bytes of {kind}", "way": way, **row})
+
+
+def _compress(pieces: list[bytes], pack: Change, unpack: Change, repeats: int) -> dict[str, Any]:
+    size, small, down, up = sum(map(len, pieces)), 0, [], []
+    for _ in range(repeats):
+        started = process_time()
+        packed = [pack(piece) for piece in pieces]
+        half = process_time()
+        back = [unpack(piece) for piece in packed]
+        down.append(half - started)
+        up.append(process_time() - half)
+        small = sum(map(len, packed))
+        if back != pieces:
+            raise RuntimeError("other bytes came back than were compressed")
+    # Written once and read once: 2 (size - small) bytes less for the disk.
+    pays = [2 * (size - small) / (one + other) / 1e6 for one, other in zip(down, up, strict=True)]
+    return {
+        "left, %": 100 * small / size,
+        "compress, MB/s": Spread([size / one / 1e6 for one in down]),
+        "decompress, MB/s": Spread([size / one / 1e6 for one in up]),
+        "pays below, MB/s": Spread([max(0.0, one) for one in pays]),
+    }
 
 
 # ── Models and engines ────────────────────────────────────────────────────────
@@ -438,19 +379,17 @@ def random_model(hidden: int, layers: int, max_context: int = 2048) -> minikv.La
     )  # fmt: skip
     draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
     heads, kv = config.num_heads * 64, config.num_kv_heads * 64
-    state = {"model.embed_tokens.weight": draw(config.vocab_size, hidden) * 0.02,
-             "model.norm.weight": torch.ones(hidden)}  # fmt: skip
-    for i in range(layers):
-        shapes = {
-            "self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv, hidden),
-            "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, heads),
-            "mlp.gate_proj": (3 * hidden, hidden), "mlp.up_proj": (3 * hidden, hidden),
-            "mlp.down_proj": (hidden, 3 * hidden),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            state[f"model.layers.{i}.{name}.weight"] = draw(*shape) * 0.02
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            state[f"model.layers.{i}.{name}.weight"] = torch.ones(hidden)
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv, hidden),
+        "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, heads),
+        "mlp.gate_proj": (3 * hidden, hidden), "mlp.up_proj": (3 * hidden, hidden),
+        "mlp.down_proj": (hidden, 3 * hidden), "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    state = {f"model.layers.{i}.{name}.weight": 0.02 * draw(*shape)
+             for i in range(layers) for name, shape in shapes.items()}  # fmt: skip
+    state["model.embed_tokens.weight"] = 0.02 * draw(config.vocab_size, hidden)
+    state["model.norm.weight"] = torch.ones(hidden)
     transformer = Transformer(config, state, torch.device("cpu"), torch.float32)
     return minikv.LanguageModel("random", transformer, None)
 
@@ -463,6 +402,6 @@ def num_weights(lm: minikv.LanguageModel) -> int:
 
 
 PARTS = {
-    "served": served, "returning": returning, "no-hits": no_hits, "trace": trace,
-    "sizes": block_sizes, "large": large_blocks,
+    "served": served, "returning": returning, "no-hits": no_hits, "sizes": block_sizes,
+    "bytes": compressed,
 }  # fmt: skip

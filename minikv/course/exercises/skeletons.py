@@ -289,8 +289,10 @@ def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
     if piece.show is None:
         return body
     wanted = {*piece.show, *piece.write}
-    methods = [item for item in body if isinstance(item, ast.FunctionDef) and item.name in wanted]
-    unknown = wanted - {item.name for item in methods}
+    methods: list[ast.stmt] = [
+        item for item in body if isinstance(item, ast.FunctionDef) and item.name in wanted
+    ]
+    unknown = wanted - {getattr(item, "name", "") for item in methods}
     if unknown:
         raise ValueError(f"{ref.name}:{name} has no {sorted(unknown)} to show")
     return methods

@@ -48,17 +48,17 @@ def kept(value: Any) -> Any:
         return value.detach().clone()
     if kind is np.ndarray or kind in np.sctypeDict.values():
         return value.tolist()
-    for plain in (list, tuple):
-        if issubclass(kind, plain):
-            return [kept(item) for item in plain.__iter__(value)]
+    for row in (list, tuple):
+        if issubclass(kind, row):
+            return [kept(item) for item in row.__iter__(value)]
     if issubclass(kind, dict):
         return {_key(key): kept(item) for key, item in dict.items(value)}
     for plain, read in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
         if issubclass(kind, plain):
             return read(value)
-    for plain in (set, frozenset):
-        if issubclass(kind, plain):
-            return {_key(item) for item in plain.__iter__(value)}
+    for bag in (set, frozenset):
+        if issubclass(kind, bag):
+            return {_key(item) for item in bag.__iter__(value)}
     return f"a {kind.__name__}"
 
 

@@ -14,7 +14,8 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
-from minikv_kernels import paged_decode, splits
+import minikv_kernels.paged_decode as paged_decode
+import minikv_kernels.splits as splits
 
 TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
