@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 import minikv
 from minikv.course.harness.examine import examine
 from minikv.course.harness.manifest import find
-from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
+from minikv.course.harness.mistakes import mistake_named, text_of_mistake
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import History
 
@@ -96,8 +96,7 @@ def film(history: History) -> str:
 def failing_check() -> str:
     """An SVG of a terminal: what the check of EXERCISE says of a known mistake."""
     exercise = find(EXERCISE)
-    [mistake] = [one for one in mistakes_of(exercise) if one.name == MISTAKE]
-    report = examine(exercise, text_of_mistake(exercise, mistake))
+    report = examine(exercise, text_of_mistake(exercise, mistake_named(exercise, MISTAKE)))
     report.in_terminal = True
     with patch.dict(os.environ, COLUMNS="80"):  # whatever the terminal that it is made in
         text = report.text(lambda text, color: f"\0{color}\1{text}\2")

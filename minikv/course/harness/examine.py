@@ -94,7 +94,7 @@ def examine(
         if outcome in causes:
             mistake = causes[outcome]
             line.cause, line.look = mistake.cause, mistake.look
-            wrong = [path for path in (*mistake.edits, *mistake.sources) if path in found]
+            wrong = [path for path in mistake.sources if path in found]
             line.at = found[wrong[0]].lineno if wrong else line.at
     if not done.started:
         report.status = "not started"

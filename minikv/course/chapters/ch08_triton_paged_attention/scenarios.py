@@ -14,7 +14,6 @@ import torch
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesTogether
-from minikv.course.chapters.ch08_triton_paged_attention.mistakes import MISTAKES
 from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     Watch,
     compiled,
@@ -23,6 +22,8 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
 )
 from minikv.course.harness.checking import Wrong, check, runs_model, witness
 from minikv.course.harness.examine import COMPILES
+from minikv.course.harness.manifest import find
+from minikv.course.harness.mistakes import mistake_named
 from minikv.course.harness.scenarios import (
     Group,
     Log,
@@ -128,7 +129,7 @@ def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
     """Make what a GPU's compiler says of the kernels that `call(mine)` starts a line."""
 
     def known(number: str, name: str) -> tuple[str, str]:
-        mistake = next(one for one in MISTAKES[number] if one.name == name)
+        mistake = mistake_named(find(number), name)
         return mistake.cause, mistake.look
 
     @check(exercise, COMPILES, hands_over=False)

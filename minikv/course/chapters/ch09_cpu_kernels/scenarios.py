@@ -26,7 +26,6 @@ from minikv.course.chapters.ch09_cpu_kernels.in_engine import (
     engine_by,
     with_products,
 )
-from minikv.course.chapters.ch09_cpu_kernels.mistakes import MISTAKES
 from minikv.course.chapters.ch09_cpu_kernels.watch import (
     Watch,
     Watched,
@@ -38,6 +37,8 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     widens,
 )
 from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy, witness
+from minikv.course.harness.manifest import find
+from minikv.course.harness.mistakes import mistake_named
 from minikv.course.harness.scenarios import (
     Group,
     Log,
@@ -215,7 +216,7 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
 
 
 def known(exercise: str, name: str) -> tuple[str, str]:
-    mistake = next(one for one in MISTAKES[exercise] if one.name == name)
+    mistake = mistake_named(find(exercise), name)
     return mistake.cause, mistake.look
 
 
