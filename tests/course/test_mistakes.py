@@ -2,8 +2,14 @@
 
 import pytest
 
+from minikv.course.harness.examine import examine
 from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.mistakes import read, reference_sources
+from minikv.course.harness.mistakes import (
+    mistake_named,
+    read,
+    reference_sources,
+    text_of_mistake,
+)
 
 CHAPTER, EXERCISE = chapter_of("05"), find("05.1")
 SHARES = """
@@ -83,3 +89,14 @@ def test_what_is_no_record_is_refused_by_file(file, text, says):
     with pytest.raises(ValueError, match=says) as refused:
         read(file, CHAPTER)
     assert str(refused.value).startswith(str(file))
+
+
+def test_a_report_says_which_engine_shipped_the_mistake():
+    exercise = find("05.2")
+    mistake = mistake_named(exercise, "never copies")
+    assert mistake.seen == "Atlas, issue 1193 (2026)"
+    report = examine(exercise, text_of_mistake(exercise, mistake))
+    assert f"also shipped by: {mistake.seen}" in report.text()
+    assert mistake.seen in report.html()
+    other = mistake_named(exercise, "always copies")
+    assert "shipped" not in examine(exercise, text_of_mistake(exercise, other)).text()

@@ -13,7 +13,7 @@ Each chapter keeps its own in `mistakes.toml`, one record after another:
   Each `old` must be there once.
 - `source."BlockTable.fork" = '''…'''` is the whole definition, where edits would be hard to read.
   It may also replace something that the exercise gives.
-- `seen` is for the few mistakes that a real engine has shipped. `why` tells of them.
+- `seen` is for the few mistakes that a real engine has shipped. A report that names one says so.
 
 Checks name a reader's mistake with these records, and tests prove that each is caught and named.
 """

@@ -30,6 +30,7 @@ class Line:
     what: str | None = None  # what differed
     cause: str | None = None
     look: str | None = None
+    shipped: str | None = None  # the engine that made this mistake, too
     origin: str | None = None  # of an exception: file and line
     at: int | None = None  # the line of the reader's file that went wrong, or its function's
 
@@ -142,7 +143,12 @@ class Report:
                 rows.append(Row(False, f"{line.name}  (same cause)"))
             else:
                 look = None if not known and line.look in seen else line.look
-                details = [("", _cut(line.what)), ("likely cause", line.cause), ("look at", look)]
+                details = [
+                    ("", _cut(line.what)),
+                    ("likely cause", line.cause),
+                    ("look at", look),
+                    ("also shipped by", line.shipped),
+                ]
                 rows.append(Row(False, line.name, [(k, v) for k, v in details if v]))
             seen |= known | {line.look}
         return rows
