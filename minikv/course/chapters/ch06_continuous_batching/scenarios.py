@@ -10,6 +10,7 @@ from typing import Any
 import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
+from minikv.course.harness.programs import scramble
 from minikv.course.harness.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
@@ -230,14 +231,6 @@ class Desk:
         self.last = plan, planned(plan)
         bench.run(plan)
         return plan
-
-
-def scramble(pool, seed: int) -> None:
-    """Let a pool hand out its blocks in any order, so that no id is a place in a table."""
-    ids = [pool.allocate() for _ in range(pool.num_blocks)]
-    random.Random(seed).shuffle(ids)
-    for block_id in ids:
-        pool.release(block_id)
 
 
 def name(sequence: Sequence) -> str:

@@ -21,6 +21,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
 from minikv.course.harness.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.harness.programs import counted
 from minikv.course.harness.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
@@ -145,8 +146,8 @@ def ways_down(mine, program, log: Log) -> None:
     for _ in range(others):
         hold(machine.device, place.device)
     log(
-        f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} "
-        f"holder{'s' if others else ''}; "
+        f"A is on the device{' and on the host' if has_copy else ''}, "
+        f"with {counted(1 + others, 'holder')}; "
         f"{machine.host.num_free} of {size} blocks of the host are free{copy_that(fails)}"
     )
     copy = Copying(machine, machine.down, fails)
