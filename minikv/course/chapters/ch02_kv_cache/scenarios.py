@@ -606,11 +606,13 @@ def run_caches(mine, lm: LanguageModel, makers: dict[str, Callable]) -> str:
 
 for exercise, makers in {
     "02.1": {"your ConcatCache": lambda mine, c, _: mine.ConcatCache(c)},
-    "02.2": {"your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
-             "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
+    "02.2": {
+        "your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
+        "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size),
+    },
     "02.4": {"your PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
     "02.5": {"your fused_attention": lambda mine, c, _: CacheWith(c, mine.fused_attention)},
-}.items():  # fmt: skip
+}.items():
     runs_model(exercise)(
         lambda mine, lm, makers=makers: run_caches(
             mine, lm, {name: partial(make, mine) for name, make in makers.items()}

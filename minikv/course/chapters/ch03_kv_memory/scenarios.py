@@ -215,10 +215,11 @@ def judgements(mine, key: str, log: Log) -> None:
 RIGHT = answers.judge_claims()
 
 scenario(
-    "03.3", judgements,
+    "03.3",
+    judgements,
     *(Group(CLAIMS[key].words, [key], RATIO) for key in list(CLAIMS)[:-1]),
     Group(CLAIMS["1B speed"].words, ["1B speed"], STEP),
-)  # fmt: skip
+)
 
 
 # ── 03.4 Used, for the future, never ──────────────────────────────────────────

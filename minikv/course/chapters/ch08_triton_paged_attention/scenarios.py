@@ -48,9 +48,10 @@ def run(
     if missing:
         said.insert(0, f"no program writes {shown_elements(missing)} of the result")
     written = [
-        name for name, value in seen.launches[0].arguments.items()
+        name
+        for name, value in seen.launches[0].arguments.items()
         if any(value is one for one in inputs) and value.data_ptr() in seen.written
-    ]  # fmt: skip
+    ]
     log(
         said[0] if said else "",
         {
@@ -270,8 +271,10 @@ class Case:
             drawn = draw(length, self.kv_heads, self.dim, self.heads, generator)
             q, k, v = lifted(self.scores, self.block_size, *drawn)
             tables[row, :width] = torch.tensor(ids[:width])
-            slots = [ids[p // self.block_size] * self.block_size + p % self.block_size
-                     for p in range(length)]  # fmt: skip
+            slots = [
+                ids[p // self.block_size] * self.block_size + p % self.block_size
+                for p in range(length)
+            ]
             kv.flatten(0, 1)[slots] = torch.stack([k, v], 1)
             del ids[:width]
             queries.append(q)

@@ -108,8 +108,11 @@ class Case:
 
     @property
     def what(self) -> str:
-        some = f"context lengths {list(self.lens)}" if len(self.lens) > 1 else (
-            f"context {self.lens[0]}")  # fmt: skip
+        some = (
+            f"context lengths {list(self.lens)}"
+            if len(self.lens) > 1
+            else f"context {self.lens[0]}"
+        )
         heads = f"{counted(self.heads, 'query head')} on {counted(self.kv_heads, 'KV head')}"
         what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
         what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
@@ -126,8 +129,9 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
     if case.more_heads:
         more = np.full((len(case.lens), case.more_heads, case.dim), np.nan, np.float32)
         before[0] = np.concatenate([before[0], more], 1)
-    watched = [Watched(value.copy(), name, watch)
-               for value, name in zip(before, names, strict=True)]  # fmt: skip
+    watched = [
+        Watched(value.copy(), name, watch) for value, name in zip(before, names, strict=True)
+    ]
     out = np.full(case.arguments[0].shape, np.nan, np.float32)
     rows = case.items or (0, len(case.lens) * case.kv_heads)
     items = rows if kernel == "attend_groups" else ()
@@ -145,12 +149,17 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
     }
     keys = sum(element % slot < slot // 2 for element in kv_reads)
     group = case.heads // case.kv_heads
-    mine_rows = {(w // case.kv_heads, w % case.kv_heads * group + g)
-                 for w in range(*rows) for g in range(group)}  # fmt: skip
+    mine_rows = {
+        (w // case.kv_heads, w % case.kv_heads * group + g)
+        for w in range(*rows)
+        for g in range(group)
+    }
     others = sum(
         not np.isnan(out[s, h]).all()
-        for s in range(len(case.lens)) for h in range(case.heads) if (s, h) not in mine_rows
-    )  # fmt: skip
+        for s in range(len(case.lens))
+        for h in range(case.heads)
+        if (s, h) not in mine_rows
+    )
     sights = {
         "result": tensor(out),
         "slots without a token that are read:": len(slots - case.owned),
@@ -373,10 +382,11 @@ scenario(
 
 
 @check(
-    "09.3", "two pieces of a real batch hold all of its items",
+    "09.3",
+    "two pieces of a real batch hold all of its items",
     "two pieces have an item in common, or an item is in no piece",
     "what does decode_in_threads do with the pieces?",
-)  # fmt: skip
+)
 def _(mine):
     arguments = [tensor(value) for value in REAL.arguments]
     try:
@@ -386,8 +396,10 @@ def _(mine):
         return  # the lines above tell it
     work = sum(last - first for first, last in pieces)
     if work != len(REAL.lens) * REAL.kv_heads:
-        raise Wrong(f"{counted(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
-                    "sequences with 2 KV heads")  # fmt: skip
+        raise Wrong(
+            f"{counted(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
+            "sequences with 2 KV heads"
+        )
 
 
 # ── 09.4 Two bugs ─────────────────────────────────────────────────────────────────────────
@@ -416,8 +428,10 @@ def in_pieces(mine, case: Case, log: Log) -> None:
         what, partial(mine.decode_in_pieces, q, kv, tables, lens, case.pieces, run), see=False
     )
     if log.events[-1].error is None:
-        changed = [not torch.equal(now.nan_to_num(), old.nan_to_num())
-                   for now, old in zip(inputs, before, strict=True)]  # fmt: skip
+        changed = [
+            not torch.equal(now.nan_to_num(), old.nan_to_num())
+            for now, old in zip(inputs, before, strict=True)
+        ]
         said = {
             "result": found,
             "pieces with work, in each call of `run`:": together,
@@ -463,8 +477,10 @@ def multiplies(mine, case, log: Log) -> None:
     rows, inputs, outputs, *more = case
     add, (first, last) = more or (False, (0, outputs))
     draw = np.random.default_rng(rows + inputs)
-    x, weight = (draw.integers(-4, 5, shape).astype(np.float32) / 2
-                 for shape in ((rows, inputs), (outputs, inputs)))  # fmt: skip
+    x, weight = (
+        draw.integers(-4, 5, shape).astype(np.float32) / 2
+        for shape in ((rows, inputs), (outputs, inputs))
+    )
     out = draw.integers(10, 90, (rows, outputs)).astype(np.float32)
     watch = Watch()
     watched = [Watched(value, name, watch) for value, name in ((x, "x"), (weight, "weight"))]
@@ -564,9 +580,11 @@ class Step:
     def what(self) -> str:
         lens = ", ".join(map(str, self.lens[:8])) + ", …" * (len(self.lens) > 8)
         heads = f"{counted(self.heads, 'query head')} on {counted(self.kv_heads, 'KV head')}"
-        return (f"contexts of {lens} with the new token, {counted(self.layers, 'layer')}, {heads}, "
-                f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
-                f"{self.block_size}, eps {self.eps:g}")  # fmt: skip
+        return (
+            f"contexts of {lens} with the new token, {counted(self.layers, 'layer')}, {heads}, "
+            f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
+            f"{self.block_size}, eps {self.eps:g}"
+        )
 
 
 def steps(mine, case: Step, log: Log) -> None:

@@ -268,12 +268,15 @@ scenario(
     Group(
         "nothing to move",
         [
-            ("demote", "host"), ("demote", ""), ("promote", "device", False),
-            ("promote", "device", True), ("promote", "", True),
+            ("demote", "host"),
+            ("demote", ""),
+            ("promote", "device", False),
+            ("promote", "device", True),
+            ("promote", "", True),
         ],
         look="which ids may be None?",
     ),
-)  # fmt: skip
+)
 scenario(
     "12.2",
     ways_up,
@@ -672,11 +675,13 @@ OTHERS = {
     "one tensor fewer": {name: BASE[name] for name in "ab"},
     "one tensor more": BASE | {"d": torch.zeros(0)},
     "numbers that move from one tensor to the next": {
-        "a": BASE["a"], "b": torch.tensor([0.5]), "c": torch.tensor([-0.25])
+        "a": BASE["a"],
+        "b": torch.tensor([0.5]),
+        "c": torch.tensor([-0.25]),
     },
     "another last tensor": BASE | {"c": torch.tensor([7, 8, 10])},
     "bytes that move over a name": {"a": BASE["a"].flatten()[:5], "b": BASE["b"], "c": BASE["c"]},
-}  # fmt: skip
+}
 
 
 LETTERS = torch.tensor(list(b"wxyz"), dtype=torch.uint8)
