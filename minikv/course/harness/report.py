@@ -30,9 +30,9 @@ class Line:
     what: str | None = None  # what differed
     cause: str | None = None
     look: str | None = None
-    shipped: str | None = None  # the engine that made this mistake, too
     origin: str | None = None  # of an exception: file and line
     at: int | None = None  # the line of the reader's file that went wrong, or its function's
+    shipped: str | None = None  # the engine that made this mistake, too
 
 
 @dataclass
