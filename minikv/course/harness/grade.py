@@ -298,6 +298,7 @@ def _checks(number: str) -> str:
         *sorted(package.glob("*.py")),
         *sorted((package / "course" / "harness").glob("*.py")),
         *sorted((package / "course" / "chapters").glob(f"ch{number}_*/*.py")),
+        *sorted((package / "course" / "chapters").glob(f"ch{number}_*/*.toml")),
     ]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
