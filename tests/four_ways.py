@@ -1,6 +1,6 @@
 """The checks are checked: solutions that must pass and solutions that must fail, by chapter.
 
-A chapter's `mistakes.py` holds MISTAKES, at least four plausible mistakes of each exercise;
+A chapter's `mistakes.toml` holds at least four plausible mistakes of each exercise;
 `tests/course/chNN/different.py` holds DIFFERENT, right solutions that are written otherwise.
 """
 

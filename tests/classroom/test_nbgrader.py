@@ -18,7 +18,7 @@ import pytest
 from minikv.course.commands import main
 from minikv.course.exercises.manifest import chapter_of
 from minikv.course.exercises.mistakes import mistakes_of
-from minikv.course.exercises.skeletons import skeleton, solved
+from minikv.course.exercises.skeletons import fill, skeleton, solved
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed here: make test-class")
 
@@ -28,8 +28,7 @@ POINTS = {exercise.id: exercise.difficulty for exercise in CHAPTER.exercises}
 FIRST = CHAPTER.exercises[0]
 # All right, but for one mistake in the first exercise.
 MISTAKE = mistakes_of(FIRST)[0]
-[[[OLD, NEW]]] = MISTAKE.edits.values()
-WRONG = solved(CHAPTER).replace(OLD, NEW)
+WRONG = fill(solved(CHAPTER), MISTAKE.sources)
 # In a notebook: all that a cell can do to the cells after it, and to what they import.
 HOSTILE_CELL = """
 import sys

@@ -138,11 +138,7 @@ def make_class(place: Path, count: int, exercises: list[Exercise], wrong: float)
 def _with_solution(text: str, exercise: Exercise, draw: random.Random, wrong: float) -> str:
     sources, kind = reference_sources(exercise), draw.random()
     if kind < wrong:
-        mistake = draw.choice(mistakes_of(exercise))
-        for path, edits in mistake.edits.items():
-            for old, new in edits:
-                sources[path] = sources[path].replace(old, new)
-        sources |= mistake.sources
+        sources |= draw.choice(mistakes_of(exercise)).sources
     elif kind < wrong + 0.06:
         return text  # not begun
     elif kind < wrong + 0.08:

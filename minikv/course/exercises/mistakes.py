@@ -1,58 +1,58 @@
 """The mistakes that readers make: a wrong solution, why it is wrong, and where to look.
 
-    Mistake(
-        "never copies",
-        edits={"BlockTable.writable_slot": (("ref_count(block_id) == 1:", "block_id >= 0:"),)},
-        cause="the block is written in place, though others hold it: their tokens are overwritten",
-        look="what does the pool count for this block?",
-    )
+Each chapter keeps its own in `mistakes.toml`, one record after another:
 
-Each chapter keeps its own in `mistakes.py`, as `MISTAKES`: exercise id -> mistakes. Checks use
-them to name a reader's mistake, and tests prove that each is caught and named.
+    [["05.1"]]
+    name = "shares the list"
+    cause = "both tables have the same list of block ids"
+    look = "`=` does not copy a list"
+    seen = "an engine, and where it is told"
+    edit."BlockTable.fork" = ["self.block_ids.copy()", "self.block_ids"]
+
+- `edit` changes the reference's text of a function: old, new, old, new, …, one after the other.
+  Each `old` must be there once.
+- `source."BlockTable.fork" = '''…'''` is the whole definition, where edits would be hard to read.
+  It may also replace something that the exercise gives.
+- `seen` is for the few mistakes that a real engine has shipped. A report that names one says so.
+
+Checks name a reader's mistake with these records, and tests prove that each is caught and named.
 """
 
-import importlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import ast
+import tomllib
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
 
-from minikv.course.exercises.manifest import Exercise, chapter_of
-from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of
+from minikv.course.exercises.skeletons import definitions, fill, skeleton, targets
 
-Edits = tuple[tuple[str, str], ...]
+TEXTS = ("name", "cause", "look")
 
 
 @dataclass(frozen=True, eq=False)
 class Mistake:
-    """One wrong solution.
-
-    edits: (old, new) pairs by path, each `old` once in the reference's text of that path.
-    sources: definitions written out, by path; "" is code above them.
-    """
+    """One wrong solution. `sources` are the definitions that are wrong, by path."""
 
     name: str
     cause: str
     look: str
-    edits: Mapping[str, Edits] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-
-def made(path: str, *records: tuple) -> tuple[Mistake, ...]:
-    """Mistakes in one place: (name, change, cause, look) each. A change is either the whole
-    definition, or edits of the reference's: old, new, old, new, …"""
-    return tuple(
-        Mistake(name, cause, look, sources={path: change})
-        if isinstance(change, str)
-        else Mistake(
-            name, cause, look, edits={path: tuple(zip(change[::2], change[1::2], strict=True))}
-        )
-        for name, change, cause, look in records
-    )
+    sources: dict[str, str]
+    seen: str | None = None
 
 
 def mistakes_of(exercise: Exercise) -> tuple[Mistake, ...]:
-    """The known mistakes of one exercise, from its chapter's folder."""
-    package = chapter_of(exercise.id).package
-    return importlib.import_module(f"{package}.mistakes").MISTAKES[exercise.id]
+    """The known mistakes of one exercise, in the order of its chapter's file."""
+    return _of_chapter(chapter_of(exercise.id)).get(exercise.id, ())
+
+
+def mistake_named(exercise: Exercise, name: str) -> Mistake:
+    """One known mistake of an exercise."""
+    [mistake] = [one for one in mistakes_of(exercise) if one.name == name]
+    return mistake
 
 
 def reference_sources(exercise: Exercise) -> dict[str, str]:
@@ -62,17 +62,78 @@ def reference_sources(exercise: Exercise) -> dict[str, str]:
 
 
 def text_of_mistake(exercise: Exercise, mistake: Mistake) -> str:
-    """The chapter's skeleton with this mistake in the parts of the exercise.
+    """The chapter's skeleton with this mistake in the parts of the exercise."""
+    sources = reference_sources(exercise) | mistake.sources
+    return fill(skeleton(chapter_of(exercise.id)), sources)
 
-    Raises ValueError if the record no longer fits the reference's text.
+
+def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
+    """The mistakes in one chapter's file, by exercise.
+
+    Raises ValueError with file, exercise and mistake for a record that is not of the form above,
+    or that no longer fits the reference's text.
     """
-    sources = reference_sources(exercise)
-    for path, pairs in mistake.edits.items():
-        for old, new in pairs:
-            if sources[path].count(old) != 1:
-                raise ValueError(
-                    f"{exercise.id}, {mistake.name}: {old!r} is {sources[path].count(old)} "
-                    f"times in {path}"
-                )
-            sources[path] = sources[path].replace(old, new)
-    return fill(skeleton(chapter_of(exercise.id)), sources | dict(mistake.sources))
+    try:
+        records = tomllib.loads(file.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{file}: {error}") from None
+    given = definitions(ast.parse(skeleton(chapter)))
+    ids = {exercise.id: exercise for exercise in chapter.exercises}
+    found = {}
+    for number, rows in records.items():
+        if number not in ids:
+            raise ValueError(f"{file}: chapter {chapter.number} has no exercise {number!r}")
+        right = reference_sources(ids[number])
+        mistakes: dict[str, Mistake] = {}
+        for row in rows:
+            try:
+                mistake = _mistake(row, right, given)
+                if mistake.name in mistakes:
+                    raise ValueError("an earlier mistake of this exercise has the same name")
+            except ValueError as error:
+                which = row.get("name", f"mistake {len(mistakes) + 1}")
+                raise ValueError(f"{file}, {number}, {which}: {error}") from None
+            mistakes[mistake.name] = mistake
+        found[number] = tuple(mistakes.values())
+    return found
+
+
+@cache
+def _of_chapter(chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:
+    return read(resources.files(chapter.package) / "mistakes.toml", chapter)
+
+
+def _mistake(row: dict[str, Any], right: Mapping[str, str], given: Container[str]) -> Mistake:
+    """One record; `right` are the reference's texts, `given` all that the reader's file defines."""
+    missing = [field for field in TEXTS if not row.get(field)]
+    if missing:
+        raise ValueError(f"it has no {' and no '.join(missing)}")
+    unknown = sorted(row.keys() - {*TEXTS, "seen", "edit", "source"})
+    if unknown:
+        raise ValueError(f"there is no field {', '.join(unknown)}")
+    edits, sources = row.get("edit", {}), row.get("source", {})
+    if not edits and not sources:
+        raise ValueError("it has neither edit nor source, so it changes nothing")
+    for path in edits:
+        if path not in right:
+            raise ValueError(
+                f"there is no {path} to edit, but {', '.join(right)} (in quotes, if there is a dot)"
+            )
+    for path in sources:
+        if path not in given:
+            raise ValueError(f"there is no {path} in the reader's file to replace")
+    edited = {path: _edited(right[path], texts) for path, texts in edits.items()}
+    texts = {field: row[field] for field in TEXTS}
+    return Mistake(**texts, sources=edited | sources, seen=row.get("seen"))
+
+
+def _edited(text: str, edits: list[str]) -> str:
+    if len(edits) % 2:
+        raise ValueError(
+            f"edit is old, new, old, new, …, but has {len(edits)} texts: an odd number"
+        )
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
+        if text.count(old) != 1:
+            raise ValueError(f"{old!r} is {text.count(old)} times in the reference, expected once")
+        text = text.replace(old, new)
+    return text

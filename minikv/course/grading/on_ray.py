@@ -70,5 +70,6 @@ def _do(course: str, function: Callable, *arguments: Any, **named: Any) -> Any:
 @cache
 def _course() -> str:
     """Names the files that a mark may depend on."""
-    files = sorted(Path(minikv.__file__).parent.rglob("*.py"))
+    package = Path(minikv.__file__).parent
+    files = sorted([*package.rglob("*.py"), *package.rglob("*.toml")])
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -93,13 +93,13 @@ def examine(
     for line, outcome in played:
         if outcome in causes:
             mistake = causes[outcome]
-            line.cause, line.look = mistake.cause, mistake.look
-            wrong = [path for path in (*mistake.edits, *mistake.sources) if path in found]
+            line.cause, line.look, line.shipped = mistake.cause, mistake.look, mistake.seen
+            wrong = [path for path in mistake.sources if path in found]
             line.at = found[wrong[0]].lineno if wrong else line.at
     if not done.started:
         report.status = "not started"
         for line in report.lines:
-            line.cause = line.look = line.at = None
+            line.cause = line.look = line.shipped = line.at = None
     elif all(line.ok for line in report.lines) and not done.unwritten:
         report.status = "passed"
         if exercise.id in MODEL_RUNS:

@@ -14,6 +14,7 @@ class Line:
     look: str | None = None
     origin: str | None = None  # of an exception: file and line
     at: int | None = None  # the line of the reader's file that went wrong, or its function's
+    shipped: str | None = None  # the engine that made this mistake, too
 
 
 @dataclass

@@ -16,7 +16,7 @@ freely belongs there: the order in which blocks are handed out, say, or the word
 
 A group of programs is one line of the report. Its programs stand smallest first, so the first
 one on which the two logs differ is the counterexample. The cause is found by playing the known
-mistakes of the exercise (`mistakes.py` of its chapter) on the same programs: the mistake whose
+mistakes of the exercise (`mistakes.toml` of its chapter) on the same programs: the mistake whose
 wrong observations are most like the reader's is named. Where none is alike, none is named.
 """
 

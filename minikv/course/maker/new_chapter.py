@@ -84,21 +84,15 @@ scenario(
     ),
 )
 ''',
-    "mistakes.py": '''"""Chapter {number}: mistakes that readers make, each as a wrong solution."""
+    "mistakes.toml": """\
+# Chapter {number}: mistakes that readers make. exercises/mistakes.py tells the form.
 
-from minikv.course.exercises.mistakes import Mistake
-
-MISTAKES = {{
-    "{number}.1": (
-        Mistake(
-            "rounds down",
-            edits={{"blocks_needed": (("return -(-num_tokens", "return (num_tokens"),)}},
-            cause="the number of blocks is rounded down, so the last tokens have no block",
-            look="7 tokens in blocks of 4 need 2",
-        ),
-    ),
-}}
-''',
+[["{number}.1"]]
+name = "rounds down"
+cause = "the number of blocks is rounded down, so the last tokens have no block"
+look = "7 tokens in blocks of 4 need 2"
+edit."blocks_needed" = ["return -(-num_tokens", "return (num_tokens"]
+""",
 }
 DIFFERENT = '''"""Chapter {number}: correct solutions, written differently from the reference."""
 
@@ -150,7 +144,7 @@ Laid out:
 {files}
 Left to do, in this order:
   1. answers.py and chapter.py: four to six exercises (build, debug, predict), 5 to 40 minutes each
-  2. scenarios.py and mistakes.py: at least four mistakes that readers make per exercise
+  2. scenarios.py and mistakes.toml: at least four mistakes that readers make per exercise
   3. tests/course/ch{number}/different.py: a correct solution per exercise, written differently
   4. python -m minikv.course skeletons            writes exercises/ch{number}_{name}.py
   5. rung.py: its line in the ladder, and how it runs in the running table

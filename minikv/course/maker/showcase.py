@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 import minikv
 from minikv.course.exercises.manifest import find
-from minikv.course.exercises.mistakes import mistakes_of, text_of_mistake
+from minikv.course.exercises.mistakes import mistake_named, text_of_mistake
 from minikv.course.judge.examine import examine
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import History
@@ -97,7 +97,7 @@ def film(history: History) -> str:
 def failing_check() -> str:
     """An SVG of a terminal: what the check of EXERCISE says of a known mistake."""
     exercise = find(EXERCISE)
-    [mistake] = [one for one in mistakes_of(exercise) if one.name == MISTAKE]
+    mistake = mistake_named(exercise, MISTAKE)
     report = Report.of(examine(exercise, text_of_mistake(exercise, mistake)))
     report.in_terminal = True
     with patch.dict(os.environ, COLUMNS="80"):  # whatever the terminal that it is made in

@@ -114,7 +114,12 @@ class Report(Result):
                 rows.append(Row(False, f"{line.name}  (same cause)"))
             else:
                 look = None if not known and line.look in seen else line.look
-                details = [("", _cut(line.what)), ("likely cause", line.cause), ("look at", look)]
+                details = [
+                    ("", _cut(line.what)),
+                    ("likely cause", line.cause),
+                    ("look at", look),
+                    ("also shipped by", line.shipped),
+                ]
                 rows.append(Row(False, line.name, [(k, v) for k, v in details if v]))
             seen |= known | {line.look}
         return rows

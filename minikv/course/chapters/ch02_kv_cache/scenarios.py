@@ -13,6 +13,7 @@ import torch
 
 from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
+from minikv.course.judge.programs import counted
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.language_model import Cache, LanguageModel
@@ -23,10 +24,6 @@ LINE_ENDS = "\n" * 6  # tinypy goes on with more of them
 MAIN = "if __name__ == '__main__':"  # the fifth token after it is the end token
 PREFIX = '"""Numbers in the order of their size."""\n\n\ndef '
 REQUESTS = ("fib(n):\n    if n", "is_even(n):\n    return n", "area(width, height):\n    return")
-
-
-def plural(count: int, word: str = "token") -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 # ── The models ────────────────────────────────────────────────────────────────
@@ -148,7 +145,7 @@ def caches(mine, program, log: Log) -> None:
     shape, capacity, steps, looks = program
     layers, live = len(shape.windows), {}
     facts = [] if capacity is None else [f"room for {capacity}"]
-    facts += [] if layers == 3 else [plural(layers, "layer")]
+    facts += [] if layers == 3 else [counted(layers, "layer")]
     facts += [f"windows {shape.windows}"] if any(shape.windows) else []
     facts += [] if shape[:3] == PLAIN[:3] else ["{} heads on {} of {} numbers".format(*shape)]
     log(", ".join(facts))
@@ -165,7 +162,8 @@ def caches(mine, program, log: Log) -> None:
         called = [int(only)] if only else list(range(layers - rest.endswith("-")))
         whole, start, end = len(called) == layers, one.length, one.length + int(count)
         moves: list[int] = []
-        text = f"{plural(int(count))} after {start}" + (f" in cache {name}" if "B" in steps else "")
+        text = f"{counted(int(count), 'token')} after {start}"
+        text += f" in cache {name}" if "B" in steps else ""
         text += f", in layer {only} alone" if only else "" if whole else ", all layers but the last"
 
         def attend(q, k, v, called=called, one=one.cache, moves=moves):
@@ -229,7 +227,7 @@ def tinypy_in_chunks(mine, program, log: Log) -> None:
     if in_place:
         one.kv.fill_(torch.nan)
     for start, end in pairwise(accumulate(chunks, initial=0)):
-        text = f"{plural(end - start)} after {start}"
+        text = f"{counted(end - start, 'token')} after {start}"
         found = log.call(text, lm.logits, token_ids[start:end], one, see=False)
         log("", {"logits of tinypy,": found, "num_tokens": one.num_tokens})
 
@@ -331,11 +329,11 @@ def loops(mine, program, log: Log) -> None:
         log("a cache that has only num_tokens and attend" if kind == "bare" else "")
     if cached:
         lm.logits(lm.encode(PREFIX)[:cached], one)
-        log(f"{plural(cached)} cached before")
+        log(f"{counted(cached, 'token')} cached before")
     for text, start, length, count in calls:
         transformer.passes.clear()
         prompt = lm.encode(text)[start : start + length]
-        what = f"{plural(count, 'new token')} after a prompt of {length}"
+        what = f"{counted(count, 'new token')} after a prompt of {length}"
         found = log.call(what, mine.generate_with_cache, lm, one, prompt, count, see=False)
         if "passes" in looks:
             log("", {"tokens in each pass": [len(ids) for ids, _ in transformer.passes]})
@@ -394,7 +392,7 @@ scenario(
 
 def counts(mine, program, log: Log) -> None:
     key, prompt_tokens, new_tokens = program
-    text = f"{plural(prompt_tokens, 'prompt token')} and {new_tokens} new"
+    text = f"{counted(prompt_tokens, 'prompt token')} and {new_tokens} new"
     found = log.call(text, mine.tokens_written, prompt_tokens, new_tokens, see=False)
     has = isinstance(found, dict) and key in found
     log("", {f"{key!r} is": plain(found[key]) if has else f"missing in {plain(found)}"})
@@ -428,12 +426,12 @@ scenario(
 
 def chunks_after(mine, program, log: Log) -> None:
     num_queries, num_keys, heads, kv_heads, dim = program
-    text = f"{plural(num_queries)} after {num_keys - num_queries}"
+    text = f"{counted(num_queries, 'token')} after {num_keys - num_queries}"
     if dim:
         draw = torch.Generator().manual_seed(num_keys)
         q = 2 * torch.randn(num_queries, heads, dim, generator=draw)
         k, v = torch.randn(2, num_keys, kv_heads, dim, generator=draw)
-        text += f", {plural(heads, 'query head')} on {kv_heads}"
+        text += f", {counted(heads, 'query head')} on {kv_heads}"
     else:  # equal scores, and values that are unit vectors: a weight shows in its own channel
         q, k = torch.zeros(num_queries, heads, num_keys), torch.zeros(num_keys, kv_heads, num_keys)
         v = torch.eye(num_keys)[:, None].repeat(1, kv_heads, 1)
@@ -507,13 +505,13 @@ def requests_after(mine, program, log: Log) -> None:
     lm, transformer = watched(name)
     shared = []
     for length in prefixes:
-        text = f"a prefix of {plural(length)}, room for {room} more"
+        text = f"a prefix of {counted(length, 'token')}, room for {room} more"
         prefix = lm.encode(PREFIX)[:length]
         shared.append(log.call(text, mine.SharedPrefix, lm, prefix, length + room, see=False))
     total = 0
     for count, (which, text, length) in enumerate(requests, start=1):
         request = (lm.encode(text) * 9)[:length]
-        what = f"request {count}, of {plural(length)}"
+        what = f"request {count}, of {counted(length, 'token')}"
         what += f", to prefix {which + 1}" if len(prefixes) > 1 else ""
         if length > room:
             log(what, {"it raises": refusal(shared[which].logits, request)})
@@ -608,11 +606,13 @@ def run_caches(mine, lm: LanguageModel, makers: dict[str, Callable]) -> str:
 
 for exercise, makers in {
     "02.1": {"your ConcatCache": lambda mine, c, _: mine.ConcatCache(c)},
-    "02.2": {"your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
-             "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
+    "02.2": {
+        "your loop on a ConcatCache": lambda mine, c, _: mine.ConcatCache(c),
+        "on a PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size),
+    },
     "02.4": {"your PreallocatedCache": lambda mine, c, size: mine.PreallocatedCache(c, size)},
     "02.5": {"your fused_attention": lambda mine, c, _: CacheWith(c, mine.fused_attention)},
-}.items():  # fmt: skip
+}.items():
     runs_model(exercise)(
         lambda mine, lm, makers=makers: run_caches(
             mine, lm, {name: partial(make, mine) for name, make in makers.items()}

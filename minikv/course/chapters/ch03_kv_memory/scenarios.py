@@ -15,6 +15,7 @@ from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, shown, witness
+from minikv.course.judge.programs import counted
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
@@ -45,21 +46,17 @@ def is_number(value) -> bool:
     return type(value) in (int, float)
 
 
-def several(count: float, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
-
-
 # ── 03.1 Bytes a token ────────────────────────────────────────────────────────
 
 
 def bytes_of_a_token(mine, program, log: Log) -> None:
     shape, *number = program
     text = (
-        f"{several(shape.num_layers, 'layer')}, {several(shape.num_heads, 'query head')} on "
-        f"{several(shape.num_kv_heads, 'KV head')}, head dim {shape.head_dim}"
+        f"{counted(shape.num_layers, 'layer')}, {counted(shape.num_heads, 'query head')} on "
+        f"{counted(shape.num_kv_heads, 'KV head')}, head dim {shape.head_dim}"
     )
     text += f", latent dim {shape.latent_dim}" if shape.latent_dim else ""
-    text += f", {several(number[0], 'byte')} per number" if number else ", no number format named"
+    text += f", {counted(number[0], 'byte')} per number" if number else ", no number format named"
     log(text, {"result": whole(log.call(text, mine.kv_bytes_per_token, *program, see=False))})
 
 
@@ -172,13 +169,13 @@ RATIO = "the claim, divided by the right figure: which factor of the formula is 
 
 
 def amount(number: float) -> str:
-    return f"{number / 1e9:g} GB" if number >= 1e6 else several(number, "byte")
+    return f"{number / 1e9:g} GB" if number >= 1e6 else counted(number, "byte")
 
 
 def ceiling(mine, program, log: Log) -> None:
     weights, bandwidth, *rest = program
     text = f"weights of {amount(weights)}"
-    text += f", {several(rest[0], 'sequence')} of {amount(rest[1])} each" if rest else ""
+    text += f", {counted(rest[0], 'sequence')} of {amount(rest[1])} each" if rest else ""
     text += f", {amount(bandwidth)} per second"
     options = dict(zip(("batch", "kv_bytes"), rest, strict=False))
     call = partial(mine.decode_ceiling, weights, bandwidth, **options)
@@ -218,10 +215,11 @@ def judgements(mine, key: str, log: Log) -> None:
 RIGHT = answers.judge_claims()
 
 scenario(
-    "03.3", judgements,
+    "03.3",
+    judgements,
     *(Group(CLAIMS[key].words, [key], RATIO) for key in list(CLAIMS)[:-1]),
     Group(CLAIMS["1B speed"].words, ["1B speed"], STEP),
-)  # fmt: skip
+)
 
 
 # ── 03.4 Used, for the future, never ──────────────────────────────────────────
@@ -232,8 +230,8 @@ scenario(
 def slots(mine, program, log: Log) -> None:
     reserved, prompt, output, step = program
     text = (
-        f"{several(reserved, 'slot')}, a prompt of {prompt}, "
-        f"{several(output, 'output token')}: (used, future, internal) after step {step}"
+        f"{counted(reserved, 'slot')}, a prompt of {prompt}, "
+        f"{counted(output, 'output token')}: (used, future, internal) after step {step}"
     )
     log.call(text, mine.slots_at, *program)
 

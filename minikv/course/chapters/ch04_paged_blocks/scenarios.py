@@ -569,12 +569,14 @@ LOOKS = {  # key: (what the number is, where to look)
     "empty slots": ("empty slots in them", "the slots of all blocks, less the tokens"),
     "entries at 1": ("entries of the block table in blocks of 1", "one entry per block"),
     "average at 16": (
-        "average number of empty slots in the last block of 16", "(15 + 14 + … + 0) / 16",
+        "average number of empty slots in the last block of 16",
+        "(15 + 14 + … + 0) / 16",
     ),
     "largest under 4 %": (
-        "largest power of two under 4 %", "(b - 1) / 2 against 4 % of the slots held",
+        "largest power of two under 4 %",
+        "(b - 1) / 2 against 4 % of the slots held",
     ),
-}  # fmt: skip
+}
 numbers("04.6", "before_the_sweep", LOOKS)
 
 

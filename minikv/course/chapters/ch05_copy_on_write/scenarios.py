@@ -11,21 +11,12 @@ from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.answers import copy_blocks, copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
+from minikv.course.judge.programs import counted, scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.sequence import Request, Sequence
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 SAMPLES = minikv.SamplingParams(n=4, max_tokens=24, temperature=0.8, seed=1, ignore_eos=True)
-
-
-def scrambled_pool(num_blocks: int) -> BlockPool:
-    """A pool that hands out its blocks in any order, so that no id is a logical block's number."""
-    pool = BlockPool(num_blocks)
-    ids = [pool.allocate() for _ in range(num_blocks)]
-    random.Random(5).shuffle(ids)
-    for block_id in ids:
-        pool.release(block_id)
-    return pool
 
 
 class Memory:
@@ -65,7 +56,7 @@ class Memory:
 
 def tables(mine, program, log: Log) -> None:
     size, num_blocks, steps, looks = program
-    pool, memory = scrambled_pool(num_blocks), Memory(size)
+    pool, memory = scramble(BlockPool(num_blocks)), Memory(size)
     live: dict = {"A": mine.BlockTable(pool, size)}
     log(f"blocks of {size}" + (f", {num_blocks} in the pool" if num_blocks < 10 else ""))
     for step in steps.split():
@@ -317,8 +308,8 @@ scenario(
 def counts(mine, program, log: Log) -> None:
     n, num_prompt, num_new, size = program
     text = (
-        f"{n} sample{'s' * (n != 1)}, a prompt of {num_prompt}, "
-        f"{num_new} new token{'s' * (num_new != 1)} each, blocks of {size}"
+        f"{counted(n, 'sample')}, a prompt of {num_prompt}, "
+        f"{counted(num_new, 'new token')} each, blocks of {size}"
     )
     found = plain(log.call(text, mine.blocks_for_samples, *program, see=False))
     if isinstance(found, list) and len(found) == 2:
@@ -337,7 +328,10 @@ scenario(
             "before any sample has written": ((8, 100, 0, 16), (3, 8, 0, 4), (5, 1, 0, 16)),
             "one token each": ((8, 100, 1, 16), (4, 3, 1, 4), (3, 6, 1, 3)),
             "a prompt that ends with a block": (
-                (4, 48, 1, 16), (4, 48, 16, 16), (4, 48, 17, 16), (2, 4, 1, 4),
+                (4, 48, 1, 16),
+                (4, 48, 16, 16),
+                (4, 48, 17, 16),
+                (2, 4, 1, 4),
             ),
             "long answers": ((4, 50, 500, 16), (16, 7, 99, 4), (2, 5, 6, 1)),
             "one sample": ((1, 50, 0, 16), (1, 50, 20, 16), (1, 48, 1, 16)),
@@ -350,7 +344,7 @@ scenario(
             ],
         }.items()
     ),
-)  # fmt: skip
+)
 
 
 # ── 05.4 Beams fork and end ───────────────────────────────────────────────────
@@ -361,7 +355,7 @@ scenario(
 
 def beams(mine, program, log: Log) -> None:
     size, num_blocks, prompt, *steps = program
-    pool, memory = scrambled_pool(num_blocks), Memory(size)
+    pool, memory = scramble(BlockPool(num_blocks)), Memory(size)
     root = Request(-1, [ord(letter) for letter in prompt], minikv.SamplingParams()).sequences[0]
     root.table = minikv.BlockTable(pool, size)
     live = [root]
@@ -369,7 +363,7 @@ def beams(mine, program, log: Log) -> None:
     log(f"a beam of {len(prompt)} tokens, blocks of {size}")
     for step in steps:
         chosen = [(int(child[0]), ord(child[1])) for child in step.split()]
-        text = f"{len(live)} beam{'s' * (len(live) != 1)}, children {step or 'none'}"
+        text = f"{counted(len(live), 'beam')}, children {step or 'none'}"
         children = log.call(text, mine.next_beams, list(live), list(chosen), see=False)
         kind = kind_of_beams(children)
         log(text, {"what comes back is": Words(kind)})
@@ -486,7 +480,7 @@ TEXT = "abcdefghijklmnopqrst"
 
 def branches(mine, program, log: Log) -> None:
     size, num_blocks, length, num_tokens, then = program
-    pool, memory = scrambled_pool(num_blocks), Memory(size)
+    pool, memory = scramble(BlockPool(num_blocks)), Memory(size)
     table = minikv.BlockTable(pool, size)
     table.grow(length)
     memory.fill(table, TEXT[:length])
@@ -667,7 +661,10 @@ scenario(
         [
             (shape, [(3, 5), (3, 0)])
             for shape in (
-                (3, 6, 4, 2, 1, 2), (7, 6, 1, 2, 1, 2), (5, 6, 16, 2, 2, 8), (6, 6, 3, 2, 1, 1),
+                (3, 6, 4, 2, 1, 2),
+                (7, 6, 1, 2, 1, 2),
+                (5, 6, 16, 2, 2, 8),
+                (6, 6, 3, 2, 1, 1),
             )
         ],
         look="the dimensions of `blocks`",
@@ -683,7 +680,7 @@ scenario(
         ],
         look="the order of `copies`",
     ),
-)  # fmt: skip
+)
 
 
 @check(

@@ -10,6 +10,7 @@ from typing import Any
 import minikv
 from minikv import Plan, SamplingParams, Sequence
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
+from minikv.course.judge.programs import scramble
 from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
@@ -86,9 +87,12 @@ class Desk:
         if self.scheduler.host_pool is not None:
             scramble(self.scheduler.host_pool, 60)
         told = {
-            "num_blocks": "", "max_batch_tokens": ", a budget of {}", "max_num_seqs": ", {} seats",
-            "host_blocks": ", swap to {} blocks on the host", "policy": ", {}",
-        }  # fmt: skip
+            "num_blocks": "",
+            "max_batch_tokens": ", a budget of {}",
+            "max_num_seqs": ", {} seats",
+            "host_blocks": ", swap to {} blocks on the host",
+            "policy": ", {}",
+        }
         many = f"{settings['num_blocks']} " if "num_blocks" in settings else ""
         text = f"{many}block{'s' * (many != '1 ')} of {config.block_size}"
         log(text + "".join(told[key].format(settings[key]) for key in told if key in settings))
@@ -124,8 +128,9 @@ class Desk:
             seen["free blocks on the host:"] = scheduler.host_pool.num_free
         seen["the scheduler's num_preemptions:"] = scheduler.num_preemptions
         seen["its num_swaps_out and num_swaps_in:"] = [
-            scheduler.num_swaps_out, scheduler.num_swaps_in
-        ]  # fmt: skip
+            scheduler.num_swaps_out,
+            scheduler.num_swaps_in,
+        ]
         return seen
 
     def set_up(self, op: str) -> str | None:
@@ -232,14 +237,6 @@ class Desk:
         return plan
 
 
-def scramble(pool, seed: int) -> None:
-    """Let a pool hand out its blocks in any order, so that no id is a place in a table."""
-    ids = [pool.allocate() for _ in range(pool.num_blocks)]
-    random.Random(seed).shuffle(ids)
-    for block_id in ids:
-        pool.release(block_id)
-
-
 def name(sequence: Sequence) -> str:
     """A, B, C … by request; B0, B1 … when it has forked."""
     forked = sequence.request.params.n > 1 and not sequence.must_fork
@@ -324,8 +321,11 @@ def blocks(num_blocks: int, **more) -> dict:
 CACHED, SWAP, SEATS = dict(cached=True), dict(host_blocks=8), dict(max_num_seqs=4)
 SHORTEST = dict(policy="shortest prompt first")
 KINDS: tuple[dict[str, Any], ...] = (
-    {}, dict(host_blocks=2), dict(host_blocks=9), dict(cached=True, max_num_seqs=8)
-)  # fmt: skip
+    {},
+    dict(host_blocks=2),
+    dict(host_blocks=9),
+    dict(cached=True, max_num_seqs=8),
+)
 TIGHT = [random_load(seed, spare=3, **KINDS[seed % 4]) for seed in range(80)]
 LOADS = Group("80 random loads, short of blocks", TIGHT, "the lines above: which of them fails?")
 

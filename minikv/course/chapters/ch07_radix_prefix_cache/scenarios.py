@@ -920,16 +920,18 @@ scenario(
     partial(serve, partial(only, "share_full_blocks")),
     Group(
         "two equal prompts in one step",
-        [({}, "add s13 2; add s13 2; step; finish; evict 128"),
-         ({}, "add s13 3; add s13 3; step; spoil; finish"),
-         ({"block_size": 3}, "add s13 3; add s13 3; step 3; evict 128"),
-         ({}, "add s13 5; add s9q6 5; step 4; finish; evict 128"),
-         ({}, "add s13 5; add s13 5 x; add s13 5 x; step 4"),
-         ({"max_batch_tokens": 8}, "add s15 3; add s15 3; step 5; evict 128"),
-         ({"prefix_cache": False}, "add s13 2; add s13 2; step; finish")],
+        [
+            ({}, "add s13 2; add s13 2; step; finish; evict 128"),
+            ({}, "add s13 3; add s13 3; step; spoil; finish"),
+            ({"block_size": 3}, "add s13 3; add s13 3; step 3; evict 128"),
+            ({}, "add s13 5; add s9q6 5; step 4; finish; evict 128"),
+            ({}, "add s13 5; add s13 5 x; add s13 5 x; step 4"),
+            ({"max_batch_tokens": 8}, "add s15 3; add s15 3; step 5; evict 128"),
+            ({"prefix_cache": False}, "add s13 2; add s13 2; step; finish"),
+        ],
         look="`share_full_blocks`: the loop over the blocks that are new in the tree",
     ),
-)  # fmt: skip
+)
 
 scenario(
     "07.6",
@@ -980,10 +982,12 @@ ASKS: dict[str, tuple[str, dict]] = {
     "self": (", to stop at 'self.'", {"stop": ("self.",)}),
     "either": (", to stop at '):' or at 'push('", {"stop": (293, "push(")}),
     "end": (", to stop at the end token", {"ignore_eos": False}),
-    "three": (", 3 samples, to stop at '):'",
-              {"n": 3, "temperature": 0.9, "seed": 1, "stop": (293,)}),
+    "three": (
+        ", 3 samples, to stop at '):'",
+        {"n": 3, "temperature": 0.9, "seed": 1, "stop": (293,)},
+    ),
     "two": (", 2 samples", {"n": 2, "temperature": 0.9, "seed": 2}),
-}  # fmt: skip
+}
 
 
 class Stepping(Serving):
@@ -1141,10 +1145,13 @@ def attack(mine, program, log: Log) -> None:
     server.sent.clear()
     log.call("guess_prompt(…)", mine.guess_prompt, server.first_token_ms, guesses, decoy)
     times = [server.sent.count(tuple(one)) for one in (*guesses, decoy)]
-    log("afterwards", {
-        "guesses that were sent more than once:": sum(n > 1 for n in times[:-1]),
-        "the decoy was sent more than once:": times[-1] > 1,
-    })  # fmt: skip
+    log(
+        "afterwards",
+        {
+            "guesses that were sent more than once:": sum(n > 1 for n in times[:-1]),
+            "the decoy was sent more than once:": times[-1] > 1,
+        },
+    )
 
 
 def any_attacks() -> list[tuple]:
@@ -1157,7 +1164,8 @@ def any_attacks() -> list[tuple]:
 
 
 scenario(
-    "07.8", attack,
+    "07.8",
+    attack,
     Group(
         "another customer has sent one of the guesses",
         [(4, secret, None, seed) for seed, secret in enumerate((0, 2, 3, 1))],
@@ -1174,7 +1182,7 @@ scenario(
         look="what the decoy is for",
     ),
     Group("any number of guesses", any_attacks(), look="the smallest time, and the decoy's"),
-)  # fmt: skip
+)
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

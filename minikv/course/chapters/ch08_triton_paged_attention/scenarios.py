@@ -6,15 +6,14 @@ much, which writes where. What a GPU's compiler says of a kernel is the last che
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import DecodesTogether
-from minikv.course.chapters.ch08_triton_paged_attention.mistakes import MISTAKES
 from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     Watch,
     compiled,
@@ -23,44 +22,13 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, witness
 from minikv.course.judge.examine import COMPILES
+from minikv.course.judge.programs import advice, at_most, counted, line, until_wrong
 from minikv.course.judge.scenarios import (
-    Group,
     Log,
-    difference,
-    reference_module,
     scenario,
-    sealed,
 )
 
 # ── Under the watch ───────────────────────────────────────────────────────────
-
-
-def until_wrong(exercise: str, play: Callable) -> Callable:
-    """Plays a program of several cases up to the first that goes wrong: interpreting is slow."""
-
-    @cache
-    def expected(case) -> list:
-        return events_of(reference_module(exercise), case)
-
-    def events_of(mine, case) -> list:
-        log = Log()
-        play(mine, case, log)
-        return sealed(log.events)
-
-    def in_turn(mine, cases, log: Log) -> None:
-        for case in cases:
-            right = expected(case)
-            events = right if mine is reference_module(exercise) else events_of(mine, case)
-            is_wrong = difference(events, right) is not None
-            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
-            if is_wrong:
-                return
-
-    return in_turn
-
-
-def line(name: str, look: str, *cases) -> Group:
-    return Group(name, [cases], look)
 
 
 def run(
@@ -80,9 +48,10 @@ def run(
     if missing:
         said.insert(0, f"no program writes {shown_elements(missing)} of the result")
     written = [
-        name for name, value in seen.launches[0].arguments.items()
+        name
+        for name, value in seen.launches[0].arguments.items()
         if any(value is one for one in inputs) and value.data_ptr() in seen.written
-    ]  # fmt: skip
+    ]
     log(
         said[0] if said else "",
         {
@@ -115,21 +84,8 @@ def argument(seen: Watch, place: int) -> str:
     return list(seen.launches[0].arguments)[place]
 
 
-def at_most(limit: int, found: int) -> int | str:
-    return f"at most {limit}" if found <= limit else found
-
-
-def number(count: int, thing: str) -> str:
-    """ "1 head", "2 heads"."""
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
     """Make what a GPU's compiler says of the kernels that `call(mine)` starts a line."""
-
-    def known(number: str, name: str) -> tuple[str, str]:
-        mistake = next(one for one in MISTAKES[number] if one.name == name)
-        return mistake.cause, mistake.look
 
     @check(exercise, COMPILES, hands_over=False)
     def _(mine):
@@ -142,17 +98,19 @@ def compiles(exercise: str, call: Callable, num_products: int = 0) -> None:
                 raise Wrong(
                     f"{Path(mine.__file__).name}, line {result['line']}, in {kernel}: "
                     f"{result['error']}",
-                    *known("08.1", "leaves a print in" if is_print else "is Python, and no kernel"),
+                    *advice(
+                        "08.1", "leaves a print in" if is_print else "is Python, and no kernel"
+                    ),
                 )
             if kernel != "join_kernel" and result["dots"] < num_products:
                 raise Wrong(
                     f"{kernel} has {result['dots']} `tl.dot`, expected {num_products}",
-                    *known("08.4", "multiplies without tl.dot"),
+                    *advice("08.4", "multiplies without tl.dot"),
                 )
             if result["tf32"]:
                 raise Wrong(
                     f"{kernel}: compiled for sm_90, a `tl.dot` rounds float32 to tf32",
-                    *known("08.4", "leaves float32 to tf32"),
+                    *advice("08.4", "leaves float32 to tf32"),
                 )
 
 
@@ -181,7 +139,7 @@ def sums(mine, program, log: Log) -> None:
             "elements read of x and of y:": reads,
         }
 
-    what = f"{number(size, 'element')}, tiles of {tile}"
+    what = f"{counted(size, 'element')}, tiles of {tile}"
     what += f", {str(dtype[0]).removeprefix('torch.')}" if dtype else ""
     run(log, what, partial(mine.add, x, y, tile), (x, y), more)
 
@@ -250,7 +208,7 @@ def attends(mine, program, log: Log) -> None:
             "keys held at a time:": at_most(tile, most),
         }
 
-    what = f"{number(length, 'token')}, tiles of {tile}, head_dim {dim}" + of_about(scores)
+    what = f"{counted(length, 'token')}, tiles of {tile}, head_dim {dim}" + of_about(scores)
     run(log, what, partial(mine.attend, q, k, v, tile), (q, k, v), more)
 
 
@@ -313,8 +271,10 @@ class Case:
             drawn = draw(length, self.kv_heads, self.dim, self.heads, generator)
             q, k, v = lifted(self.scores, self.block_size, *drawn)
             tables[row, :width] = torch.tensor(ids[:width])
-            slots = [ids[p // self.block_size] * self.block_size + p % self.block_size
-                     for p in range(length)]  # fmt: skip
+            slots = [
+                ids[p // self.block_size] * self.block_size + p % self.block_size
+                for p in range(length)
+            ]
             kv.flatten(0, 1)[slots] = torch.stack([k, v], 1)
             del ids[:width]
             queries.append(q)
@@ -327,9 +287,9 @@ class Case:
     def what(self) -> str:
         lens = list(self.lens)
         some = f"context lengths {lens}" if len(lens) > 1 else f"context {lens[0]}"
-        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
+        heads = f"{counted(self.heads, 'query head')} on {counted(self.kv_heads, 'KV head')}"
         what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
-        what += f", {number(self.splits, 'split')}" if self.splits else ""
+        what += f", {counted(self.splits, 'split')}" if self.splits else ""
         what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
         return what + of_about(self.scores)
 
@@ -345,8 +305,8 @@ def decodes(function: str, mine, case: Case, log: Log) -> None:
         by_program = seen.looked_up[tables]
         entries = sorted(set().union(*by_program.values()))
         beyond = [
-            f"entry {i} of block table {row} is read, but {number(case.lens[row], 'token')} need "
-            f"{number(case.blocks(case.lens[row]), 'block')}"
+            f"entry {i} of block table {row} is read, but {counted(case.lens[row], 'token')} need "
+            f"{counted(case.blocks(case.lens[row]), 'block')}"
             for row, i in (divmod(entry, width) for entry in entries)
             if i >= case.blocks(case.lens[row])
         ]

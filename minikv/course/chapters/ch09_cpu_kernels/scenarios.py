@@ -8,8 +8,8 @@ import linecache
 import random
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,6 @@ from minikv.course.chapters.ch09_cpu_kernels.in_engine import (
     engine_by,
     with_products,
 )
-from minikv.course.chapters.ch09_cpu_kernels.mistakes import MISTAKES
 from minikv.course.chapters.ch09_cpu_kernels.watch import (
     Watch,
     Watched,
@@ -38,61 +37,20 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     widens,
 )
 from minikv.course.judge.checking import Wrong, check, mismatch, runs_model, tinypy, witness
+from minikv.course.judge.programs import advice, at_most, counted, line, until_wrong
 from minikv.course.judge.scenarios import (
-    Group,
     Log,
-    difference,
-    reference_module,
     scenario,
-    sealed,
 )
 
 COMPILES = "Numba compiles it, and the result is right as in Python"
 
 wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
-
-
-def until_wrong(exercise: str, play: Callable) -> Callable:
-    """Plays a program of several cases, as plain Python, up to the first that goes wrong."""
-
-    def events_of(mine, case) -> list:
-        log = Log()
-        with plainly(mine):
-            play(mine, case, log)
-        return sealed(log.events)
-
-    @cache
-    def expected(case) -> list:
-        return events_of(reference_module(exercise), case)
-
-    def in_turn(mine, cases, log: Log) -> None:
-        for case in cases:
-            right = expected(case)
-            events = right if mine is reference_module(exercise) else events_of(mine, case)
-            is_wrong = difference(events, right) is not None
-            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
-            if is_wrong:
-                wrong_in_python.add(mine)
-                return
-
-    return in_turn
-
-
-def line(name: str, look: str, *cases) -> Group:
-    return Group(name, [cases], look)
-
-
-def at_most(limit: int, found: int) -> int | str:
-    return f"at most {limit}" if found <= limit else found
+until_wrong_in_python = partial(until_wrong, around=plainly, tell=wrong_in_python.add)
 
 
 def tensor(values) -> torch.Tensor:
     return torch.from_numpy(np.array(values))
-
-
-def number(count: int, thing: str) -> str:
-    """ "1 head", "2 heads"."""
-    return f"{count} {thing}{'s' * (count != 1)}"
 
 
 # ── Sequences in one pool ─────────────────────────────────────────────────────────────────
@@ -150,9 +108,12 @@ class Case:
 
     @property
     def what(self) -> str:
-        some = f"context lengths {list(self.lens)}" if len(self.lens) > 1 else (
-            f"context {self.lens[0]}")  # fmt: skip
-        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
+        some = (
+            f"context lengths {list(self.lens)}"
+            if len(self.lens) > 1
+            else f"context {self.lens[0]}"
+        )
+        heads = f"{counted(self.heads, 'query head')} on {counted(self.kv_heads, 'KV head')}"
         what = f"{some}, blocks of {self.block_size}, {heads}, head_dim {self.dim}"
         what += "" if self.fill == QUIET else f", other slots {self.fill:g}"
         what += f", scores of about {self.lift:g} and {-self.lift:g}" if self.lift else ""
@@ -168,8 +129,9 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
     if case.more_heads:
         more = np.full((len(case.lens), case.more_heads, case.dim), np.nan, np.float32)
         before[0] = np.concatenate([before[0], more], 1)
-    watched = [Watched(value.copy(), name, watch)
-               for value, name in zip(before, names, strict=True)]  # fmt: skip
+    watched = [
+        Watched(value.copy(), name, watch) for value, name in zip(before, names, strict=True)
+    ]
     out = np.full(case.arguments[0].shape, np.nan, np.float32)
     rows = case.items or (0, len(case.lens) * case.kv_heads)
     items = rows if kernel == "attend_groups" else ()
@@ -187,12 +149,17 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
     }
     keys = sum(element % slot < slot // 2 for element in kv_reads)
     group = case.heads // case.kv_heads
-    mine_rows = {(w // case.kv_heads, w % case.kv_heads * group + g)
-                 for w in range(*rows) for g in range(group)}  # fmt: skip
+    mine_rows = {
+        (w // case.kv_heads, w % case.kv_heads * group + g)
+        for w in range(*rows)
+        for g in range(group)
+    }
     others = sum(
         not np.isnan(out[s, h]).all()
-        for s in range(len(case.lens)) for h in range(case.heads) if (s, h) not in mine_rows
-    )  # fmt: skip
+        for s in range(len(case.lens))
+        for h in range(case.heads)
+        if (s, h) not in mine_rows
+    )
     sights = {
         "result": tensor(out),
         "slots without a token that are read:": len(slots - case.owned),
@@ -212,11 +179,6 @@ def attends(kernel: str, mine, case: Case, log: Log) -> None:
 
 
 # ── Compiled ──────────────────────────────────────────────────────────────────────────────
-
-
-def known(exercise: str, name: str) -> tuple[str, str]:
-    mistake = next(one for one in MISTAKES[exercise] if one.name == name)
-    return mistake.cause, mistake.look
 
 
 def as_compiled(exercise: str, *names: str):
@@ -246,7 +208,7 @@ def as_compiled(exercise: str, *names: str):
                 if widens(code):
                     raise Wrong(
                         f"{name}: a loop turns float32 into float64 before it adds",
-                        *known("09.1", "sums in float64"),
+                        *advice("09.1", "sums in float64"),
                     )
 
         return run
@@ -271,7 +233,7 @@ def call(run: Callable, file: str) -> None:
         said, at = refusal(error, file)
         where = "" if at is None else f"line {at}, `{linecache.getline(file, at).strip()}`: "
         raise Wrong(
-            f"Numba refuses {where}{said}", *known("09.1", "writes Python for Numba")
+            f"Numba refuses {where}{said}", *advice("09.1", "writes Python for Numba")
         ) from None
 
 
@@ -305,7 +267,7 @@ def compare(found: np.ndarray, expected: torch.Tensor, what: str) -> None:
 ROOM_FOR = "for how many slots and channels is there room in each array that you make?"
 
 scenario(
-    "09.1", until_wrong("09.1", partial(attends, "attend_heads")),
+    "09.1", until_wrong_in_python("09.1", partial(attends, "attend_heads")),
     line("one sequence, one full block", "scores, weights, the weighted sum, the division",
          Case((4,)), Case((1,), 1), Case((2,), 2, dim=3)),
     line("one sequence, several blocks", "what is carried from block to block?",
@@ -336,7 +298,7 @@ def _(mine):
 # ── 09.2 K and V once for a group ─────────────────────────────────────────────────────────
 
 scenario(
-    "09.2", until_wrong("09.2", partial(attends, "attend_groups")),
+    "09.2", until_wrong_in_python("09.2", partial(attends, "attend_groups")),
     line("one query head per KV head", "the shapes: (G, …) for what each head has",
          Case((4,)), Case((7,)), Case((3, 6), 2, 2, 2)),
     line("groups of 2, 3 and 4", "which query heads belong to the KV head?",
@@ -373,8 +335,8 @@ def _(mine):
 
 def shares(mine, case, log: Log) -> None:
     lens, kv_heads, num_pieces = case
-    what = f"contexts of {', '.join(map(str, lens))}, {number(kv_heads, 'KV head')}, "
-    what += number(num_pieces, "piece")
+    what = f"contexts of {', '.join(map(str, lens))}, {counted(kv_heads, 'KV head')}, "
+    what += counted(num_pieces, "piece")
     found = log.call(what, mine.share, list(lens), kv_heads, num_pieces, see=False)
     if log.events[-1].error is not None:
         return
@@ -405,7 +367,7 @@ def random_batch(seed: int) -> tuple[tuple[int, ...], int, int]:
 
 
 scenario(
-    "09.3", until_wrong("09.3", shares),
+    "09.3", until_wrong_in_python("09.3", shares),
     line("one piece", "where does the last piece end?", ((5,), 1, 1), ((4, 9, 2), 2, 1)),
     line("contexts of equal length", "how many items are there?",
          ((8, 8), 1, 2), ((8, 8, 8, 8), 2, 2), ((4, 4, 4), 1, 2), ((4,) * 7, 2, 4)),
@@ -420,10 +382,11 @@ scenario(
 
 
 @check(
-    "09.3", "two pieces of a real batch hold all of its items",
+    "09.3",
+    "two pieces of a real batch hold all of its items",
     "two pieces have an item in common, or an item is in no piece",
     "what does decode_in_threads do with the pieces?",
-)  # fmt: skip
+)
 def _(mine):
     arguments = [tensor(value) for value in REAL.arguments]
     try:
@@ -433,8 +396,10 @@ def _(mine):
         return  # the lines above tell it
     work = sum(last - first for first, last in pieces)
     if work != len(REAL.lens) * REAL.kv_heads:
-        raise Wrong(f"{number(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
-                    "sequences with 2 KV heads")  # fmt: skip
+        raise Wrong(
+            f"{counted(work, 'item')} in all pieces, expected 6, of {len(arguments[0])} "
+            "sequences with 2 KV heads"
+        )
 
 
 # ── 09.4 Two bugs ─────────────────────────────────────────────────────────────────────────
@@ -457,14 +422,16 @@ def in_pieces(mine, case: Case, log: Log) -> None:
             one_by_one(kernel, calls)
 
     how = "side by side" if case.turns else "one after another"
-    what = f"{case.what}, {number(case.pieces, 'piece')}"
+    what = f"{case.what}, {counted(case.pieces, 'piece')}"
     what += f" {how}" if case.pieces > 1 else ""
     found = log.call(
         what, partial(mine.decode_in_pieces, q, kv, tables, lens, case.pieces, run), see=False
     )
     if log.events[-1].error is None:
-        changed = [not torch.equal(now.nan_to_num(), old.nan_to_num())
-                   for now, old in zip(inputs, before, strict=True)]  # fmt: skip
+        changed = [
+            not torch.equal(now.nan_to_num(), old.nan_to_num())
+            for now, old in zip(inputs, before, strict=True)
+        ]
         said = {
             "result": found,
             "pieces with work, in each call of `run`:": together,
@@ -478,7 +445,7 @@ def in_pieces(mine, case: Case, log: Log) -> None:
 LAST_SLOTS = "which slots of a sequence's last block does each loop read?"
 ROOM = "for each array that a call gets: which other call gets it, and which calls write to it?"
 scenario(
-    "09.4", until_wrong("09.4", in_pieces),
+    "09.4", until_wrong_in_python("09.4", in_pieces),
     line("blocks that are full", LAST_SLOTS, Case((4,)), Case((8, 4), 4, 2)),
     line("one piece, NaN in slots without a token", LAST_SLOTS,
          Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
@@ -510,8 +477,10 @@ def multiplies(mine, case, log: Log) -> None:
     rows, inputs, outputs, *more = case
     add, (first, last) = more or (False, (0, outputs))
     draw = np.random.default_rng(rows + inputs)
-    x, weight = (draw.integers(-4, 5, shape).astype(np.float32) / 2
-                 for shape in ((rows, inputs), (outputs, inputs)))  # fmt: skip
+    x, weight = (
+        draw.integers(-4, 5, shape).astype(np.float32) / 2
+        for shape in ((rows, inputs), (outputs, inputs))
+    )
     out = draw.integers(10, 90, (rows, outputs)).astype(np.float32)
     watch = Watch()
     watched = [Watched(value, name, watch) for value, name in ((x, "x"), (weight, "weight"))]
@@ -534,7 +503,7 @@ def multiplies(mine, case, log: Log) -> None:
 ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that you make?"
 
 scenario(
-    "09.5", until_wrong("09.5", multiplies),
+    "09.5", until_wrong_in_python("09.5", multiplies),
     line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
     line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
@@ -610,10 +579,12 @@ class Step:
     @property
     def what(self) -> str:
         lens = ", ".join(map(str, self.lens[:8])) + ", …" * (len(self.lens) > 8)
-        heads = f"{number(self.heads, 'query head')} on {number(self.kv_heads, 'KV head')}"
-        return (f"contexts of {lens} with the new token, {number(self.layers, 'layer')}, {heads}, "
-                f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
-                f"{self.block_size}, eps {self.eps:g}")  # fmt: skip
+        heads = f"{counted(self.heads, 'query head')} on {counted(self.kv_heads, 'KV head')}"
+        return (
+            f"contexts of {lens} with the new token, {counted(self.layers, 'layer')}, {heads}, "
+            f"head_dim {self.dim}, hidden {self.hidden}, inner {self.inner}, blocks of "
+            f"{self.block_size}, eps {self.eps:g}"
+        )
 
 
 def steps(mine, case: Step, log: Log) -> None:
@@ -644,7 +615,7 @@ def steps(mine, case: Step, log: Log) -> None:
 
 
 scenario(
-    "09.6", until_wrong("09.6", steps),
+    "09.6", until_wrong_in_python("09.6", steps),
     line("one token, one layer", "embedding, attention, MLP, the last norm, the head", Step((1,))),
     line("a token after others", "what must lie in the cache before attention reads it?",
          Step((3,)), Step((4,), heads=2)),

@@ -135,10 +135,11 @@ scenario(
 
 
 @check(
-    "10.1", "the bound holds: |x - x^| is at most scale / 2",
+    "10.1",
+    "the bound holds: |x - x^| is at most scale / 2",
     cause="some number is further from its mark than half the distance between two marks",
     look="the lines above: which of them fails?",
-)  # fmt: skip
+)
 def _(mine):
     for seed in range(30):
         x = drawn(seed, 7, 33) * 10.0 ** drawn(seed + 99, 7, 1)
@@ -431,9 +432,10 @@ PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
 @check(
-    "10.5", "tinypy: three samples write what each would write alone",
+    "10.5",
+    "tinypy: three samples write what each would write alone",
     look="the lines above: which of them fails?",
-)  # fmt: skip
+)
 def _(mine):
     lm = tinypy()
     found = sample_together(lm, lm.encode(PROMPT), SAMPLES, make=mine.Int8Blocks)

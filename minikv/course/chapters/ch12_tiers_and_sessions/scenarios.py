@@ -21,6 +21,7 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.judge.programs import counted
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
@@ -145,8 +146,8 @@ def ways_down(mine, program, log: Log) -> None:
     for _ in range(others):
         hold(machine.device, place.device)
     log(
-        f"A is on the device{' and on the host' if has_copy else ''}, with {1 + others} "
-        f"holder{'s' if others else ''}; "
+        f"A is on the device{' and on the host' if has_copy else ''}, "
+        f"with {counted(1 + others, 'holder')}; "
         f"{machine.host.num_free} of {size} blocks of the host are free{copy_that(fails)}"
     )
     copy = Copying(machine, machine.down, fails)
@@ -267,12 +268,15 @@ scenario(
     Group(
         "nothing to move",
         [
-            ("demote", "host"), ("demote", ""), ("promote", "device", False),
-            ("promote", "device", True), ("promote", "", True),
+            ("demote", "host"),
+            ("demote", ""),
+            ("promote", "device", False),
+            ("promote", "device", True),
+            ("promote", "", True),
         ],
         look="which ids may be None?",
     ),
-)  # fmt: skip
+)
 scenario(
     "12.2",
     ways_up,
@@ -671,11 +675,13 @@ OTHERS = {
     "one tensor fewer": {name: BASE[name] for name in "ab"},
     "one tensor more": BASE | {"d": torch.zeros(0)},
     "numbers that move from one tensor to the next": {
-        "a": BASE["a"], "b": torch.tensor([0.5]), "c": torch.tensor([-0.25])
+        "a": BASE["a"],
+        "b": torch.tensor([0.5]),
+        "c": torch.tensor([-0.25]),
     },
     "another last tensor": BASE | {"c": torch.tensor([7, 8, 10])},
     "bytes that move over a name": {"a": BASE["a"].flatten()[:5], "b": BASE["b"], "c": BASE["c"]},
-}  # fmt: skip
+}
 
 
 LETTERS = torch.tensor(list(b"wxyz"), dtype=torch.uint8)

@@ -1,0 +1,77 @@
+"""What the programs of several chapters are made with."""
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import cache
+from types import ModuleType
+
+from minikv.blocks import BlockPool
+from minikv.course.exercises.manifest import find
+from minikv.course.exercises.mistakes import mistake_named
+from minikv.course.judge.scenarios import Group, Log, difference, reference_module, sealed
+
+
+def counted(count: float, thing: str) -> str:
+    """ "1 head", "2 heads"."""
+    return f"{count} {thing}{'s' * (count != 1)}"
+
+
+def at_most(limit: int, found: int) -> int | str:
+    """What is seen of a number that may be anything up to `limit`."""
+    return f"at most {limit}" if found <= limit else found
+
+
+def scramble(pool: BlockPool, seed: int = 5) -> BlockPool:
+    """Let a pool hand out its blocks in any order, so that no id is a place in a table."""
+    ids = [pool.allocate() for _ in range(pool.num_blocks)]
+    random.Random(seed).shuffle(ids)
+    for block_id in ids:
+        pool.release(block_id)
+    return pool
+
+
+def advice(exercise: str, name: str) -> tuple[str, str]:
+    """Cause and look of a known mistake, for a check that finds it out by itself."""
+    mistake = mistake_named(find(exercise), name)
+    return mistake.cause, mistake.look
+
+
+def line(name: str, look: str, *cases) -> Group:
+    """A line whose cases are one program, which `until_wrong` plays."""
+    return Group(name, [cases], look)
+
+
+def until_wrong(
+    exercise: str,
+    play: Callable,
+    around: Callable[[ModuleType], AbstractContextManager] = lambda mine: nullcontext(),
+    tell: Callable[[ModuleType], None] = lambda mine: None,
+) -> Callable:
+    """Plays a program of several cases up to the first that goes wrong: each of them is slow.
+
+    Every case is played inside `around(mine)`, and `tell(mine)` is called if one goes wrong.
+    """
+
+    def events_of(mine, case) -> list:
+        log = Log()
+        with around(mine):
+            play(mine, case, log)
+        return sealed(log.events)
+
+    @cache
+    def expected(case) -> list:
+        return events_of(reference_module(exercise), case)
+
+    def in_turn(mine, cases, log: Log) -> None:
+        for case in cases:
+            right = expected(case)
+            events = right if mine is reference_module(exercise) else events_of(mine, case)
+            is_wrong = difference(events, right) is not None
+            log.events += [replace(one, text=one.text if is_wrong else "") for one in events]
+            if is_wrong:
+                tell(mine)
+                return
+
+    return in_turn
