@@ -20,7 +20,6 @@ from helpers import RecordingSampler, make_model, requests_of, small
 from paged_case import DTYPES, TOLERANCE, Paged
 
 import minikv
-from kernels import settings
 from kernels.cache_write import write_cache
 from kernels.paged_decode import paged_decode
 from kernels.paged_prefill import paged_prefill
@@ -54,19 +53,6 @@ def test_repeats_agree_to_the_last_bit():
     once = paged.decode(setting=None)
     for _ in range(20):
         assert torch.equal(paged.decode(setting=None), once)
-
-
-@pytest.mark.parametrize("key", settings.TUNED, ids=str)
-def test_tuned_settings(key):
-    kernel, pad, itemsize, capability = key
-    device = torch.device("cuda")
-    if capability != settings.capability(device):
-        pytest.skip(f"measured on compute capability {capability}")
-    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-    chunks = None if kernel == "decode" else [100, 33]
-    paged = Paged([700, 33], chunks, group=4, head_dim=pad, block_size=16, dtype=dtype)
-    run = paged.decode if kernel == "decode" else paged.prefill
-    paged.assert_equal(run(setting=settings.TUNED[key]))
 
 
 CAPTURED = CudaClock("tests/gpu").captured

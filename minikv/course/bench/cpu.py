@@ -18,14 +18,12 @@ import torch
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
+from minikv.course.bench.random_model import random_model
 from minikv.course.measure.timing import timed
-from minikv.model import Transformer
 
-PLAIN: dict[str, Any] = dict(
+LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
-    head_dim=64, max_context=512, rms_norm_eps=1e-6, tie_embeddings=True, attention_bias=False,
-    output_bias=False, mlp_bias=False, qk_norm=False, rope_theta=10_000.0, rope_scaling=None,
-    eos_ids=(),
+    max_context=512,
 )  # fmt: skip
 
 
@@ -38,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchTable:
     table = BenchTable("cpu: memory rate, prefill, a busy machine", args.repeats)
     with bar(5 * (args.repeats + 1), "cpu") as progress:
-        lm, size = large_model(args.layers)
+        lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         rate, steps, share = [], [], []
         for _ in range(args.repeats + 1):
@@ -108,31 +106,3 @@ def busy_cores() -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
-
-
-def large_model(num_layers: int) -> tuple[minikv.LanguageModel, int]:
-    """Random weights, about 47 MB per layer; and how many bytes they are."""
-    config = minikv.ModelConfig(**PLAIN, num_layers=num_layers, windows=(None,) * num_layers)
-    weights = _weights(config)
-    transformer = Transformer(config, weights, torch.device("cpu"), torch.float32)
-    size = sum(weight.nbytes for weight in weights.values())
-    return minikv.LanguageModel("random", transformer, None), size
-
-
-def _weights(config: minikv.ModelConfig) -> dict[str, torch.Tensor]:
-    c, heads = config, config.num_heads * config.head_dim
-    kv_heads, hidden, inner = c.num_kv_heads * c.head_dim, c.hidden_size, c.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"model.norm.weight": (hidden,)}
-    shapes["model.embed_tokens.weight"] = c.vocab_size, hidden
-    for i in range(c.num_layers):
-        at = f"model.layers.{i}."
-        for name, shape in {
-            "self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv_heads, hidden),
-            "self_attn.v_proj": (kv_heads, hidden), "self_attn.o_proj": (hidden, heads),
-            "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
-            "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,),
-            "post_attention_layernorm": (hidden,),
-        }.items():  # fmt: skip
-            shapes[f"{at}{name}.weight"] = shape
-    torch.manual_seed(0)
-    return {name: 0.02 * torch.randn(shape) for name, shape in shapes.items()}

@@ -101,13 +101,7 @@ def short(value: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, Spread)
-        else short(value)
-    )
+    return str(value) if isinstance(value, str | Spread) else short(value)
 
 
 class Race(NamedTuple):
@@ -155,13 +149,11 @@ def environment() -> dict[str, Any]:
         lines = cpuinfo.read_text(errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
         model = names[0] if names else model
-    try:
-        transformers = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        transformers = "not installed"
+    on_gpu = torch.cuda.is_available()
     return {
         "machine": {
             "cpu": model,
+            **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}",
@@ -170,16 +162,25 @@ def environment() -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers,
+            "transformers": version("transformers"),
             "minikv": minikv.__version__,
+            **({"cuda": torch.version.cuda, "triton": version("triton")} if on_gpu else {}),
         },
     }
 
 
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def headline(where: dict[str, Any]) -> str:
     machine, versions = where["machine"], where["versions"]
+    gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, torch on {machine['threads']} threads, "
+        f"{gpu}{machine['cpu']}, {machine['cores']} cores, torch on {machine['threads']} threads, "
         f"load before {machine['load']}; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
     )

@@ -30,7 +30,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     as_completed,
 )
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -40,7 +40,7 @@ from xml.etree import ElementTree
 from tqdm import tqdm
 
 import minikv
-from minikv.course.harness import on_ray, process, reader_files
+from minikv.course.harness import process, reader_files
 from minikv.course.harness.class_page import as_page
 from minikv.course.harness.files import write_whole
 from minikv.course.harness.manifest import Exercise, chapter_of, chapters, find
@@ -101,10 +101,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exercises that are checked at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--ray", metavar="ADDRESS",
-        help='check on the machines of this Ray cluster; "local" starts one here, of N workers',
-    )  # fmt: skip
-    parser.add_argument(
         "--resume", type=Path, metavar="FILE",
         help="keep each result here as it comes, and check only what is new or has changed",
     )  # fmt: skip
@@ -143,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
     results: Results = []
     status = 0
     try:
-        with _workers(args) as pool, closing(Store(args.resume)) as store:
+        with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
             found = grades(pool, store, students, exercises)
             for one in progress_bar(len(students) * len(exercises), found):
                 results.append(one)
@@ -153,9 +149,6 @@ def run(args: argparse.Namespace) -> int:
     except BrokenExecutor as error:
         status = 1
         print(f"{error}\nThis is what was checked so far.", file=sys.stderr)
-    except ConnectionError as error:
-        print(error, file=sys.stderr)
-        return 2
     order = {name: i for i, name in enumerate(student.name for student in students)}
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
@@ -242,10 +235,6 @@ def grades(
 
 def _report(found: dict) -> Report:
     return Report(**found | {"lines": [Line(**line) for line in found["lines"]]})
-
-
-def _workers(args: argparse.Namespace) -> AbstractContextManager[Executor]:
-    return on_ray.workers(args.ray, args.jobs) if args.ray else workers(args.jobs)
 
 
 @contextmanager
