@@ -17,7 +17,7 @@ import torch
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive, race
 from minikv.course.bench.random_model import random_model
 from minikv.course.measure.timing import timed
 
@@ -38,41 +38,37 @@ def run(args: argparse.Namespace) -> BenchTable:
     with bar(5 * (args.repeats + 1), "cpu") as progress:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
-        rate, steps, share = [], [], []
-        for _ in range(args.repeats + 1):
-            rate.append(memory_rate(size))
-            steps.append(decode_seconds(lm, args.tokens))
-            share.append(100 * size / steps[-1] / rate[-1])
-            progress.update(2)
-        row = {"what": "memory read by a sum", "GB/s": Spread([one / 1e9 for one in rate[1:]])}
-        table.add(row)
-        reads = Spread([size / one / 1e9 for one in steps[1:]])
-        row = {"what": "decode at batch 1", "GB/s": reads, "% of it": Spread(share[1:])}
+        reads = {
+            "a sum": lambda turn: memory_rate(size) / 1e9,
+            "decode": lambda turn: size / decode_seconds(lm, args.tokens) / 1e9,
+        }
+        found = in_turns(reads, args.repeats, progress)
+        table.add({"what": "memory read by a sum", "GB/s": Spread(found["a sum"])})
+        pairs = zip(found["decode"], found["a sum"], strict=True)
+        row = {"what": "decode at batch 1", "GB/s": Spread(found["decode"])}
+        row["% of it"] = Spread([100 * decode / memory for decode, memory in pairs])
         table.add(row, Aim("% of it", ">=", 75))
-        del lm
 
         lm, peer = peers.load_pair("tinypy")
         engine = minikv.Engine(lm, minikv.EngineConfig(prefix_cache=False))
         inputs = [peers.random_prompts(lm, [args.prompt], i) for i in range(args.repeats + 1)]
-
-        def ours(prompts):
-            return engine.generate(prompts, minikv.SamplingParams(max_tokens=1))
-
-        def theirs(prompts):
-            return peers.generate(peer, prompts, 1)
-
-        times = race({"minikv": ours, "generate": theirs}, inputs, progress)
+        one = minikv.SamplingParams(max_tokens=1)
+        ways = {
+            "minikv": lambda prompts: engine.generate(prompts, one),
+            "generate": lambda prompts: peers.generate(peer, prompts, 1),
+        }
+        times = race(ways, inputs, progress)
         row = {"what": f"prefill of {args.prompt} tokens, over transformers'"}
         row["times"] = times.ratio("generate", "minikv")
         table.add(row, Aim("times", ">=", 1.2))
 
-        ratios = []
-        for _ in range(args.repeats + 1):
+        def busy_over_alone(turn: int) -> float:
             alone = decode_seconds(lm, 8 * args.tokens)
             with busy_cores():
-                ratios.append(decode_seconds(lm, 8 * args.tokens) / alone)
-            progress.update()
-        row = {"what": "decode on a busy machine, over alone", "times": Spread(ratios[1:])}
+                return decode_seconds(lm, 8 * args.tokens) / alone
+
+        [ratios] = in_turns({"busy": busy_over_alone}, args.repeats, progress).values()
+        row = {"what": "decode on a busy machine, over alone", "times": Spread(ratios)}
         table.add(row, Aim("times", "<=", 3))
     return table
 

@@ -6,13 +6,10 @@ and nothing of it is left there.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from kernels.block_copy import copy_blocks
-from kernels.cache_write import write_cache
 from kernels.codes import Codes
 from kernels.codes_attention import codes_decode
 from kernels.paged_decode import paged_decode, paged_decode_reference
@@ -146,56 +143,6 @@ class Attention:
         return both.permute(1, 3, 0, 2, 4).contiguous()
 
 
-@dataclass(frozen=True)
-class Move:
-    """K and V of so many tokens that are written to random slots; or the blocks of so many tokens
-    that are copied to random places of another pool."""
-
-    kind: str  # "write" or "copy"
-    num_tokens: int
-    num_flops = 0
-
-    @property
-    def num_bytes(self) -> int:
-        """K and V of 8 heads of 128 numbers, each read once and written once."""
-        return 2 * self.num_tokens * 2 * 8 * 128 * DTYPE.itemsize
-
-    def needed_bytes(self, l2_bytes: int) -> int:
-        return 2 * self.num_bytes
-
-    def work(self, clock: CudaClock) -> "Moved":
-        return Moved(self, clock.device)
-
-
-class Moved:
-    """A move on a device: `run` launches it once."""
-
-    launches = 1
-
-    def __init__(self, move: Move, device: torch.device):
-        new = torch.randn(2, move.num_tokens, 8, 128, dtype=DTYPE, device=device)
-        k, v = new
-        self.kv = torch.empty(move.num_tokens // 16, 16, 2, 8, 128, dtype=DTYPE, device=device)
-        self.run: Callable[[], None]
-        if move.kind == "write":
-            slots = torch.randperm(move.num_tokens, device=device)
-            self.run = lambda: write_cache(k, v, self.kv, slots)
-            self.expected = lambda: new[:, slots.argsort()].transpose(0, 1).reshape_as(self.kv)
-        else:
-            source, order = new.view_as(self.kv), torch.randperm(len(self.kv), device=device)
-            pairs = torch.stack((order, torch.arange(len(order), device=device)), 1)
-            self.run = lambda: copy_blocks(source[None], self.kv[None], pairs)
-            self.expected = lambda: source[order]
-
-    def poison(self) -> None:
-        self.kv.fill_(float("nan"))
-
-    def check(self) -> None:
-        """After `poison` and `run`: raises RuntimeError if a number is not in its place."""
-        if not torch.equal(self.kv, self.expected()):
-            raise RuntimeError("what was moved did not arrive")
-
-
 def deal(case: Case, regions: int, num_blocks: int) -> torch.Tensor:
     """Block tables of all regions, (R, S, B): no block twice, in random order. Places past a
     context hold -1, which no kernel may read."""
@@ -218,7 +165,7 @@ def skewed(total: int, num_seqs: int) -> tuple[int, ...]:
     return tuple(lens[place] for place in order)
 
 
-CASES: dict[str, tuple[Case | Move, float | None]] = {  # and a goal, % of its limit
+CASES: dict[str, tuple[Case, float | None]] = {  # and a goal, % of its limit
     **{
         f"decode, head dim {head_dim}, batch {batch}, context {context // 1024}k": (
             Case(head_dim, (context,) * batch), goal,
@@ -230,6 +177,4 @@ CASES: dict[str, tuple[Case | Move, float | None]] = {  # and a goal, % of its l
     COARSE: (Case(64, (4096,) * 64, block_size=256), None),
     "decode, head dim 128, batch 64, context 4k, int8": (Case(128, (4096,) * 64, "int8"), None),
     "prefill, head dim 128, 8k": (Case(128, (8192,), "prefill"), 45),
-    "cache write, 65,536 tokens": (Move("write", 2**16), None),
-    "block copy, 65,536 tokens": (Move("copy", 2**16), None),
 }  # fmt: skip

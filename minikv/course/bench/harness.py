@@ -136,6 +136,18 @@ def race(
     return result
 
 
+def in_turns(
+    measures: Mapping[str, Callable[[int], float]], repeats: int, progress: tqdm
+) -> dict[str, list[float]]:
+    """What each function says of each turn, all of them in turns; the first one is the warm-up."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for turn in range(repeats + 1):
+        for name, measure in measures.items():
+            found[name].append(measure(turn))
+            progress.update()
+    return {name: values[1:] for name, values in found.items()}
+
+
 def bar(total: int, text: str) -> tqdm:
     """Progress on stderr, gone when it is done."""
     return tqdm(total=total, desc=text, leave=False)
