@@ -17,7 +17,16 @@ import torch
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive, race
+from minikv.course.bench.harness import (
+    Aim,
+    BenchTable,
+    Spread,
+    bar,
+    in_turns,
+    positive,
+    race,
+    take_steps,
+)
 from minikv.course.bench.random_model import random_model
 from minikv.course.measure.timing import timed
 
@@ -77,9 +86,8 @@ def decode_seconds(lm: minikv.LanguageModel, num_steps: int) -> float:
     """Seconds per step of one sequence."""
     engine = minikv.Engine(lm, minikv.EngineConfig(num_blocks=64, prefix_cache=False))
     engine.add_request([1, 2, 3], minikv.SamplingParams(max_tokens=num_steps + 3, ignore_eos=True))
-    for _ in range(2):
-        engine.step()
-    seconds, _ = timed(lambda: [engine.step() for _ in range(num_steps)])
+    take_steps(engine, 2)
+    seconds, _ = timed(lambda: take_steps(engine, num_steps))
     return seconds / num_steps
 
 

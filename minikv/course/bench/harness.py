@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import minikv
 from minikv.course.harness.files import write_whole
+from minikv.course.measure.running_table import processor
 from minikv.course.measure.timing import timed
 
 
@@ -148,6 +149,12 @@ def in_turns(
     return {name: values[1:] for name, values in found.items()}
 
 
+def take_steps(engine: minikv.Engine, steps: int, turn: int = 0) -> None:
+    """`turn`: what `race` gives to each contender; it changes nothing."""
+    for _ in range(steps):
+        engine.step()
+
+
 def bar(total: int, text: str) -> tqdm:
     """Progress on stderr, gone when it is done."""
     return tqdm(total=total, desc=text, leave=False)
@@ -155,16 +162,10 @@ def bar(total: int, text: str) -> tqdm:
 
 def environment() -> dict[str, Any]:
     """The machine and the versions: without them a figure says nothing."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        model = names[0] if names else model
     on_gpu = torch.cuda.is_available()
     return {
         "machine": {
-            "cpu": model,
+            "cpu": processor(),
             **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive, take_steps
 from minikv.course.measure.timing import timed
 
 GOALS = {64: 0.1, 256: 0.3}  # ms per step, by running sequences
@@ -45,11 +45,6 @@ def ms_a_step(running: int, steps: int, cached: bool, seed: int = 0) -> float:
     engine = decoding_engine(running, steps + 1, cached, seed)
     seconds, _ = timed(lambda: take_steps(engine, steps))
     return 1e3 * seconds / steps
-
-
-def take_steps(engine: minikv.Engine, steps: int) -> None:
-    for _ in range(steps):
-        engine.step()
 
 
 def decoding_engine(running: int, steps: int, cached: bool, seed: int) -> minikv.Engine:
