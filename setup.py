@@ -1,8 +1,9 @@
-"""What pyproject.toml cannot say: a wheel has the notebooks inside of the package."""
+"""What pyproject.toml cannot say: a wheel has the notebooks inside of the package, and the folder
+kernels/ under another name, for Hugging Face's `kernels` may lie beside it."""
 
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 
@@ -17,4 +18,8 @@ class WithNotebooks(build_py):
             self.copy_file(str(file), str(folder / file.name))
 
 
-setup(cmdclass={"build_py": WithNotebooks})
+setup(
+    packages=[*find_packages(include=["minikv*"]), "minikv_kernels"],
+    package_dir={"minikv_kernels": "kernels"},
+    cmdclass={"build_py": WithNotebooks},
+)

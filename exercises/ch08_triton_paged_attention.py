@@ -4,8 +4,8 @@ blocks, with grouped heads and split contexts.
 Below each kernel that you write is the function that Python calls: it allocates the output and
 starts the programs. A check always runs your kernels in Triton's interpreter, on a machine with a
 GPU too, so that a wrong one ends in a sentence and not in a crash; then it compiles them for a
-GPU, which works without one. To try them yourself, import `kernels` before anything else: without
-a GPU that turns the interpreter on.
+GPU, which works without one. To try them yourself, import `minikv_kernels` before anything else:
+without a GPU that turns the interpreter on.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("08.1") in the notebook, or in a terminal: python -m minikv check 08.1

@@ -2,7 +2,7 @@
 
 import torch
 
-from kernels.mode import INTERPRETED
+from minikv_kernels.mode import INTERPRETED
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 INDICES = (torch.int32, torch.int64)

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import DTYPES, INDICES, check_runnable
+from minikv_kernels.arguments import DTYPES, INDICES, check_runnable
 
 
 @triton.jit

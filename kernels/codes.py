@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import DTYPES
+from minikv_kernels.arguments import DTYPES
 
 NAMES = ("float16", "bfloat16", "int8", "fp8", "int4")
 

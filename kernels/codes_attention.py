@@ -19,15 +19,21 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import settings
-from kernels.arguments import check_contexts, check_out, check_queries, check_rows, check_runnable
-from kernels.codes import Codes, check_codes, from_fp8
-from kernels.codes_write import check_open_keys
-from kernels.mode import INTERPRETED
-from kernels.paged_prefill import CHANGES as PREFILL_CHANGES
-from kernels.paged_prefill import LOG2_E, count_tiles, rows_of_tile
-from kernels.settings import Setting
-from kernels.splits import (
+from minikv_kernels import settings
+from minikv_kernels.arguments import (
+    check_contexts,
+    check_out,
+    check_queries,
+    check_rows,
+    check_runnable,
+)
+from minikv_kernels.codes import Codes, check_codes, from_fp8
+from minikv_kernels.codes_write import check_open_keys
+from minikv_kernels.mode import INTERPRETED
+from minikv_kernels.paged_prefill import CHANGES as PREFILL_CHANGES
+from minikv_kernels.paged_prefill import LOG2_E, count_tiles, rows_of_tile
+from minikv_kernels.settings import Setting
+from minikv_kernels.splits import (
     CHANGES,
     Scratch,
     count_splits,
@@ -37,7 +43,7 @@ from kernels.splits import (
     span_of_split,
     write_split,
 )
-from kernels.walk import locate
+from minikv_kernels.walk import locate
 
 
 @triton.jit
@@ -62,7 +68,7 @@ def walk_codes(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
     WINDOW: tl.constexpr, FORMAT: tl.constexpr, GROUPS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
-    """`kernels.walk.walk` over codes: let the rows of q attend to the keys [start, end).
+    """`walk.walk` over codes: let the rows of q attend to the keys [start, end).
 
     q (ROWS, PAD), top, total, acc, table, position, scale: as there. Every tile is masked.
     EXACT (int4): rows may see keys of their own block, which they read as floats: those of this

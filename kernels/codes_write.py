@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arguments import INDICES, check_runnable
-from kernels.codes import (
+from minikv_kernels.arguments import INDICES, check_runnable
+from minikv_kernels.codes import (
     Codes,
     check_codes,
     divide,
@@ -24,7 +24,7 @@ from kernels.codes import (
     round_up,
     to_fp8,
 )
-from kernels.settings import padded
+from minikv_kernels.settings import padded
 
 TOKENS = 16  # of a block that are quantised at once
 

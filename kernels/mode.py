@@ -12,7 +12,7 @@ try:
     import triton.language as tl
 except ImportError as error:
     raise ImportError(
-        "kernels needs Triton, which exists for Linux only. On Linux: make setup. Elsewhere "
+        "minikv_kernels needs Triton, which exists for Linux only. On Linux: make setup. Elsewhere "
         "everything but these kernels works: leave attention at 'auto', or set it to 'torch'."
     ) from error
 
@@ -25,7 +25,8 @@ _must_interpret = INTERPRETED or not (
 )
 if _must_interpret and isinstance(tl.cdiv, triton.JITFunction):
     raise ImportError(
-        "triton was imported before kernels and is set to compile, but this process has to "
-        "interpret (no CUDA device, or TRITON_INTERPRET=1). Restart Python and import kernels "
-        "before transformers, which imports triton; or set TRITON_INTERPRET=1 before Python starts."
+        "triton was imported before minikv_kernels and is set to compile, but this process has to "
+        "interpret (no CUDA device, or TRITON_INTERPRET=1). Restart Python and import "
+        "minikv_kernels before transformers, which imports triton; or set TRITON_INTERPRET=1 "
+        "before Python starts."
     )

@@ -1,18 +1,18 @@
 """Decode: one query per sequence attends to its cached tokens, through the block table.
 
-Long contexts are split (`kernels.splits`). K and V are read once for all query heads of a group.
+Long contexts are split (`splits`). K and V are read once for all query heads of a group.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from kernels import settings
-from kernels.arguments import check_out, check_paged, check_rows, check_runnable
-from kernels.mode import INTERPRETED
-from kernels.paged_prefill import LOG2_E, paged_prefill_reference
-from kernels.settings import Setting
-from kernels.splits import (
+from minikv_kernels import settings
+from minikv_kernels.arguments import check_out, check_paged, check_rows, check_runnable
+from minikv_kernels.mode import INTERPRETED
+from minikv_kernels.paged_prefill import LOG2_E, paged_prefill_reference
+from minikv_kernels.settings import Setting
+from minikv_kernels.splits import (
     CHANGES,
     Scratch,
     count_splits,
@@ -22,7 +22,7 @@ from kernels.splits import (
     span_of_split,
     write_split,
 )
-from kernels.walk import locate, walk
+from minikv_kernels.walk import locate, walk
 
 
 @triton.jit(**CHANGES)
@@ -99,7 +99,7 @@ def paged_decode(
     window: how many of the last tokens a query sees; None for all.
     out: where to write, contiguous; scratch: from `make_scratch`. If None they are made here; a
         captured graph needs both.
-    setting: from `kernels.settings` if None.
+    setting: from `settings` if None.
 
     All on one CUDA device, or on the CPU in the interpreter. Must move 2 * num_kv_heads *
     head_dim * itemsize bytes for every token seen; q and out are small beside that, and each

@@ -17,11 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import settings
-from kernels.arguments import check_out, check_paged, check_queries, check_runnable
-from kernels.mode import INTERPRETED
-from kernels.settings import Setting
-from kernels.walk import locate, walk
+from minikv_kernels import settings
+from minikv_kernels.arguments import check_out, check_paged, check_queries, check_runnable
+from minikv_kernels.mode import INTERPRETED
+from minikv_kernels.settings import Setting
+from minikv_kernels.walk import locate, walk
 
 LOG2_E = 1.4426950408889634  # a GPU computes 2^x, not e^x: e^x = 2^(x log2(e))
 

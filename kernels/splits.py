@@ -18,8 +18,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import settings
-from kernels.walk import locate
+from minikv_kernels import settings
+from minikv_kernels.walk import locate
 
 CHUNK = 16  # splits that the reduction joins in one iteration
 # What changes from step to step, and must not make the compiler run again.

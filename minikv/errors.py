@@ -38,6 +38,17 @@ def require_ids(name: str, value: Any, vocab_size: int) -> list[int]:
     return [require_int(f"{name}: a token id", token_id, 0, vocab_size - 1) for token_id in ids]
 
 
+def require_text(name: str, value: str) -> str:
+    """`value` itself. Raises ValueError, naming the argument and the character, for half of a
+    surrogate pair, which no encoding has."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        what, where = value[error.start], error.start
+        raise ValueError(f"{name}: character {where} is {what!r}, which is no text") from None
+    return value
+
+
 def require_one_of(name: str, value: Any, choices: Collection) -> Any:
     """`value` itself. Raises ValueError, naming the argument, unless it is one of the choices."""
     if value not in list(choices):

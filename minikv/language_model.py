@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from tokenizers import Tokenizer
 
-from minikv.errors import CheckpointError, require_ids
+from minikv.errors import CheckpointError, require_ids, require_text
 from minikv.model import Transformer
 from minikv.oracle import generate_naively
 
@@ -32,7 +32,7 @@ class LanguageModel:
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, with the start token if the checkpoint's tokenizer adds one."""
-        return self._tokenizer_or_raise().encode(text).ids
+        return self._tokenizer_or_raise().encode(require_text("text", text)).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids to text; special tokens are left out."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from minikv.blocks import blocks_for
 from minikv.config import EngineConfig
-from minikv.errors import require_ids
+from minikv.errors import require_ids, require_text
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
@@ -57,7 +57,8 @@ def _check_prompt(
 ) -> list[int]:
     """Its token ids, which fit the context and the pool together with `max_tokens` more."""
     text = isinstance(prompt, str)
-    ids = require_ids("prompt", lm.encode(prompt) if text else prompt, lm.config.vocab_size)
+    ids = lm.encode(require_text("prompt", prompt)) if text else prompt
+    ids = require_ids("prompt", ids, lm.config.vocab_size)
     if not ids:
         raise ValueError("prompt: is empty; give at least one token")
     total = len(ids) + max_tokens

@@ -8,16 +8,16 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-from minikv.course.harness.manifest import Chapter, Exercise, chapter_of, chapters
-from minikv.course.harness.mistakes import Mistake, mistakes_of, reference_sources
-from minikv.course.harness.skeletons import fill, skeleton
+from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.exercises.mistakes import Mistake, mistakes_of, reference_sources
+from minikv.course.exercises.skeletons import fill, skeleton
 
 
 def runs_here(chapter: Chapter) -> bool:
     """Checks of kernels need Triton, and to be interpreted: here they run in this process."""
     if chapter.needs != "triton" or chapter.cannot_run:
         return not chapter.cannot_run
-    from kernels.mode import INTERPRETED
+    from minikv_kernels.mode import INTERPRETED
 
     return INTERPRETED
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from helpers import ARCHITECTURES, Pair, make_model
 
-import kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 import minikv
+import minikv_kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
 
 torch.set_num_threads(1)
 
@@ -16,8 +16,8 @@ torch.set_num_threads(1)
 def quick_interpreter():
     """For files that run Triton's interpreter: it replaces the functions of `tl` once, and not anew
     for each function that a kernel calls, which takes longer than most kernels do."""
-    from kernels.mode import INTERPRETED
     from minikv.course.chapters.ch08_triton_paged_attention.watch import language_patched_once
+    from minikv_kernels.mode import INTERPRETED
 
     with language_patched_once() if INTERPRETED else nullcontext():
         yield

@@ -2,14 +2,14 @@
 
 import torch
 
-import kernels.settings
 import minikv
-from kernels.mode import INTERPRETED
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.settings import Setting
-from kernels.splits import count_splits, make_scratch
-from kernels.walk import locate
+import minikv_kernels.settings
+from minikv_kernels.mode import INTERPRETED
+from minikv_kernels.paged_decode import paged_decode
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.settings import Setting
+from minikv_kernels.splits import count_splits, make_scratch
+from minikv_kernels.walk import locate
 
 import triton  # isort: skip  after kernels, which settles the interpreter
 import triton.language as tl  # isort: skip
@@ -111,6 +111,6 @@ def count(lens, rows, window=0):
     splits_kernel[(len(owners),)](
         torch.tensor(lens, device=DEVICE), counts, owners, len(lens), rows,
         SEQS=triton.next_power_of_2(len(lens)), WINDOW=window,
-        MIN_SPLIT=kernels.settings.MIN_SPLIT,
+        MIN_SPLIT=minikv_kernels.settings.MIN_SPLIT,
     )  # fmt: skip
     return counts.tolist(), owners.tolist()

@@ -83,7 +83,7 @@ def tag(cell: dict) -> None:
     """What is folded in JupyterLab is folded here."""
     folded = cell["metadata"].pop("jupyter", {})
     tags = cell["metadata"].setdefault("tags", [])
-    if source(cell).startswith("from minikv.course.pictures.ladder import"):
+    if source(cell).startswith("from minikv.course.reader.ladder import"):
         tags.append("remove-input")
     if folded.get("outputs_hidden") and cell["outputs"]:
         tags.append("hide-output")

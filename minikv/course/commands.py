@@ -4,7 +4,10 @@ import argparse
 from pkgutil import resolve_name
 
 COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course; what it does)
-    "start": ("start", "notebooks and exercises in a folder of yours, and JupyterLab on them"),
+    "start": (
+        "reader.start",
+        "notebooks and exercises in a folder of yours, and JupyterLab",
+    ),
     "check": ("terminal:check", "try your solution of an exercise"),
     "hint": ("terminal:hint", "the next hint for an exercise"),
     "why": ("terminal:why", "why it works, once an exercise is passed"),
@@ -15,14 +18,14 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "begin": ("terminal:begin", "copy your earlier function into the one that starts from it"),
     "watch": ("terminal:watch", "check again whenever the file is saved"),
     "parts": ("terminal:parts", "run tinypy on your own parts"),
-    "update": ("harness.update", "a newer version of the course, keeping what you have written"),
-    "grade": ("harness.grade", "check the exercises of a whole class"),
-    "release-assignment": ("classroom.release", "a chapter as an assignment of nbgrader"),
+    "update": ("reader.update", "a newer version of the course, keeping what you have written"),
+    "grade": ("grading.grade", "check the exercises of a whole class"),
+    "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
     "generate": ("generate", "continue a prompt, printing it as it comes"),
     "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
-    "doctor": ("doctor", "check this environment by computing with it"),
+    "doctor": ("reader.doctor", "check this environment by computing with it"),
     "bench": ("bench", "measure the engine, against transformers where that makes sense"),
-    "train": ("train", "train the bundled model again"),
+    "train": ("maker.train", "train the bundled model again"),
 }
 
 

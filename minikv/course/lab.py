@@ -13,15 +13,10 @@ from functools import partial
 from html import escape
 from pathlib import Path
 
-from minikv.course.harness import markup, parts, process, progress_file, reader_files
-from minikv.course.harness.diff import SideBySide
-from minikv.course.harness.files import write_whole
-from minikv.course.harness.manifest import Exercise, ReaderError, chapter_of, find
-from minikv.course.harness.mine import mine, own_engine, used_below
-from minikv.course.harness.overview import Overview
-from minikv.course.harness.predictions import measured, predict, predictions
-from minikv.course.harness.report import Report
-from minikv.course.harness.skeletons import (
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.files import write_whole
+from minikv.course.exercises.manifest import Exercise, ReaderError, chapter_of, find
+from minikv.course.exercises.skeletons import (
     body_of,
     definitions,
     fill,
@@ -30,6 +25,14 @@ from minikv.course.harness.skeletons import (
     skeleton,
     targets,
 )
+from minikv.course.judge import process
+from minikv.course.reader import parts, progress_file
+from minikv.course.reader.mine import mine, own_engine, used_below
+from minikv.course.reader.overview import Overview
+from minikv.course.reader.predictions import measured, predict, predictions
+from minikv.course.reports import markup
+from minikv.course.reports.diff import SideBySide
+from minikv.course.reports.report import Report
 
 __all__ = [
     "begin", "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
@@ -76,7 +79,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
     saved = reader_files.saved_at(chapter_of(exercise.id))
-    report = process.run(exercise, own)
+    report = Report.of(process.run(exercise, own))
     report.saved, report.show_trace = saved, trace
     progress_file.note(report, alone=not own)
     report.used_below = report.passed and not report.unchanged and used_below(exercise.id)
@@ -86,7 +89,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
 
 
 def _show_with_buttons(report: Report) -> None:
-    from minikv.course.harness.panel import Action, Panel  # ipywidgets, which a terminal spares
+    from minikv.course.reader.panel import Action, Panel  # ipywidgets, which a terminal spares
 
     exercise = find(report.exercise)
     id_ = exercise.id
@@ -314,7 +317,9 @@ def _show_in_place(report: Report) -> None:
 def sandbox(**classes):
     """Buttons over a pool, block tables and a prefix cache, and a drawing of what each one does:
     of the engine's classes or of yours, as in `sandbox(block_table=mine("04.2"))`."""
-    from minikv.course.sandbox import sandbox as opened  # imports what draws: not in a terminal
+    from minikv.course.reader.sandbox import (
+        sandbox as opened,  # imports what draws: not in a terminal
+    )
 
     return opened(**classes)
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minikv.course import lab
-from minikv.course.harness import markup
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.reader_files import WorkbookError
-from minikv.course.harness.report import Report, in_terminal
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.reader_files import WorkbookError
+from minikv.course.reports import markup
+from minikv.course.reports.report import Report, in_terminal
 
 CODES = {"bold": "1", "red": "31", "green": "32", "blue": "34"}
 

@@ -2,17 +2,17 @@
 
 import torch
 
-from kernels.arguments import check_runnable
-from kernels.block_copy import copy_blocks
-from kernels.cache_write import write_cache
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.splits import make_scratch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.model import Attend
 from minikv.paged import KVStore
+from minikv_kernels.arguments import check_runnable
+from minikv_kernels.block_copy import copy_blocks
+from minikv_kernels.cache_write import write_cache
+from minikv_kernels.paged_decode import paged_decode
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.splits import make_scratch
 
 
 class TritonAttention(AttentionBackend):

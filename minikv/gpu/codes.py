@@ -2,11 +2,6 @@
 
 import torch
 
-from kernels.arguments import check_runnable
-from kernels.codes import Codes
-from kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
-from kernels.codes_write import write_codes
-from kernels.splits import make_scratch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
@@ -15,6 +10,11 @@ from minikv.model import Attend
 from minikv.paged import KVStore
 from minikv.quant.attention import require_quantised
 from minikv.quant.store import QuantisedStore
+from minikv_kernels.arguments import check_runnable
+from minikv_kernels.codes import Codes
+from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
+from minikv_kernels.codes_write import write_codes
+from minikv_kernels.splits import make_scratch
 
 
 class TritonCodes(AttentionBackend):

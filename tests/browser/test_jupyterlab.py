@@ -24,7 +24,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from minikv.course.harness.manifest import chapter_of
+from minikv.course.exercises.manifest import chapter_of
 
 ROOT = Path(__file__).parents[2]
 # The one whose page is opened: with a sandbox.

@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from minikv.course.harness.manifest import chapter_of
+from minikv.course.exercises.manifest import chapter_of
 
 pytest.importorskip("jupyterhub", reason="jupyterhub is not installed here")
 pytest.importorskip("jupyterhub_idle_culler", reason="jupyterhub-idle-culler is not installed here")

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from minikv.course.commands import main
-from minikv.course.harness.manifest import chapter_of
-from minikv.course.harness.mistakes import mistakes_of
-from minikv.course.harness.skeletons import skeleton, solved
+from minikv.course.exercises.manifest import chapter_of
+from minikv.course.exercises.mistakes import mistakes_of
+from minikv.course.exercises.skeletons import skeleton, solved
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed here: make test-class")
 
@@ -33,13 +33,14 @@ WRONG = solved(CHAPTER).replace(OLD, NEW)
 # In a notebook: all that a cell can do to the cells after it, and to what they import.
 HOSTILE_CELL = """
 import sys
-from minikv.course.classroom import cells
-from minikv.course.harness import grade, process
-from minikv.course.harness.report import Report
-right = lambda *rest: Report(rest[-1].id, "passed", 1)
+from minikv.course.grading import cells
+from minikv.course.grading import grade
+from minikv.course.judge import process
+from minikv.course.judge.result import Result
+right = lambda *rest: Result(rest[-1].id, "passed", 1)
 process.run = grade.grade = right
 must_pass = cells.must_pass = lambda exercise_id: None
-sys.modules["minikv.course.classroom.cells"] = type(sys)("cells")
+sys.modules["minikv.course.grading.cells"] = type(sys)("cells")
 """
 HOSTILE_MODULE = "def begin(number): pass\ndef must_pass(exercise_id): pass\n"
 

@@ -16,18 +16,19 @@ from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 
-import kernels  # noqa: F401  before transformers: settles Triton's interpreter
+import minikv_kernels  # noqa: F401  before transformers: settles Triton's interpreter
 
 import torch  # isort: skip
 from four_ways import EXERCISES, checked_by_reader, on_the_way, reference_sources
 
-from minikv.course.harness import containment, reader_files, scenarios
-from minikv.course.harness.checking import CHECKS, MODEL_RUNS
-from minikv.course.harness.examine import COMPILES, examine, import_checks
-from minikv.course.harness.manifest import chapters
-from minikv.course.harness.observing import Here, disagreement
-from minikv.course.harness.raised import Failure
-from minikv.course.harness.skeletons import fill, skeleton, targets
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import chapters
+from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.judge import containment, scenarios
+from minikv.course.judge.checking import CHECKS, MODEL_RUNS
+from minikv.course.judge.examine import COMPILES, examine, import_checks
+from minikv.course.judge.observing import Here, disagreement
+from minikv.course.judge.raised import Failure
 
 torch.set_num_threads(1)
 import_checks("parts")

@@ -13,8 +13,8 @@ import pytest
 from four_ways import text_with
 
 from minikv.course import lab
-from minikv.course.harness import containment
-from minikv.course.harness.manifest import chapter_of, find
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.judge import containment
 
 ONE = find("04.1")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone can limit this")
@@ -90,7 +90,7 @@ def test_memory_is_counted_over_all_processes(check, monkeypatch):
 )  # fmt: skip
 def test_code_that_evades_the_clock_is_stopped(check, monkeypatch, evade):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "1")  # of which two and a half, and these, are waited
-    monkeypatch.setattr("minikv.course.harness.process.LOAD_LIMIT", 2.0)
+    monkeypatch.setattr("minikv.course.judge.process.LOAD_LIMIT", 2.0)
     began = time.monotonic()
     assert "stopped: not finished after" in check(evade).text()
     assert time.monotonic() - began < 60
@@ -203,7 +203,7 @@ def test_the_starter_ends_with_a_kernel_that_is_killed(check, tmp_path):
     program = """
 import os, signal
 from minikv.course import lab
-from minikv.course.harness import process
+from minikv.course.judge import process
 lab.check("04.1")
 print(process._starter.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -4,14 +4,13 @@ import argparse
 import importlib.metadata
 import importlib.util
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import minikv
-from minikv.course import doctor
+from minikv.course.reader import doctor
 
 needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="no Triton here (it is for Linux)"
@@ -207,44 +206,6 @@ def test_gpu(gpu):
     gpu.error = float("nan")
     result = doctor.check_gpu()
     assert result.status == "FAIL" and "off by nan" in result.text and "driver" in result.remedy
-
-
-def foreign_kernels(folder):
-    """An installed package `kernels` that is not ours."""
-    info = folder / "kernels-0.9.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.9\n")
-    (folder / "kernels").mkdir()
-    (folder / "kernels" / "__init__.py").touch()
-
-
-def test_a_package_that_hides_our_kernels(monkeypatch, tmp_path):
-    foreign_kernels(tmp_path)
-    monkeypatch.delitem(sys.modules, "kernels", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
-    result = doctor.check_kernels_name()
-    assert result.status == "FAIL" and f"finds {tmp_path}" in result.text
-    assert "pip uninstall kernels" in result.remedy
-
-
-def test_a_package_that_our_kernels_hides(monkeypatch, tmp_path):
-    foreign_kernels(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    result = doctor.check_kernels_name()
-    assert result.status == "FAIL" and "package kernels 0.9" in result.text
-    assert "pip uninstall kernels" in result.remedy
-
-
-def test_a_folder_without_init_named_kernels(monkeypatch, tmp_path):
-    spec = SimpleNamespace(origin=None, submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    result = doctor.check_kernels_name()
-    assert result.status == "FAIL" and str(tmp_path) in result.text
-
-
-def test_no_kernels_at_all(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert doctor.check_kernels_name().status == "FAIL"
 
 
 def test_a_kernelspec_of_another_environment(monkeypatch, tmp_path):

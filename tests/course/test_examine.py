@@ -8,10 +8,12 @@ import pytest
 from four_ways import EXERCISES, right, text_with
 
 from minikv.course import lab
-from minikv.course.harness import examine, process, progress_file, reader_files
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.mistakes import reference_sources
-from minikv.course.harness.skeletons import body_of, definitions, fill, skeleton
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.mistakes import reference_sources
+from minikv.course.exercises.skeletons import body_of, definitions, fill, skeleton
+from minikv.course.judge import examine, process
+from minikv.course.reader import progress_file
 
 ONE = find("04.1")  # BlockPool.allocate is one of its places
 FILE = chapter_of(ONE.id).file_name

@@ -12,13 +12,13 @@ from four_ways import (
     text_with,
 )
 
-from minikv.course.harness import scenarios
-from minikv.course.harness.checking import CHECKS, MODEL_RUNS
-from minikv.course.harness.examine import COMPILES, examine, import_checks
-from minikv.course.harness.manifest import chapter_of, chapters, find
-from minikv.course.harness.mistakes import mistakes_of, text_of_mistake
-from minikv.course.harness.scenarios import Difference, Outcome, Played, diagnose
-from minikv.course.harness.skeletons import skeleton, targets
+from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.mistakes import mistakes_of, text_of_mistake
+from minikv.course.exercises.skeletons import skeleton, targets
+from minikv.course.judge import scenarios
+from minikv.course.judge.checking import CHECKS, MODEL_RUNS
+from minikv.course.judge.examine import COMPILES, examine, import_checks
+from minikv.course.judge.scenarios import Difference, Outcome, Played, diagnose
 
 
 def case(exercise, *more):
@@ -74,7 +74,7 @@ def examined(pytestconfig, monkeypatch):
 @pytest.mark.parametrize("exercise", EACH)
 def test_the_reference_passes(exercise, examined):
     report = examined(exercise, right(exercise))
-    assert report.passed, report.text()
+    assert report.passed, report
 
 
 @pytest.mark.parametrize("exercise", EACH)
@@ -82,7 +82,7 @@ def test_a_solution_written_otherwise_passes(exercise, examined):
     text = different(exercise)
     assert text != right(exercise)
     report = examined(exercise, text)
-    assert report.passed, report.text()
+    assert report.passed, report
 
 
 def begun(played, mistake, most_right):
@@ -132,7 +132,7 @@ def test_a_mistake_is_caught_and_named(exercise, mistake, monkeypatch):
         report = examine(exercise, text)
     assert not report.passed
     causes = [line.cause for line in report.lines if line.cause]
-    assert mistake.cause in causes, report.text()
+    assert mistake.cause in causes, report
     for line in report.lines:  # a failure always says what differs and where to look
         assert line.ok or (line.what and line.look), line
 
@@ -152,7 +152,7 @@ def half_fixed():
 def test_what_is_left_of_a_broken_pair_is_named_on_every_line(exercise, path, broken):
     report = examine(exercise, text_with(exercise, reference_sources(exercise) | {path: broken}))
     failures = [line for line in report.lines if not line.ok]
-    assert len({line.cause for line in failures}) == 1 and failures[0].cause, report.text()
+    assert len({line.cause for line in failures}) == 1 and failures[0].cause, report
 
 
 def test_a_line_that_tells_another_mistake_is_not_called_the_same():

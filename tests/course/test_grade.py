@@ -18,12 +18,12 @@ import pytest
 from four_ways import EXERCISES, different, right
 
 from minikv.course.commands import main
-from minikv.course.harness import grade as grading
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.mistakes import mistakes_of
-from minikv.course.harness.report import Line, Report
-from minikv.course.harness.similarity import fingerprints, pairs_alike
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.mistakes import mistakes_of
+from minikv.course.exercises.skeletons import skeleton
+from minikv.course.grading import grade as grading
+from minikv.course.grading.similarity import fingerprints, pairs_alike
+from minikv.course.judge.result import Line, Result
 
 ONE = find("04.1")
 FILE = chapter_of(ONE.id).file_name
@@ -135,7 +135,7 @@ class AtOnce:
             future.set_exception(KeyboardInterrupt())
         else:
             line = Line("a line", True)
-            future.set_result(vars(Report(exercise_id, "passed", 1)) | {"lines": [vars(line)]})
+            future.set_result(vars(Result(exercise_id, "passed", 1)) | {"lines": [vars(line)]})
         return future
 
 
@@ -234,7 +234,7 @@ def test_a_copy_among_solutions_of_ones_own_is_found():
 
 CHEATS = (
     "import minikv.blocks as answers",
-    "from minikv.course.harness import report",
+    "from minikv.course.reports import report",
     "import gc",
     "import os",
     "MARK = eval('1')",

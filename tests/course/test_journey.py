@@ -17,13 +17,15 @@ from four_ways import EXERCISES, checked_by_reader, on_the_way
 
 from minikv.course import lab
 from minikv.course.commands import main
-from minikv.course.harness import progress_file, reader_files
-from minikv.course.harness.checking import MODEL_RUNS
-from minikv.course.harness.examine import import_checks
-from minikv.course.harness.manifest import chapter_of, chapters, find
-from minikv.course.harness.report import Line, Report, in_terminal
-from minikv.course.harness.skeletons import fill, skeleton
-from minikv.course.harness.update import merge
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.judge.checking import MODEL_RUNS
+from minikv.course.judge.examine import import_checks
+from minikv.course.judge.result import Line
+from minikv.course.reader import progress_file
+from minikv.course.reader.update import merge
+from minikv.course.reports.report import Report, in_terminal
 
 
 @pytest.fixture(scope="module")

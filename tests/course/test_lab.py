@@ -18,13 +18,14 @@ from four_ways import EXERCISES, different, reference_sources, right
 from IPython.core.interactiveshell import InteractiveShell
 
 from minikv.course import commands, lab, terminal
-from minikv.course.harness import panel, predictions, progress_file
-from minikv.course.harness.diff import SideBySide
-from minikv.course.harness.manifest import chapter_of, chapters, find
-from minikv.course.harness.markup import GREEN, VERMILION
-from minikv.course.harness.mine import used_below
-from minikv.course.harness.report import Line, Report
-from minikv.course.harness.skeletons import fill, skeleton, targets
+from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.skeletons import fill, skeleton, targets
+from minikv.course.judge.result import Line
+from minikv.course.reader import panel, predictions, progress_file
+from minikv.course.reader.mine import used_below
+from minikv.course.reports.diff import SideBySide
+from minikv.course.reports.markup import GREEN, VERMILION
+from minikv.course.reports.report import Report
 
 ONE = find("04.1")
 FILE = chapter_of(ONE.id).file_name
@@ -49,7 +50,7 @@ def exercises(tmp_path, monkeypatch):
 def test_the_skeleton_is_what_the_reference_makes_of_it(chapter):
     file = ROOT / "exercises" / chapter.file_name
     assert file.read_text() == skeleton(chapter), (
-        "make it again: python -m minikv.course.harness.skeletons"
+        "make it again: python -m minikv.course.exercises.skeletons"
     )
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from four_ways import text_with
 
-from minikv.course.harness import process
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.observing import Confused, There
-from minikv.course.harness.plain_data import Unreadable, Words, kept, pack, unpack
-from minikv.course.harness.scenarios import same
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.judge import process
+from minikv.course.judge.observing import Confused, There
+from minikv.course.judge.plain_data import Unreadable, Words, kept, pack, unpack
+from minikv.course.judge.scenarios import same
 
 APART = pytest.mark.skipif(not process.FORKS, reason="judged in the process that runs the code")
 SLOTS, POOL, ATTEND, KERNEL = find("04.3"), find("04.1"), find("01.2"), find("08.1")
@@ -29,7 +29,7 @@ FRAME = struct.pack("<Q", len(frame)) + frame
 
 ATTACKS = {  # what runs when the file is imported; the solution itself is wrong
     "patches the comparison": """
-from minikv.course.harness import checking, examine, observing, report, scenarios
+from minikv.course.judge import checking, examine, observing, result, scenarios
 for module in (scenarios, observing, examine):
     module.difference = module.symptoms = lambda *_: None
     module._first_difference = lambda *_: None
@@ -37,7 +37,7 @@ for module in (scenarios, observing, examine):
     module.disagreement = lambda *_: None
 checking.mismatch = scenarios.mismatch = lambda *_: None
 scenarios.Played.run = lambda self, player: scenarios.Outcome(self, {}, [])
-report.Report.passed = True
+result.Result.passed = True
 """,
     "writes verdicts to every open file": FORGED + """
 import os
@@ -152,7 +152,7 @@ def right_slots():
 def test_the_answers_are_in_no_memory_that_a_solution_can_read(check):
     spy = """
 import gc
-from minikv.course.harness.scenarios import Event, Scenario
+from minikv.course.judge.scenarios import Event, Scenario
 print("events:", sum(isinstance(one, Event) for one in gc.get_objects()))
 print("remembered:", Scenario.expected.cache_info().currsize)
 """
@@ -185,7 +185,7 @@ scenarios.run = lambda *_: (Tokens([[1], [2], [3]]), 3)
 
 
 def sources_of(exercise):
-    from minikv.course.harness.mistakes import reference_sources
+    from minikv.course.exercises.mistakes import reference_sources
 
     return reference_sources(exercise)
 

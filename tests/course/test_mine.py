@@ -9,11 +9,12 @@ from four_ways import reference_sources
 import minikv
 from minikv.course import lab
 from minikv.course.chapters.ch04_paged_blocks import answers
-from minikv.course.harness import progress_file, reader_files
-from minikv.course.harness.checking import tinypy
-from minikv.course.harness.manifest import Chapter, chapter_of, chapters, find
-from minikv.course.harness.report import in_terminal
-from minikv.course.harness.skeletons import fill, skeleton
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import Chapter, chapter_of, chapters, find
+from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.judge.checking import tinypy
+from minikv.course.reader import progress_file
+from minikv.course.reports.report import in_terminal
 
 
 @pytest.fixture

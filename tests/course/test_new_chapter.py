@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minikv.course import new_chapter
+from minikv.course.maker import new_chapter
 
 ROOT = Path(__file__).parents[2]
 NUMBER, NAME = "97", "tried_out"
@@ -17,7 +17,7 @@ MAKE_AND_TELL = f"""
 from minikv.course.__main__ import main
 from minikv.course.chapters import folders
 from minikv.course.lab import check
-from minikv.course.pictures.ladder import ladder, navigation
+from minikv.course.reader.ladder import ladder, navigation
 main(["skeletons"])
 print(ladder(4)._repr_html_(), navigation(int(list(folders())[-2])), check("{NUMBER}.1"))
 """

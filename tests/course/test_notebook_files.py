@@ -15,16 +15,16 @@ import pytest
 import torch
 
 import minikv
-from minikv.course import buttons
 from minikv.course.chapters import each, folders
 from minikv.course.chapters import notebook as name_of
-from minikv.course.harness import progress_file
-from minikv.course.harness.manifest import chapter_of
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.exercises.manifest import chapter_of
+from minikv.course.exercises.skeletons import skeleton
+from minikv.course.maker import buttons
 from minikv.course.measure import running_table
 from minikv.course.measure.running_table import Run, Rung, RunningTable
-from minikv.course.pictures import ladder, style
+from minikv.course.pictures import style
 from minikv.course.pictures.timeline import Timeline, _chip, visible
+from minikv.course.reader import ladder, progress_file
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")

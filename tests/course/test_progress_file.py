@@ -2,10 +2,11 @@
 
 import pytest
 
-from minikv.course.harness import progress_file, reader_files
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.report import Report
-from minikv.course.harness.skeletons import skeleton, solved
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import skeleton, solved
+from minikv.course.reader import progress_file
+from minikv.course.reports.report import Report
 
 ONE = find("04.3")
 CHAPTER = chapter_of(ONE.id)

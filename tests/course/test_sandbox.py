@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv.blocks import BlockPool, BlockTable, OutOfBlocks
-from minikv.course.sandbox import sandbox
+from minikv.course.reader.sandbox import sandbox
 from minikv.radix import RadixCache
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 2

@@ -4,16 +4,17 @@ import ast
 import json
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from four_ways import EXERCISES, different, reference_sources, right, text_with
 
 from minikv.course.commands import main
-from minikv.course.harness import progress_file, unpacked, update
-from minikv.course.harness.manifest import ReaderError, chapter_of, chapters
-from minikv.course.harness.skeletons import definitions, fill, skeleton, solved, text_of
-from minikv.course.harness.update import UpdateError, _skeletons_of, merge
+from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
+from minikv.course.exercises.skeletons import definitions, fill, skeleton, solved, text_of
+from minikv.course.reader import progress_file, unpacked, update
+from minikv.course.reader.update import UpdateError, _skeletons_of, merge
 
 ROOT = Path(__file__).parents[2]
 
@@ -143,6 +144,21 @@ def test_a_copy_of_the_first_layout_is_read(tmp_path):
         "def skeleton(chapter):\n    return 'x = 1\\n'\n"
     )
     assert _skeletons_of(tmp_path) == {"ch04_paged_blocks.py": "x = 1\n"}
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
+def test_the_old_import_name_of_the_kernels_becomes_the_new_one():
+    imports = "import kernels  # before triton\nfrom kernels.mode import INTERPRETED\n"
+    was = "import functools\nfrom kernels import settings\n"
+    base, theirs = BASE.replace("from", was + "from", 1), BASE.replace("Pools", "Pools of blocks")
+    for new in (base, theirs):
+        merged = merge(base, MINE.replace("from", was + imports + "from", 1), new)
+        namespace = {}
+        exec(merged.text, namespace)
+        assert namespace["count"](None) == 7 and merged.lost == []
+        assert namespace["kernels"].__name__ == "minikv_kernels"
+        assert namespace["INTERPRETED"] is namespace["kernels"].mode.INTERPRETED
+        assert ("settings" in namespace) == (new is base), "the course's own imports are its own"
 
 
 def test_what_the_course_has_dropped_is_told():

@@ -97,7 +97,7 @@ def test_an_engine_on_buffers_says_what_one_without_says(checkpoint, name, confi
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here (it is for Linux)")
 def test_the_kernels_take_padded_buffers(llama, request):
-    from kernels.mode import INTERPRETED
+    from minikv_kernels.mode import INTERPRETED
 
     if not INTERPRETED:
         pytest.skip("kernels are compiled here: tests/gpu has them in graphs")

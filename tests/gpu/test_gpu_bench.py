@@ -13,11 +13,11 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels.mode import INTERPRETED
 from minikv.__main__ import main
 from minikv.course.bench import gpu, gpu_clock, gpu_kernels, harness
 from minikv.course.bench.gpu_kernels import Case
 from minikv.course.bench.random_model import random_model
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -213,7 +213,7 @@ def test_without_a_gpu_one_plain_line(monkeypatch, capsys):
     [line] = capsys.readouterr().err.splitlines()
     assert gpu.COMMAND in line and "needs a CUDA GPU" in line
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr("kernels.mode.INTERPRETED", True)
+    monkeypatch.setattr("minikv_kernels.mode.INTERPRETED", True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Made up")
     assert main(["bench", "gpu"]) == 2
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err

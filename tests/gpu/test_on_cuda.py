@@ -11,7 +11,7 @@ import torch
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
-from kernels.mode import INTERPRETED
+from minikv_kernels.mode import INTERPRETED
 
 if INTERPRETED or not torch.cuda.is_available():
     pytest.skip("no CUDA device: kernels ran in the interpreter only", allow_module_level=True)
@@ -20,12 +20,12 @@ from helpers import RecordingSampler, make_model, requests_of, small
 from paged_case import DTYPES, TOLERANCE, Paged
 
 import minikv
-from kernels.cache_write import write_cache
-from kernels.paged_decode import paged_decode
-from kernels.paged_prefill import paged_prefill
-from kernels.splits import make_scratch
 from minikv import Engine, SamplingParams
 from minikv.course.bench.gpu_clock import CudaClock
+from minikv_kernels.cache_write import write_cache
+from minikv_kernels.paged_decode import paged_decode
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.splits import make_scratch
 
 LENS = [4096, 1, 777, 30_000, 0, 2048, 15, 512]
 

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from minikv.course import buttons
+from minikv.course.maker import buttons
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = "notebooks/00_start_here.ipynb"

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from four_ways import right
 
-from minikv.course.harness import unpacked
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.skeletons import skeleton
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import skeleton
+from minikv.course.reader import unpacked
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 15_000_000  # bytes of the wheel; docs/SETUP.md says "14 MB"

@@ -11,10 +11,10 @@ if importlib.util.find_spec("triton") is None:
 import dataclasses
 
 import minikv
-from kernels.mode import INTERPRETED
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.gpu.attention import TritonAttention
 from minikv.paged import KVStore
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels.block_copy import CHUNK, copy_blocks, copy_blocks_reference
-from kernels.mode import INTERPRETED
+from minikv_kernels.block_copy import CHUNK, copy_blocks, copy_blocks_reference
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels.cache_write import write_cache, write_cache_reference
-from kernels.mode import INTERPRETED
+from minikv_kernels.cache_write import write_cache, write_cache_reference
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -189,15 +189,17 @@ NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 def test_import_settles_the_interpreter():
-    code = "import os, kernels.mode as m; print(m.INTERPRETED, os.environ['TRITON_INTERPRET'])"
+    code = (
+        "import os, minikv_kernels.mode as m; print(m.INTERPRETED, os.environ['TRITON_INTERPRET'])"
+    )
     assert run_python(code, **NO_GPU).stdout == "True 1\n"
 
 
 def test_compiled_kernels_refuse_cpu_tensors():
     code = (
         "import os, torch\n"
-        "from kernels.cache_write import write_cache\n"
-        "from kernels.mode import INTERPRETED\n"
+        "from minikv_kernels.cache_write import write_cache\n"
+        "from minikv_kernels.mode import INTERPRETED\n"
         "print(INTERPRETED, os.environ['TRITON_INTERPRET'])\n"
         "x = torch.zeros(1, 1, 8)\n"
         "write_cache(x, x, torch.zeros(1, 1, 2, 1, 8), torch.zeros(1, dtype=torch.int64))\n"
@@ -208,22 +210,19 @@ def test_compiled_kernels_refuse_cpu_tensors():
 
 
 def test_import_says_when_triton_came_first():
-    # transformers looks for a package named `kernels`, after triton, and finds this one.
-    code = "import triton\nfrom transformers import LlamaForCausalLM\nprint('fine')\n"
-    result = run_python(code + "import kernels.mode", **NO_GPU)
-    assert result.stdout == "fine\n", result.stderr
-    assert "ImportError: triton was imported before kernels" in result.stderr
-    fine = run_python("import triton, kernels.mode", **NO_GPU, TRITON_INTERPRET="1")
+    result = run_python("import triton, minikv_kernels.mode", **NO_GPU)
+    assert "ImportError: triton was imported before minikv_kernels" in result.stderr
+    fine = run_python("import triton, minikv_kernels.mode", **NO_GPU, TRITON_INTERPRET="1")
     assert fine.returncode == 0, fine.stderr
 
 
 def test_minikv_does_not_import_the_kernels_which_say_what_to_do_without_triton():
     code = (
         "import sys, minikv\n"
-        "print({'kernels', 'triton'} & set(sys.modules))\n"
+        "print({'minikv_kernels', 'triton'} & set(sys.modules))\n"
         "sys.modules['triton'] = None\n"
-        "import kernels.mode\n"
+        "import minikv_kernels.mode\n"
     )
     result = run_python(code)
     assert result.stdout == "set()\n", result.stderr
-    assert "ImportError: kernels needs Triton, which exists for Linux only" in result.stderr
+    assert "ImportError: minikv_kernels needs Triton, which exists for Linux only" in result.stderr

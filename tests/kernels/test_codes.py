@@ -11,12 +11,8 @@ from helpers import run_ahead
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-import kernels.settings
 import minikv
-from kernels.codes import NAMES, Codes
-from kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
-from kernels.codes_write import write_codes
-from kernels.mode import INTERPRETED
+import minikv_kernels.settings
 from minikv import BlockPool, BlockTable, Engine, EngineConfig, SamplingParams
 from minikv.batch import BatchBuilder
 from minikv.gpu.codes import TritonCodes
@@ -24,6 +20,10 @@ from minikv.quant.attention import QuantisedAttention
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle, attend_mixed, read_back
 from minikv.quant.store import QuantisedStore
+from minikv_kernels.codes import NAMES, Codes
+from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
+from minikv_kernels.codes_write import write_codes
+from minikv_kernels.mode import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
@@ -163,7 +163,7 @@ def test_models_in_16_bits(tinypy, kv_dtype, dtype):
 @pytest.mark.parametrize(("kv_dtype", "window"), [("int8", 50), ("int4", None), ("int4", 50)])
 def test_splits(tinypy, kv_dtype, window, monkeypatch):
     """Contexts that several programs share, some of them with the open block and nothing else."""
-    monkeypatch.setattr(kernels.settings, "MIN_SPLIT", 16)
+    monkeypatch.setattr(minikv_kernels.settings, "MIN_SPLIT", 16)
     steps = Steps(model(tinypy.lm, kv_heads=1, window=window), 3, kv_dtype, 5)
     for counts in [(79, 33, 1), (1, 1, 1), (1, 1, 1)]:
         steps.step(counts)

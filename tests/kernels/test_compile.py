@@ -19,7 +19,7 @@ import torch
 if __name__ != "__main__" and importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from kernels import (
+from minikv_kernels import (
     block_copy,
     cache_write,
     codes_attention,
@@ -29,8 +29,8 @@ from kernels import (
     settings,
     splits,
 )
-from kernels.arguments import DTYPES
-from kernels.codes import NAMES, Codes
+from minikv_kernels.arguments import DTYPES
+from minikv_kernels.codes import NAMES, Codes
 
 import triton  # isort: skip  after kernels, which settles the interpreter
 

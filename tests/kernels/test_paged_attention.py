@@ -12,11 +12,11 @@ if importlib.util.find_spec("triton") is None:
 
 from paged_case import DEVICE, DTYPES, SMALL, Paged, count
 
-import kernels.settings
-from kernels.paged_decode import paged_decode, paged_decode_reference
-from kernels.paged_prefill import paged_prefill, paged_prefill_reference
-from kernels.settings import Setting
-from kernels.splits import CHUNK, make_scratch
+import minikv_kernels.settings
+from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
+from minikv_kernels.paged_prefill import paged_prefill, paged_prefill_reference
+from minikv_kernels.settings import Setting
+from minikv_kernels.splits import CHUNK, make_scratch
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("quick_interpreter")
 @pytest.fixture
 def short_splits(monkeypatch):
     """Splits of 16 tokens and more, so that short contexts are split too."""
-    monkeypatch.setattr(kernels.settings, "MIN_SPLIT", 16)
+    monkeypatch.setattr(minikv_kernels.settings, "MIN_SPLIT", 16)
 
 
 # ── Both kernels: shapes and types ────────────────────────────────────────────────────────
@@ -131,7 +131,7 @@ PACKED = [  # (KV heads, group, head dim, columns, of which so many KV heads are
 @pytest.mark.parametrize(("kv_heads", "group", "head_dim", "columns", "pack"), PACKED)
 def test_kv_heads_side_by_side(kv_heads, group, head_dim, columns, pack, short_splits):
     setting = Setting(16, 16, 4, 5, columns)
-    assert kernels.settings.packed(setting, head_dim, kv_heads, group) == pack
+    assert minikv_kernels.settings.packed(setting, head_dim, kv_heads, group) == pack
     paged = Paged([1, 40, 0, 97], kv_heads=kv_heads, group=group, head_dim=head_dim, block_size=5)
     paged.assert_equal(paged.decode(setting=setting, rows=5))
     paged.assert_equal(paged.decode(11, setting=setting), 11)
@@ -164,9 +164,9 @@ def test_splits_fit_into_grid_and_scratch(lens, rows):
     counts, owners = count(lens, rows)
     assert sum(n for n in counts if n > 1) <= rows
     assert sum(n > 1 for n in counts) <= rows // 2
-    share = max(sum(lens) / rows, kernels.settings.MIN_SPLIT)
+    share = max(sum(lens) / rows, minikv_kernels.settings.MIN_SPLIT)
     for n, length in zip(counts, lens, strict=True):
-        assert n == 1 or 1 < n <= length // kernels.settings.MIN_SPLIT
+        assert n == 1 or 1 < n <= length // minikv_kernels.settings.MIN_SPLIT
         assert length / n < 2 * (share + 1)  # no program has much longer to read than the others
     expected = [[row, split] for row, n in enumerate(counts) for split in range(n)]
     assert owners[: len(expected)] == expected

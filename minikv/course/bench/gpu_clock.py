@@ -33,7 +33,7 @@ class CudaClock:
                 f"{command}: needs a CUDA GPU to measure on, and torch {torch.__version__} "
                 "finds none here"
             )
-        from kernels.mode import INTERPRETED  # not before: without Triton it raises
+        from minikv_kernels.mode import INTERPRETED  # not before: without Triton it raises
 
         if INTERPRETED:
             raise ValueError(f"{command}: TRITON_INTERPRET is set; unset it to measure the GPU")

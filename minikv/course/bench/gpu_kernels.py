@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.codes import Codes
-from kernels.codes_attention import codes_decode
-from kernels.paged_decode import paged_decode, paged_decode_reference
-from kernels.paged_prefill import paged_prefill
-from kernels.splits import make_scratch
 from minikv.course.bench.gpu_clock import DTYPE, CudaClock
+from minikv_kernels.codes import Codes
+from minikv_kernels.codes_attention import codes_decode
+from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.splits import make_scratch
 
 SPARE = 1.25  # a pool has so many times the blocks that are dealt out
 LAUNCHES = 16  # in one go: a graph of one short launch would time the start of the graph

@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 import minikv
-from minikv.course.harness.files import write_whole
+from minikv.course.exercises.files import write_whole
 from minikv.course.measure.running_table import processor
 from minikv.course.measure.timing import timed
 

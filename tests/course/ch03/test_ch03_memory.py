@@ -29,8 +29,8 @@ from minikv.course.chapters.ch03_kv_memory.memory import (
 )
 from minikv.course.chapters.ch03_kv_memory.pictures import MemoryFilm, reservation_picture
 from minikv.course.chapters.ch03_kv_memory.published import BANDWIDTH, CLAIMS, CONFIGS, MISTAKES
-from minikv.course.harness.manifest import find
-from minikv.course.harness.skeletons import broken
+from minikv.course.exercises.manifest import find
+from minikv.course.exercises.skeletons import broken
 from minikv.course.measure.workload import Length, Request, chat_like, read_trace
 from minikv.kv_cache import PreallocatedCache
 

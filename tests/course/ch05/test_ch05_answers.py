@@ -11,7 +11,7 @@ from minikv.course.chapters.ch05_copy_on_write.answers import (
     copy_prefix,
 )
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
-from minikv.course.harness.skeletons import broken
+from minikv.course.exercises.skeletons import broken
 from minikv.sequence import Request
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."

@@ -14,7 +14,7 @@ from minikv.course.chapters.ch07_radix_prefix_cache.answers import (
     chained_hashes,
     keys_of,
 )
-from minikv.course.harness.skeletons import broken
+from minikv.course.exercises.skeletons import broken
 from minikv.testing import LoggingPool, PrefixModel
 
 TOKENS = st.lists(st.sampled_from([0, 1]), max_size=12)

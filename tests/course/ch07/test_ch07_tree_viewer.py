@@ -16,9 +16,9 @@ from minikv.course.chapters.ch05_copy_on_write.beam_tree import (
     BeamHistory,
     record_beams,
 )
-from minikv.course.chapters.ch07_radix_prefix_cache.tree_viewer import TreeChanges, TreeHistory
 from minikv.course.pictures import style, tree_drawing
 from minikv.course.pictures.player import Player
+from minikv.course.pictures.tree_viewer import TreeChanges, TreeHistory
 
 A = (1, 2, 3, 4, 5, 6, 7, 8)  # in blocks of 2: 4 blocks
 B = (1, 2, 3, 4, 9, 9)  # leaves A after 2 blocks

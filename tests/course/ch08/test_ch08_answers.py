@@ -17,20 +17,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minikv
-from kernels.mode import INTERPRETED
 from minikv import naive_attention
 from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.chapters.ch08_triton_paged_attention import answers as ch08
 from minikv.course.chapters.ch08_triton_paged_attention import scenarios as checks
 from minikv.course.chapters.ch08_triton_paged_attention import watch
 from minikv.course.chapters.ch08_triton_paged_attention.watch import Watch, compiled
-from minikv.course.harness import process
-from minikv.course.harness.checking import Wrong
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.scenarios import SCENARIOS, reference_module
-from minikv.course.harness.skeletons import broken, skeleton
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import broken, skeleton
+from minikv.course.judge import process
+from minikv.course.judge.checking import Wrong
+from minikv.course.judge.scenarios import SCENARIOS, reference_module
+from minikv_kernels.mode import INTERPRETED
 
-triton, tl = ch08.triton, ch08.tl  # imported after `kernels`, which may turn interpreting on
+triton, tl = ch08.triton, ch08.tl  # imported after `minikv_kernels`, which may turn interpreting on
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DECODES = (ch08.decode, ch08.decode_packed, ch08.decode_split)
 watched = pytest.mark.skipif(not INTERPRETED, reason="only the interpreter can be watched")

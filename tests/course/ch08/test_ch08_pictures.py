@@ -12,10 +12,10 @@ from minikv.course.chapters.ch08_triton_paged_attention.pictures import Launch, 
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 if HAS_TRITON:
-    from kernels import settings
-    from kernels.mode import INTERPRETED
-    from kernels.paged_decode import paged_decode
-    from kernels.splits import make_scratch
+    from minikv_kernels import settings
+    from minikv_kernels.mode import INTERPRETED
+    from minikv_kernels.paged_decode import paged_decode
+    from minikv_kernels.splits import make_scratch
 
 needs_interpreter = pytest.mark.skipif(
     not (HAS_TRITON and INTERPRETED), reason="watches the interpreter"

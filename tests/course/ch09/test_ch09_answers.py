@@ -32,10 +32,10 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     refusal,
     widens,
 )
-from minikv.course.harness import process
-from minikv.course.harness.manifest import chapter_of, find
-from minikv.course.harness.scenarios import SCENARIOS, reference_module
-from minikv.course.harness.skeletons import broken, fill, skeleton
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import broken, fill, skeleton
+from minikv.course.judge import process
+from minikv.course.judge.scenarios import SCENARIOS, reference_module
 
 DECODES = (ch09.decode, ch09.decode_by_group, ch09.decode_in_threads, ch09.decode_in_pieces)
 

@@ -20,7 +20,7 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_together,
 )
 from minikv.course.chapters.ch10_quantised_kv.pictures import FACTORS, OutlierFilm, rulers_picture
-from minikv.course.harness.skeletons import broken
+from minikv.course.exercises.skeletons import broken
 from minikv.course.measure.running_table import WORKLOAD
 from minikv.quant.formats import dequantise_int8, format_of, quantise_int8
 from minikv.quant.store import block_bytes

@@ -10,8 +10,8 @@ from minikv.course.chapters.ch11_ring_cache.given import (
     ring_on,
 )
 from minikv.course.chapters.ch11_ring_cache.ring_viewer import RingHistory
-from minikv.course.harness.checking import in_place_of
-from minikv.course.harness.skeletons import broken
+from minikv.course.exercises.skeletons import broken
+from minikv.course.judge.checking import in_place_of
 from minikv.course.measure import running_table
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player

@@ -1,6 +1,6 @@
 """Chapter 01: what its exercises ask for, with hints and explanations."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Exercise, Function
 
 CHAPTER = Chapter(
     number="01",

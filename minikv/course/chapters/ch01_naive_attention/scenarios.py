@@ -12,8 +12,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import minikv
-from minikv.course.harness.checking import mismatch, plain, runs_model, witness
-from minikv.course.harness.scenarios import Group, Log, Words, same, scenario
+from minikv.course.judge.checking import mismatch, plain, runs_model, witness
+from minikv.course.judge.scenarios import Group, Log, Words, same, scenario
 from minikv.model import rotate
 
 EARLIER = "the groups above: which of them fails?"

@@ -1,7 +1,7 @@
 """Chapter 02: keep keys and values, prefill once, append in place, and fix two bugs of chunks and
 prefixes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="02",

@@ -12,8 +12,8 @@ from typing import NamedTuple, cast
 import torch
 
 from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
-from minikv.course.harness.checking import plain, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.judge.checking import plain, runs_model, tinypy, witness
+from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.language_model import Cache, LanguageModel
 from minikv.model import Transformer

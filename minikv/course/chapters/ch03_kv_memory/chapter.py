@@ -1,6 +1,6 @@
 """Chapter 03: bytes per token, published claims, and what reserving memory wastes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="03",

@@ -1,6 +1,6 @@
 """Chapter 03: mistakes that a reader may make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 RELEASE = """
 def release(self, start):

@@ -14,8 +14,8 @@ from minikv.course.chapters.ch03_kv_memory.claims import figure
 from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
-from minikv.course.harness.checking import plain, runs_model, shown, witness
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.judge.checking import plain, runs_model, shown, witness
+from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
 

@@ -1,6 +1,6 @@
 """Chapter 04: blocks, tables of blocks, and attention that reads through them."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="04",
@@ -11,7 +11,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.blocks:BlockTable",
             write={"grow": "04.2"},
-            leave_out=("share", "replace", "fork", "writable_slot"),
+            show=("__init__", "release"),
         ),
         Function("minikv.course.chapters.ch04_paged_blocks.answers:slot_mapping", "04.3"),
         Function("minikv.paged:blockwise_attention", "04.4"),

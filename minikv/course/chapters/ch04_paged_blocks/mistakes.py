@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import cast
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 
 def place(path: str) -> Callable[..., Mistake]:

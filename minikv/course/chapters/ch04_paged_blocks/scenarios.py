@@ -17,8 +17,8 @@ import minikv
 from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
-from minikv.course.harness.checking import plain, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.course.judge.checking import plain, runs_model, tinypy, witness
+from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
 

@@ -1,6 +1,6 @@
 """Chapter 05: forks that share blocks until one of them writes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="05",
@@ -10,7 +10,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.blocks:BlockTable",
             write={"fork": "05.1", "writable_slot": "05.2"},
-            leave_out=("grow", "share", "replace"),
+            show=("__init__", "release"),
         ),
         Function("minikv.course.chapters.ch05_copy_on_write.answers:blocks_for_samples", "05.3"),
         Function("minikv.beam:next_beams", "05.4"),

@@ -1,6 +1,6 @@
 """Chapter 05: mistakes that a reader may make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 
 def counts(shared: str, copied: str = "n * each") -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Chapter 06: the scheduler. Chunks, admission, the step's loop, preemption."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 CHAPTER = Chapter(
     number="06",
@@ -15,15 +15,15 @@ CHAPTER = Chapter(
                 "schedule": "06.3",
                 "preempt": "06.4",
             },
-            leave_out=(
-                "add_running",
-                "fork",
-                "schedule_without",
-                "commit",
-                "remove",
-                "look_up",
-                "share_full_blocks",
-                "__iter__",
+            show=(
+                "__init__",
+                "add",
+                "_add_decodes",
+                "_reserve_one",
+                "_begin",
+                "_make_free",
+                "_release",
+                "_drop_host_blocks",
             ),
         ),
         Class(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 
 def at(path: str) -> Callable[..., Mistake]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import minikv
 from minikv import Plan, SamplingParams, Sequence
-from minikv.course.harness.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, Words, numbers, scenario
+from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
+from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.pictures.style import letter
 from minikv.testing import SchedulerBench
 

@@ -1,6 +1,6 @@
 """Chapter 07: a tree of cached prefixes, a cache without one, and what goes wrong around them."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 ONLY_WHOLE_PROMPTS = (
     ("block_ids = self.root, []", "block_ids, known = self.root, [], 0"),
@@ -63,17 +63,6 @@ FREED_COPIES = (
         "            self.pool.release(table.block_ids[index])\n",
     ),
 )
-OTHER_METHODS = (
-    "__init__", "add", "add_running", "fork", "schedule", "schedule_without", "commit", "preempt",
-    "remove",
-    "_add_decodes", "_reserve_one", "_add_chunk", "_admit", "_begin", "_make_free", "_release",
-    "_drop_host_blocks", "__iter__",
-)  # fmt: skip
-NOT_OF_THE_STEP = (
-    "__init__", "has_unfinished", "add_request", "abort", "generate", "stream", "_stream",
-    "_abort_rest", "step", "_make_parts", "_changing_state", "_recover", "beam_search",
-    "update_weights", "stats", "check", "save_session", "load_session",
-)  # fmt: skip
 
 CHAPTER = Chapter(
     number="07",
@@ -95,7 +84,7 @@ CHAPTER = Chapter(
                 "_walk": "07.2",
                 "_split": "07.2",
             },
-            leave_out=("clear", "block_ids", "check", "nodes"),
+            show=("__init__", "match", "_keys", "_append", "_touch", "_remove"),
         ),
         Function("minikv.course.chapters.ch07_radix_prefix_cache.answers:chained_hashes", "07.4"),
         Class(
@@ -108,13 +97,13 @@ CHAPTER = Chapter(
                 "look_up": Bug("07.6", FULL_AND_STALE_HITS),
                 "share_full_blocks": Bug("07.6", FREED_COPIES),
             },
-            leave_out=OTHER_METHODS,
+            show=(),
         ),
-        Class("minikv.engine:Loop", write={"step": "07.7"}, leave_out=("start_over",)),
+        Class("minikv.engine:Loop", write={"step": "07.7"}, show=()),
         Class(
             "minikv.engine:Engine",
             write={"append": "07.7", "_finishes": "07.7"},
-            leave_out=NOT_OF_THE_STEP,
+            show=(),
         ),
         Function("minikv.course.chapters.ch07_radix_prefix_cache.answers:guess_prompt", "07.8"),
     ),

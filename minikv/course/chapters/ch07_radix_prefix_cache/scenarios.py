@@ -10,9 +10,9 @@ from typing import Any
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
-from minikv.course.harness.checking import runs_model, tinypy, witness
-from minikv.course.harness.mine import Parts
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.judge.checking import runs_model, tinypy, witness
+from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.reader.mine import Parts
 from minikv.engine import Loop
 from minikv.radix import Node
 from minikv.testing import LoggingPool

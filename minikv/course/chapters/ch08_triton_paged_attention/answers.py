@@ -4,7 +4,7 @@ Each kernel is the one before plus one idea. Below it is the function that Pytho
 allocates the output, chooses how many programs there are, and starts them.
 """
 
-import kernels  # noqa: F401, I001  before triton: without a GPU, triton must interpret
+import minikv_kernels  # noqa: F401, I001  before triton: without a GPU, triton must interpret
 import functools
 
 import torch

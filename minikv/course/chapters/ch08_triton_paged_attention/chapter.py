@@ -1,6 +1,6 @@
 """Chapter 08: Triton kernels, from adding two vectors to split-KV attention over blocks."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 ANSWERS = "minikv.course.chapters.ch08_triton_paged_attention.answers"
 UP_TO_THE_BLOCKS_END = (
@@ -29,8 +29,8 @@ blocks, with grouped heads and split contexts.
 Below each kernel that you write is the function that Python calls: it allocates the output and
 starts the programs. A check always runs your kernels in Triton's interpreter, on a machine with a
 GPU too, so that a wrong one ends in a sentence and not in a crash; then it compiles them for a
-GPU, which works without one. To try them yourself, import `kernels` before anything else: without
-a GPU that turns the interpreter on.
+GPU, which works without one. To try them yourself, import `minikv_kernels` before anything else:
+without a GPU that turns the interpreter on.
 """,
     skeleton=(
         Function(f"{ANSWERS}:add_kernel", "08.1"),

@@ -6,7 +6,7 @@ from minikv.course.chapters.ch08_triton_paged_attention.chapter import (
     TABLES_OF_A_NEW_BATCH_ONLY,
     UP_TO_THE_BLOCKS_END,
 )
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 STALE = "    self.block_tables[:num_seqs, :width] = block_tables\n"
 SHARED = (  # mistakes of any kernel with a running softmax, as edits of one with 1-D sums

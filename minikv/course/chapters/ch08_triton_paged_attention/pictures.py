@@ -27,7 +27,7 @@ from minikv.course.pictures.player import Player
 
 
 def num_splits(lens: Seq[int], rows: int, min_split: int) -> list[int]:
-    """Splits of each sequence: what `kernels.splits.count_splits` counts on the device.
+    """Splits of each sequence: what `count_splits` of kernels/splits.py counts on the device.
 
     rows: how many splits the scratch memory of a launch has room for. min_split: tokens.
     """
@@ -67,7 +67,7 @@ class Launch:
         """One program per sequence and query head, in a grid (sequences, query heads).
 
         q (S, H, D), kv (blocks, block size, 2, K, D), tables (S, B), lens (S,): tensors, as
-        `kernels.paged_decode.paged_decode` takes them.
+        `paged_decode` takes them.
         """
         num_heads, group = q.shape[1], q.shape[1] // kv.shape[3]
         programs = [
@@ -489,7 +489,7 @@ class Tiles(NamedTuple):
 
 
 def chunk_tiles(context: int, num_queries: int, tile_queries: int, tile_keys: int) -> list[Tiles]:
-    """What `kernels.paged_prefill` does with a chunk of queries at the end of its context."""
+    """What kernels/paged_prefill.py does with a chunk of queries at the end of its context."""
     tiles = []
     for at in range(0, num_queries, tile_queries):
         first = context - num_queries + at

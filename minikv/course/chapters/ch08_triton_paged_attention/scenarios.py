@@ -21,9 +21,9 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     language_patched_once,
     shown_elements,
 )
-from minikv.course.harness.checking import Wrong, check, runs_model, witness
-from minikv.course.harness.examine import COMPILES
-from minikv.course.harness.scenarios import (
+from minikv.course.judge.checking import Wrong, check, runs_model, witness
+from minikv.course.judge.examine import COMPILES
+from minikv.course.judge.scenarios import (
     Group,
     Log,
     difference,

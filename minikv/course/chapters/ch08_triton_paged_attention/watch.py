@@ -10,7 +10,7 @@ every address is looked at before it is used. What is not right is said without 
 is for the chapter's known mistakes.
 """
 
-import kernels  # noqa: F401, I001  before triton
+import minikv_kernels  # noqa: F401, I001  before triton
 import inspect
 import json
 import linecache
@@ -32,8 +32,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from minikv.course.chapters.ch08_triton_paged_attention.compiled import TYPES
-from minikv.course.harness.checking import Wrong
-from minikv.course.harness.examine import COMPILE_LIMIT
+from minikv.course.judge.checking import Wrong
+from minikv.course.judge.examine import COMPILE_LIMIT
 
 GUARD = 1 << 16  # bytes on either side of an array: a wrong address there is the array's own
 COMPILER = Path(__file__).with_name("compiler.py")

@@ -1,6 +1,6 @@
 """Chapter 09: kernels for a CPU, from the loop over blocks to a decode step as one program."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Exercise, Function
 
 ANSWERS = "minikv.course.chapters.ch09_cpu_kernels.answers"
 WHOLE_BLOCKS = (

@@ -1,6 +1,6 @@
 """Chapter 09: mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 MISTAKES = {
     "09.1": (

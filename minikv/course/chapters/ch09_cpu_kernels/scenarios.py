@@ -37,8 +37,8 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     refusal,
     widens,
 )
-from minikv.course.harness.checking import Wrong, check, mismatch, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import (
+from minikv.course.judge.checking import Wrong, check, mismatch, runs_model, tinypy, witness
+from minikv.course.judge.scenarios import (
     Group,
     Log,
     difference,

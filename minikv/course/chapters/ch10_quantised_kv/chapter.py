@@ -1,6 +1,6 @@
 """Chapter 10: K and V in 8 and 4 bits, and attention that reads them as they are."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 ANSWERS = "minikv.course.chapters.ch10_quantised_kv.answers"
 FORMATS = "minikv.quant.formats"

@@ -1,6 +1,6 @@
 """Chapter 10: mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake, made
+from minikv.course.exercises.mistakes import Mistake, made
 
 # Where to look, if several mistakes are to be seen in one place.
 MARKS = "how far apart are two marks, and which mark is nearest?"

@@ -11,8 +11,8 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_naively,
     sample_together,
 )
-from minikv.course.harness.checking import Wrong, check, runs_model, tinypy, witness
-from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
+from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.quant.formats import quantise_int8
 
 LINES_ABOVE = "the lines above: which of them fails?"

@@ -1,13 +1,7 @@
 """Chapter 11: cells, keys that move, a context that shifts, a window that rolls, holes."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
-OTHERS_OF_CELLS = (
-    "__init__", "num_used", "num_free", "used_max", "num_read", "seq_ids", "cells_of",
-    "seq_pos_min", "seq_pos_max", "find_cells", "longest_run", "place", "free", "seq_rm", "seq_cp",
-    "seq_keep", "seq_add", "move_cell", "check", "_positions_of", "_range", "_require_known",
-    "_require_new", "_require_own", "_require_can_move",
-)  # fmt: skip
 REPLACES_THE_SHIFT = (
     (
         "        self.shifts[cell] += to - self.positions[cell]\n",
@@ -40,7 +34,7 @@ CHAPTER = Chapter(
                 "_move": Bug("11.6", REPLACES_THE_SHIFT),
                 "drop": "11.3",
             },
-            leave_out=OTHERS_OF_CELLS,
+            show=(),
         ),
         Function("minikv.ring.shift:turn", "11.2"),
         Function("minikv.ring.generate:context_shift", "11.3"),
@@ -48,7 +42,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.ring.window:RollingCache",
             write={"held": "11.4", "write": "11.4"},
-            leave_out=("__init__", "num_bytes", "chunk_size", "append", "truncate"),
+            show=("attend", "attend_over"),
         ),
         Function("minikv.ring.defrag:plan_moves", "11.5"),
         Class(

@@ -1,6 +1,6 @@
 """Chapter 11: the mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake
+from minikv.course.exercises.mistakes import Mistake
 
 MISTAKES = {
     "11.1": (

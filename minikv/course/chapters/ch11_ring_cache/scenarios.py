@@ -12,7 +12,7 @@ from minikv.course.chapters.ch11_ring_cache.given import (
     layout_of,
     ring_on,
 )
-from minikv.course.harness.checking import (
+from minikv.course.judge.checking import (
     in_place_of,
     plain,
     runs_model,
@@ -20,7 +20,7 @@ from minikv.course.harness.checking import (
     tinypy,
     witness,
 )
-from minikv.course.harness.scenarios import Group, Log, scenario
+from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
     Move,

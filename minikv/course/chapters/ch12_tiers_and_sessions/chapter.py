@@ -1,6 +1,6 @@
 """Chapter 12: two tiers, the way between them, files that survive a crash, sessions."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 HERE = "minikv.course.chapters.ch12_tiers_and_sessions.answers"
 SEEN_BEFORE_IT_IS_WRITTEN = (

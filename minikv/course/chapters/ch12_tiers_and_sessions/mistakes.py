@@ -1,6 +1,6 @@
 """Chapter 12: mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake, made
+from minikv.course.exercises.mistakes import Mistake, made
 
 RIGHT = {
     "device alone": 0, "write-back, 80": 100, "on the device": 0, "write-through, 80": 0,

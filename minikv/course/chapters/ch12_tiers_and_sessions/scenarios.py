@@ -20,8 +20,8 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     prefixes,
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
-from minikv.course.harness.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of

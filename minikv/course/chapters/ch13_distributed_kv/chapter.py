@@ -1,7 +1,7 @@
 """Chapter 13: names that no attacker can collide, a store that lies or is down, routing,
 hand-over."""
 
-from minikv.course.harness.manifest import Bug, Chapter, Class, Exercise, Function
+from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
 
 HERE = "minikv.course.chapters.ch13_distributed_kv.answers"
 CANCEL_RELEASES = (
@@ -40,7 +40,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.cluster.routing:ByPrefix",
             write={"choose": "13.3", "hits": "13.3"},
-            leave_out=("__init__", "stored", "removed", "lost"),
+            show=(),
         ),
         Class(
             f"{HERE}:Receiver",
@@ -54,7 +54,7 @@ CHAPTER = Chapter(
         Class(
             "minikv.cluster.breaker:Breaker",
             write={"allows": "13.6", "worked": "13.6", "failed": "13.6"},
-            leave_out=("_lengthen",),
+            show=("__init__", "is_open"),
         ),
     ),
     exercises=(

@@ -1,6 +1,6 @@
 """Chapter 13: mistakes that readers make, each as a wrong solution."""
 
-from minikv.course.harness.mistakes import Mistake, made
+from minikv.course.exercises.mistakes import Mistake, made
 
 RIGHT = {
     "one worker, 13": 100, "round robin, 12": 100, "round robin, 13": 0, "by prefix, 13": 100,

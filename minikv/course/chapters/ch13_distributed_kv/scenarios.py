@@ -16,8 +16,8 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
     in_process,
     unpack_text,
 )
-from minikv.course.harness.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.harness.scenarios import Group, Log, numbers, scenario
+from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.kv_cache import PreallocatedCache
 from minikv.tiers import entry
 from minikv.tiers.costs import Link

@@ -1,1 +1,0 @@
-"""The course in a class: assignments for nbgrader."""

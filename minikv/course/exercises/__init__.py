@@ -1,0 +1,1 @@
+"""What an exercise is: its manifest and skeleton, the reader's file, what readers do wrong."""

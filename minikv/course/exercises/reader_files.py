@@ -1,0 +1,299 @@
+"""A reader's exercise files: where they are, which parts are written, and what they do when run."""
+
+import ast
+import hashlib
+import linecache
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+import minikv
+from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
+from minikv.course.exercises.skeletons import (
+    definitions,
+    docstring_of,
+    is_unwritten,
+    targets,
+    text_of,
+)
+
+
+class WorkbookError(ReaderError):
+    """An exercise file cannot be used. The sentence says where, and what to do."""
+
+    def __init__(self, sentence: str, line: int | None = None):
+        super().__init__(sentence)
+        self.line = line  # that Python cannot read
+
+
+MARK = ".minikv"  # in a folder that `minikv start` has made, and nowhere else
+
+
+def course_folder() -> Path:
+    """The folder with the reader's notebooks and exercises: the one around this process that
+    `minikv start` has made, or the checkout that the package lies in. Raises ReaderError."""
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if (place / MARK).is_dir():
+            return place
+    checkout = Path(minikv.__file__).parents[1]
+    if (checkout / "exercises").is_dir():
+        return checkout
+    raise ReaderError(
+        f"{here} is in no folder of the course, so there are no exercises here; "
+        "`minikv start` makes one, and `cd` leads into it"
+    )
+
+
+def folder() -> Path:
+    """The folder of the exercises: $MINIKV_EXERCISES, or the one in the course's folder."""
+    named = os.environ.get("MINIKV_EXERCISES")
+    return Path(named).absolute() if named else course_folder() / "exercises"
+
+
+@contextmanager
+def in_folder(place: Path) -> Iterator[None]:
+    """Inside, the exercises are those of another folder."""
+    before = os.environ.get("MINIKV_EXERCISES")
+    os.environ["MINIKV_EXERCISES"] = str(place)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["MINIKV_EXERCISES"]
+        else:
+            os.environ["MINIKV_EXERCISES"] = before
+
+
+def nobodys() -> AbstractContextManager[None]:
+    """Inside, there are no exercises: nobody's code is found and run."""
+    return in_folder(Path(minikv.__file__).parent / "no-folder")
+
+
+def path_of(chapter: Chapter) -> Path:
+    return folder() / chapter.file_name
+
+
+def display_name(chapter: Chapter) -> str:
+    return f"{folder().name}/{chapter.file_name}"
+
+
+LONGEST_FILE = 1_000_000  # bytes; the longest skeleton has a fiftieth of it
+
+
+def saved_at(chapter: Chapter) -> float | None:
+    """When the file was saved, in seconds since 1970; None if there is none."""
+    try:
+        return path_of(chapter).stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def read(chapter: Chapter) -> str:
+    """The reader's text. Raises WorkbookError if there is none."""
+    try:
+        size = path_of(chapter).stat().st_size
+        if size > LONGEST_FILE:
+            raise WorkbookError(
+                f"{display_name(chapter)} has {size:,} bytes; a file of exercises may have "
+                f"{LONGEST_FILE:,}. Put long data into another file"
+            )
+        return path_of(chapter).read_text(encoding="utf-8-sig")  # some editors begin with a mark
+    except FileNotFoundError:
+        raise WorkbookError(
+            f'{display_name(chapter)} is missing; reset("{chapter.number}") makes it again'
+        ) from None
+    except UnicodeDecodeError as error:
+        raise WorkbookError(
+            f"{display_name(chapter)} is not UTF-8 text ({error}); save it as UTF-8"
+        ) from None
+
+
+def parse(chapter: Chapter, text: str) -> ast.Module:
+    """Its syntax tree. Raises WorkbookError, with the line that Python cannot read."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        source = (getattr(error, "text", None) or "").strip()
+        raise WorkbookError(
+            f"{display_name(chapter)}{line}: Python cannot read this: "
+            f"{getattr(error, 'msg', error)}" + (f": {source}" if source else ""),
+            getattr(error, "lineno", None),
+        ) from None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much of one exercise is written, found without running it."""
+
+    written: list[str]  # paths
+    unwritten: dict[str, int]  # path: the line of its `raise`
+    missing: list[str]
+
+    @property
+    def started(self) -> bool:
+        return bool(self.written or self.missing)
+
+
+def progress_of(exercise: Exercise, text: str) -> Progress:
+    """Which parts of an exercise `text` has. Raises WorkbookError if Python cannot read it."""
+    chapter = chapter_of(exercise.id)
+    found = definitions(parse(chapter, text))
+    written, unwritten, missing = [], {}, []
+    for path, target in targets(chapter).items():
+        if target.exercise != exercise.id:
+            continue
+        node = found.get(path)
+        if node is None:
+            missing.append(path)
+        elif target.is_bug and same_code(text_of(text, node), target.skeleton):
+            unwritten[path] = node.lineno
+        elif isinstance(node, ast.FunctionDef) and is_unwritten(node):
+            unwritten[path] = node.body[-1].lineno
+        else:
+            written.append(path)
+    return Progress(written, unwritten, missing)
+
+
+@lru_cache(maxsize=256)
+def fingerprint(exercise: Exercise, text: str) -> str:
+    """Names the code of one exercise in `text`, whatever its layout, comments and docstrings:
+    the functions that it asks for, and what the reader has added for them to use.
+
+    Raises WorkbookError if Python cannot read it.
+    """
+    chapter = chapter_of(exercise.id)
+    found, asked = _code(chapter, text), chapter.places
+    others = {*asked, *(path.partition(".")[0] for path in asked)}  # not looked into from outside
+    todo = [path for path, id_ in asked.items() if id_ == exercise.id]
+    seen: dict[str, str] = {}
+    while todo:
+        path = todo.pop()
+        if path in seen or path not in found:
+            continue
+        seen[path] = ast.unparse(found[path])
+        owner = path.rpartition(".")[0]
+        for inner in ast.walk(found[path]):
+            if isinstance(inner, ast.Name) and inner.id not in others:
+                todo.append(inner.id)
+            if owner and isinstance(inner, ast.Attribute):
+                method = f"{owner}.{inner.attr}"
+                todo += [method] if method not in others else []
+    code = "\n".join(f"{path}: {seen[path]}" for path in sorted(seen))
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=32)
+def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
+    """What `text` defines, by path, without docstrings: another release may word them otherwise."""
+    tree = parse(chapter, text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and docstring_of(node):
+            node.body = node.body[1:] or [ast.Pass()]
+    found: dict[str, ast.stmt] = dict(definitions(tree))
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            found |= {to.id: statement for to in statement.targets if isinstance(to, ast.Name)}
+    return found
+
+
+def line_of(exercise: Exercise, at: int | None = None) -> int:
+    """Where the exercise's function that holds line `at` of the reader's file begins, else its
+    first function. Of a file that Python cannot read, line `at` itself; 1 where there is none."""
+    chapter = chapter_of(exercise.id)
+    try:
+        found = definitions(parse(chapter, read(chapter)))
+    except WorkbookError:
+        return at or 1
+    own = [path for path, target in targets(chapter).items() if target.exercise == exercise.id]
+    nodes = [found[path] for path in own if path in found]
+    holding = [n for n in nodes if at is not None and n.lineno <= at <= (n.end_lineno or 0)]
+    return min((node.lineno for node in holding or nodes), default=1)
+
+
+def same_code(one: str, other: str) -> bool:
+    """Whether two definitions differ in comments and layout at most."""
+    return ast.dump(ast.parse(one)) == ast.dump(ast.parse(other))
+
+
+def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> ModuleType:
+    """Run the reader's text as a complete module: what belongs to no exercise in `keep` is
+    the reference's. Other methods of a class in `keep` stay the reader's where they are
+    written, since methods of one class rely on each other; not if `strict`.
+    """
+    name = f"exercises.{Path(chapter.file_name).stem}"
+    module = ModuleType(name)
+    module.__file__ = str(path_of(chapter))
+    tree = parse(chapter, text)
+    found = definitions(tree)
+    sys.modules[name] = module  # dataclasses look their module up there
+    lines = text.splitlines(keepends=True)  # for the lines that an error names
+    linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
+    exec(compile(tree, module.__file__, "exec"), module.__dict__)
+    kept_classes = {
+        path.rpartition(".")[0]
+        for path, target in targets(chapter).items()
+        if target.exercise in keep and "." in path
+    }
+    for path, target in targets(chapter).items():
+        owner, _, method = path.rpartition(".")
+        node = found.get(path)
+        done = node is not None and not is_unwritten(node) and not target.is_bug
+        if target.exercise in keep or (not strict and owner in kept_classes and done):
+            continue
+        holder = getattr(module, owner, None) if owner else module
+        if holder is not None:
+            setattr(holder, method, target.reference)
+    return module
+
+
+@contextmanager
+def aside(chapter: Chapter) -> Iterator[None]:
+    """Other modules of this chapter may be loaded inside: the reader's is restored afterwards."""
+    name, file = f"exercises.{Path(chapter.file_name).stem}", str(path_of(chapter))
+    module, lines = sys.modules.get(name), linecache.cache.get(file)
+    try:
+        yield
+    finally:
+        sys.modules.pop(name, None)
+        linecache.cache.pop(file, None)
+        if module is not None:
+            sys.modules[name] = module
+        if lines is not None:
+            linecache.cache[file] = lines
+
+
+Swap = tuple[ModuleType, str, object, object]  # where, under which name, the reference's, yours
+
+
+def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
+    """Replace the reference by the reader's parts of the exercises in `kept`, in this process.
+
+    Returns what was done, for `give_back`.
+    """
+    swaps: list[Swap] = []
+    for path, target in targets(chapter).items():
+        name = path.partition(".")[0]
+        if target.exercise not in kept:
+            continue
+        piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
+        home, _, original = piece.target.partition(":")
+        reference, mine = getattr(sys.modules[home], original), getattr(module, name)
+        for holder in list(sys.modules.values()):
+            held = getattr(holder, "__name__", "").startswith("minikv")
+            if held and reference is not mine and vars(holder).get(original) is reference:
+                setattr(holder, original, mine)
+                swaps.append((holder, original, reference, mine))
+    return swaps
+
+
+def give_back(swaps: list[Swap]) -> None:
+    """Undo what `borrow` did."""
+    for holder, name, reference, _ in reversed(swaps):
+        setattr(holder, name, reference)

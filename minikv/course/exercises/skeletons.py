@@ -1,0 +1,408 @@
+"""Makes the files in `exercises/` from the reference. They are never edited by hand.
+
+    python -m minikv.course skeletons    # writes exercises/chNN_name.py for every chapter
+
+A skeleton is the reference's own text. What an exercise asks for has lost its body or
+has a bug in it; the rest is unchanged. A test makes all skeletons again and compares.
+"""
+
+import ast
+import importlib
+import importlib.util
+import linecache
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+from minikv.course.exercises.manifest import (
+    Bug,
+    Chapter,
+    Class,
+    Exercise,
+    Function,
+    chapter_of,
+    chapters,
+)
+
+Def = ast.FunctionDef | ast.ClassDef
+EXERCISES = Path(__file__).parents[3] / "exercises"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One function or method that an exercise asks for."""
+
+    exercise: str
+    path: str  # in the skeleton: "BlockPool.allocate"
+    reference: object  # what the reference has there; None if the chapter cannot run here
+    solved: str  # the reference's text, with the skeleton's name, from column 0
+    skeleton: str  # the same without its body, or with its bug
+    is_bug: bool
+
+
+# ── Text of definitions ───────────────────────────────────────────────────────
+
+
+def first_line(node: Def) -> int:
+    """Where a definition begins, decorators included, counted from 1."""
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def definitions(tree: ast.Module) -> dict[str, Def]:
+    """Functions, classes and methods of a module by path: "f", "C", "C.m"."""
+    found: dict[str, Def] = {}
+    for node in tree.body:
+        if isinstance(node, Def):
+            found[node.name] = node
+            if isinstance(node, ast.ClassDef):
+                inner = [item for item in node.body if isinstance(item, ast.FunctionDef)]
+                found |= {f"{node.name}.{item.name}": item for item in inner}
+    return found
+
+
+def definition(text: str) -> Def:
+    """The one definition that `text` is. Raises ValueError if it is anything else."""
+    [node] = ast.parse(text).body
+    if not isinstance(node, Def):
+        raise ValueError(f"neither a function nor a class: {text!r}")
+    return node
+
+
+def last_line(node: ast.stmt) -> int:
+    """Where a statement ends, counted from 1."""
+    return node.lineno if node.end_lineno is None else node.end_lineno
+
+
+def text_of(source: str, node: Def) -> str:
+    """The text of one definition, moved to column 0."""
+    lines = source.splitlines()[first_line(node) - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)) + "\n"
+
+
+def docstring_of(node: Def | ast.Module) -> ast.Expr | None:
+    first = node.body[0]
+    if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
+        return None
+    return first if isinstance(first.value.value, str) else None
+
+
+def without_body(text: str, exercise: Exercise | str, path: str) -> str:
+    """A function's decorators, signature and docstring; its new body names the exercise."""
+    node = definition(text)
+    docstring = docstring_of(node)
+    end = docstring.end_lineno if docstring else node.body[0].lineno - 1
+    kept = text.splitlines()[:end]
+    return "\n".join([*kept, f'    raise NotImplementedError("Exercise {exercise}: {path}")', ""])
+
+
+def is_unwritten(node: Def) -> bool:
+    """Whether a function has nothing but its docstring and the skeleton's `raise`."""
+    body = node.body[1:] if docstring_of(node) else node.body
+    if len(body) != 1 or not isinstance(body[0], ast.Raise):
+        return False
+    raised = ast.unparse(body[0])
+    return raised.startswith("raise NotImplementedError('Exercise ")
+
+
+def body_of(text: str, node: Def) -> str:
+    """The lines of a function after its docstring, from column 0."""
+    docstring = docstring_of(node)
+    begin = last_line(docstring) if docstring else node.body[0].lineno - 1
+    lines = text.splitlines()[begin : node.end_lineno]
+    return textwrap.dedent("\n".join(lines)).strip("\n")
+
+
+def fill(text: str, sources: dict[str, str]) -> str:
+    """`text` with definitions replaced, each by path; a source under "" goes below the imports.
+
+    Raises ValueError if there is no such definition.
+    """
+    for path, source in sources.items():
+        lines, tree = text.splitlines(), ast.parse(text)
+        if path == "":
+            imports = [n for n in tree.body if isinstance(n, ast.Import | ast.ImportFrom)]
+            at = max(map(last_line, imports), default=0)
+            lines[at:at] = ["", *textwrap.dedent(source).strip().splitlines()]
+        else:
+            node = definitions(tree).get(path)
+            if node is None:
+                raise ValueError(f"there is no {path} to fill in")
+            new = textwrap.indent(textwrap.dedent(source).strip(), " " * node.col_offset)
+            lines[first_line(node) - 1 : node.end_lineno] = new.splitlines()
+        text = "\n".join(lines) + "\n"
+    return text
+
+
+# ── From the reference to a skeleton ──────────────────────────────────────────
+
+
+class Reference:
+    """A module of the reference, read as text."""
+
+    def __init__(self, name: str):
+        self.name = name
+        spec = importlib.util.find_spec(name)  # text alone: not every machine can import it
+        if spec is None or spec.origin is None:
+            raise ValueError(f"there is no module {name} with a file")
+        self.source = Path(spec.origin).read_text(encoding="utf-8")
+        self.tree = ast.parse(self.source)
+        self.definitions = definitions(self.tree)
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return importlib.import_module(self.name)
+
+    def text(self, path: str) -> str:
+        if path not in self.definitions:
+            raise ValueError(f"{self.name} has no {path}")
+        return text_of(self.source, self.definitions[path])
+
+    def imports(self) -> dict[str, tuple[str, str | None]]:
+        """The names that the module imports: name -> (module, name there or None)."""
+        found: dict[str, tuple[str, str | None]] = {}
+        for node in self.tree.body:
+            if isinstance(node, ast.Import):
+                found |= {alias.asname or alias.name: (alias.name, None) for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                if node.module is None:
+                    raise ValueError(f"{self.name}: {ast.unparse(node)} means nothing elsewhere")
+                for alias in node.names:
+                    found[alias.asname or alias.name] = (node.module, alias.name)
+        return found
+
+    def globals(self) -> set[str]:
+        """The names that the module defines at its top level."""
+        names = {path for path in self.definitions if "." not in path}
+        for node in self.tree.body:
+            if isinstance(node, ast.Assign):
+                names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+        return names
+
+
+@cache
+def reference(name: str) -> Reference:
+    return Reference(name)
+
+
+def _edited(text: str, bug: Bug, path: str) -> str:
+    for old, new in bug.edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{bug.exercise}: {old!r} is {text.count(old)} times in {path}")
+        text = text.replace(old, new)
+    return text
+
+
+def _renamed(text: str, old: str, new: str) -> str:
+    return text.replace(f"def {old}(", f"def {new}(", 1)
+
+
+@cache
+def targets(chapter: Chapter) -> dict[str, Target]:
+    """What the chapter's exercises ask for, by path, in the order of the file."""
+    return {target.path: target for target in _targets(chapter)}
+
+
+def _targets(chapter: Chapter) -> Iterator[Target]:
+    for piece in chapter.skeleton:
+        module, _, name = piece.target.partition(":")
+        ref = reference(module)
+        shown = piece.name or name
+        value = None if chapter.cannot_run else getattr(ref.module, name)
+        if isinstance(piece, Function):
+            if piece.write is not None:
+                solved = _renamed(ref.text(name), name, shown)
+                yield _target(piece.write, shown, value, solved)
+        else:
+            methods = {} if value is None else vars(value)
+            order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
+            for method in sorted(piece.write, key=order.index):
+                solved = ref.text(f"{name}.{method}")
+                path = f"{shown}.{method}"
+                yield _target(piece.write[method], path, methods.get(method), solved)
+
+
+def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
+    if isinstance(write, Bug):
+        return Target(write.exercise, path, value, solved, _edited(solved, write, path), True)
+    return Target(write, path, value, solved, without_body(solved, write, path), False)
+
+
+@cache
+def skeleton(chapter: Chapter) -> str:
+    """The text of `exercises/chNN_name.py` as a reader first sees it."""
+    asked = targets(chapter)
+    titles = {exercise.id: exercise.title for exercise in chapter.exercises}
+    pieces: list[str] = []
+    used: list[tuple[Reference, ast.AST, set[str]]] = []
+    own: set[str] = set()
+    for piece in chapter.skeleton:
+        module, _, name = piece.target.partition(":")
+        ref, shown = reference(module), piece.name or name
+        own.add(shown)
+        if isinstance(piece, Function):
+            text = _renamed(ref.text(name), name, shown)
+            used.append((ref, ast.parse(text), set()))
+            if piece.write is not None:
+                text = _banner(asked[shown], titles, 0) + asked[shown].skeleton
+            pieces.append(text)
+        else:
+            pieces.append(_class_text(piece, ref, name, shown, asked, titles))
+            # Inherited members need none of their names here.
+            bases = {ref.name.rpartition(".")[2]} if piece.show is not None else set()
+            used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))
+    return (
+        "\n\n\n".join(
+            [(_head(chapter) + _imports(used, own)).rstrip(), *(p.rstrip() for p in pieces)]
+        )
+        + "\n"
+    )
+
+
+def solved(chapter: Chapter) -> str:
+    """The same file with every part written, as the reference has it."""
+    return fill(skeleton(chapter), {path: t.solved for path, t in targets(chapter).items()})
+
+
+def _head(chapter: Chapter) -> str:
+    first = chapter.exercises[0].id
+    return (
+        f'"""{chapter.doc.strip()}\n\n'
+        "Write what raises NotImplementedError, fix what is marked as broken; the rest is given.\n"
+        f'Then check("{first}") in the notebook, or in a terminal: python -m minikv check {first}\n'
+        '"""\n\n'
+    )
+
+
+def _banner(target: Target, titles: dict[str, str], indent: int) -> str:
+    broken = ": broken, fix it" if target.is_bug else ""
+    line = f"# ── {target.exercise} {titles[target.exercise]}{broken} "
+    return line.ljust(84 - indent, "─") + "\n"
+
+
+def _members(piece: Class, ref: Reference, name: str) -> list[ast.stmt]:
+    node = ref.definitions[name]
+    body = node.body[1:] if docstring_of(node) else node.body
+    if piece.show is None:
+        return body
+    wanted = {*piece.show, *piece.write}
+    methods = [item for item in body if isinstance(item, ast.FunctionDef) and item.name in wanted]
+    unknown = wanted - {item.name for item in methods}
+    if unknown:
+        raise ValueError(f"{ref.name}:{name} has no {sorted(unknown)} to show")
+    return methods
+
+
+def _class_source(piece: Class, ref: Reference, name: str) -> str:
+    """The class with only the members that are shown, all of them complete."""
+    lines = ref.source.splitlines()
+    node = ref.definitions[name]
+    assert isinstance(node, ast.ClassDef)
+    bases = [] if piece.show is not None else [ast.unparse(base) for base in node.bases]
+    parts = [f"class {name}({', '.join(bases)}):"]
+    for item in _members(piece, ref, name):
+        start = first_line(item) if isinstance(item, Def) else item.lineno
+        parts += lines[start - 1 : item.end_lineno]
+    return "\n".join(parts)
+
+
+def _class_text(piece: Class, ref: Reference, name: str, shown: str, asked, titles) -> str:
+    node, lines = ref.definitions[name], ref.source.splitlines()
+    docstring = docstring_of(node)
+    if piece.show is not None:
+        head = f"class {shown}({ref.name.rpartition('.')[2]}.{name}):"
+    else:
+        [head] = lines[node.lineno - 1 : node.body[0].lineno - 1]
+        head = head.replace(f"class {name}", f"class {shown}", 1)
+    decorators = lines[first_line(node) - 1 : node.lineno - 1]
+    parts = ["\n".join([*decorators, head])]
+    if docstring:
+        parts[0] += "\n" + "\n".join(lines[docstring.lineno - 1 : docstring.end_lineno])
+    for item in _members(piece, ref, name):
+        target = asked.get(f"{shown}.{getattr(item, 'name', '')}")
+        if target is not None:
+            text = textwrap.indent(_banner(target, titles, 4) + target.skeleton, "    ").rstrip()
+        else:
+            start = first_line(item) if isinstance(item, Def) else item.lineno
+            text = "\n".join(lines[start - 1 : item.end_lineno])
+        if isinstance(item, Def):
+            parts.append(text)
+        else:  # fields stand together
+            parts[-1] += "\n" + text
+    return "\n\n".join(parts)
+
+
+def _imports(used: list[tuple[Reference, ast.AST, set[str]]], own: set[str]) -> str:
+    """Import statements for every name that the reference's text uses and the file lacks."""
+    plain: set[str] = set()
+    names_from: dict[str, set[str]] = {}
+    for ref, tree, bases in used:
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
+        for name in names & set(ref.imports()):
+            module, inner = ref.imports()[name]
+            if inner is None:
+                alias = "" if name == module else f" as {name}"
+                plain.add(f"import {module}{alias}")
+            else:
+                alias = "" if name == inner else f" as {name}"
+                names_from.setdefault(module, set()).add(inner + alias)
+        for name in names & ref.globals():
+            names_from.setdefault(ref.name, set()).add(name)
+        for base in bases:
+            names_from.setdefault(ref.name.rpartition(".")[0], set()).add(base)
+    lines = {line: line.split()[1] for line in plain}
+    for module, wanted in names_from.items():
+        aliased = {name for name in wanted if " as " in name}  # each on a line of its own
+        for names in [wanted - aliased, *({name} for name in aliased)]:
+            if names:
+                line = f"from {module} import {', '.join(sorted(names, key=_import_order))}"
+                lines[line] = module
+    # Of the standard library, of installed packages, ours.
+    sections: tuple[list[tuple[bool, str, str]], ...] = ([], [], [])
+    for line, module in lines.items():
+        top = module.partition(".")[0]
+        place = 0 if top in sys.stdlib_module_names else 2 if top.startswith("minikv") else 1
+        sections[place].append((line.startswith("from"), module, line))
+    return "\n\n".join("\n".join(line for *_, line in sorted(s)) for s in sections if s)
+
+
+def _import_order(name: str) -> tuple:
+    """Constants, then classes, then the rest, as the linter sorts them."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+# ── For notebooks and for authors of the course ───────────────────────────────
+
+
+def broken(exercise_id: str):
+    """The broken function or class of a debug exercise, to show its symptom; a namespace of
+    them if there are several, with the functions that the chapter gives."""
+    chapter = chapter_of(exercise_id)
+    owners = [
+        path.partition(".")[0]
+        for path, target in targets(chapter).items()
+        if target.exercise == exercise_id and target.is_bug
+    ]
+    file = f"broken {exercise_id}"
+    namespace = {"__name__": file}
+    others = {p: t.solved for p, t in targets(chapter).items() if t.exercise != exercise_id}
+    text = fill(skeleton(chapter), others)
+    lines = text.splitlines(keepends=True)  # Triton reads a kernel's text
+    linecache.cache[file] = (len(text), None, lines, file)
+    exec(compile(text, file, "exec"), namespace)
+    owners += [
+        piece.name or piece.target.partition(":")[2]
+        for piece in chapter.skeleton
+        if isinstance(piece, Function) and piece.write is None
+    ]
+    found = {name: namespace[name] for name in owners}
+    return SimpleNamespace(**found) if len(found) > 1 else found[owners[0]]
+
+
+def write_all(folder: Path = EXERCISES) -> None:
+    """Write every chapter's file into `folder`."""
+    for chapter in chapters().values():
+        (folder / chapter.file_name).write_text(skeleton(chapter), encoding="utf-8")

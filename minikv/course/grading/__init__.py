@@ -1,0 +1,1 @@
+"""The course in a class: marks for many students, and assignments for nbgrader."""

@@ -1,0 +1,38 @@
+"""What the cells of an assignment call. The code that is graded is in the file beside them."""
+
+import os
+from pathlib import Path
+
+from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.skeletons import solved
+from minikv.course.grading import grade
+from minikv.course.reports.report import Report
+
+
+class NotPassed(AssertionError):
+    """An exercise whose check does not pass. A notebook shows the sentence, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:  # IPython asks for this
+        return [str(self)]
+
+
+def begin(number: str) -> None:
+    """From now on the exercises of this process are those beside the notebook."""
+    os.environ["MINIKV_EXERCISES"] = str(Path.cwd())
+    names = ", ".join(exercise.id for exercise in chapter_of(number).exercises)
+    print(f"Your file is {chapter_of(number).file_name}. Save it, then run the cells of {names}.")
+
+
+def write_solution(number: str) -> None:
+    """Write the reference's solution of a chapter into its file, over what is there."""
+    chapter = chapter_of(number)
+    Path(chapter.file_name).write_text(solved(chapter), encoding="utf-8")
+
+
+def must_pass(exercise_id: str) -> None:
+    """Check the file beside the notebook, and print the report. Raises NotPassed."""
+    exercise = find(exercise_id)
+    report = Report.of(grade.grade(grade.find_student(Path.cwd()), exercise))
+    print(report.text())
+    if not report.passed:
+        raise NotPassed(f"{exercise.id} {exercise.title}: {report.headline()}")

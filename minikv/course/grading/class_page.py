@@ -1,0 +1,180 @@
+"""One page about a class: how the marks are spread, what went wrong most often, what to read."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Sequence
+from html import escape
+from typing import Any, Protocol
+
+from minikv.course.exercises.manifest import Exercise, chapter_of, find
+from minikv.course.exercises.mistakes import mistakes_of, reference_sources
+from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.grading.similarity import pairs_alike
+from minikv.course.judge import containment
+from minikv.course.judge.result import Result
+
+
+class Student(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    def text(self, exercise: Exercise) -> str: ...
+
+
+Results = Sequence[tuple[Student, Result]]
+
+MOST = 40  # rows of a table
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+       color: #1b1b1b; background: #fff; }
+table { border-collapse: collapse; width: 100%; margin: 1rem 0; }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #ccc;
+         vertical-align: top; overflow-wrap: anywhere; }
+td.n, th.n { text-align: right; white-space: nowrap; }
+.bar { display: inline-block; height: .8rem; background: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  body { color: #e8e8e8; background: #16181c; } th, td { border-color: #444; }
+  .bar { background: #56b4e9; } }
+"""
+
+
+def as_page(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
+    """`to_be_read` names the lines of a student's file that a person should read."""
+    students = {student.name: student for student, _ in results}
+    parts = [
+        f"<p>{len(students)} students, {len({r.exercise for _, r in results})} exercises.</p>",
+        _section("How many exercises each student passed", _spread(results)),
+        _section("Exercises", _exercises(results)),
+        _section("What went wrong most often", _mistakes(results)),
+        _section("Solutions that are alike", _alike(results)),
+        _section("Lines to read", _lines(results, to_be_read)),
+        _section("How this was checked", _how(results)),
+    ]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>minikv: a class</title><style>{STYLE}</style></head><body>"
+        f"<h1>minikv: a class</h1>{''.join(parts)}</body></html>\n"
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<h2>{title}</h2>{body}"
+
+
+def _table(head: list[str], rows: list[list[str]], numbers: Container[int] = ()) -> str:
+    """Cells are HTML; columns in `numbers` are set to the right."""
+
+    def row(cells: list[str], tag: str) -> str:
+        kind = [' class="n"' if i in numbers else "" for i in range(len(cells))]
+        inner = "".join(f"<{tag}{k}>{c}</{tag}>" for k, c in zip(kind, cells, strict=True))
+        return f"<tr>{inner}</tr>"
+
+    more = f"<p>… and {len(rows) - MOST} more.</p>" if len(rows) > MOST else ""
+    body = "".join(row(cells, "td") for cells in rows[:MOST])
+    return f"<table>{row(head, 'th')}{body}</table>{more}" if rows else "<p>None.</p>"
+
+
+def _bar(count: int, most: int) -> str:
+    return f'<span class="bar" style="width:{20 * count / max(1, most):.2f}rem"></span>'
+
+
+def _spread(results: Results) -> str:
+    passed = Counter({student.name: 0 for student, _ in results})
+    passed.update(student.name for student, report in results if report.passed)
+    total = len({report.exercise for _, report in results})
+    step = max(1, -(-total // 20))
+    spread = Counter(count // step for count in passed.values())
+    rows = [
+        [f"{k * step}" + (f" to {min(total, k * step + step - 1)}" if step > 1 else ""),
+         str(spread[k]), _bar(spread[k], max(spread.values()))]
+        for k in range(total // step + 1)
+    ]  # fmt: skip
+    return _table(["passed", "students", ""], rows, {0, 1})
+
+
+def _exercises(results: Results) -> str:
+    counts: dict[str, Counter] = defaultdict(Counter)
+    for _, report in results:
+        counts[report.exercise][report.status] += 1
+    rows = [
+        [f"{id_} {escape(find(id_).title)}", *(str(each[s]) for s in STATES),
+         _bar(each["passed"], each.total())]
+        for id_, each in sorted(counts.items())
+    ]  # fmt: skip
+    out = []
+    for start in range(0, len(rows), MOST):
+        out.append(_table(["exercise", *STATES, ""], rows[start : start + MOST], {1, 2, 3}))
+    return "".join(out)
+
+
+STATES = ("passed", "failed", "not started")
+
+
+def _mistakes(results: Results) -> str:
+    """By the names of the known mistakes; a failure that is none of them counts by its line."""
+    made: Counter = Counter()
+    for _, report in results:
+        if report.status == "failed":
+            causes = {line.cause for line in report.lines if not line.ok} - {None}
+            known = {one.cause: one.name for one in mistakes_of(find(report.exercise))}
+            named = {(known[cause], cause) for cause in causes if cause in known}
+            first = next((line for line in report.lines if not line.ok), None)
+            if not named and first is not None:
+                named = {(first.name, first.cause or "none that is known")}
+            made.update((report.exercise, *one) for one in named)
+    rows = [
+        [str(count), f"{id_} {escape(find(id_).title)}", escape(name), escape(cause)]
+        for (id_, name, cause), count in made.most_common()
+    ]
+    return _table(["students", "exercise", "what", "cause"], rows, {0})
+
+
+def _alike(results: Results) -> str:
+    chapters = sorted({report.exercise[:2] for _, report in results})
+    students = {student.name: student for student, _ in results}
+    rows = []
+    for number in chapters:
+        chapter = chapter_of(number)
+        texts = {name: _written(one, number) for name, one in students.items()}
+        sources: dict[str, str] = {}
+        for exercise in chapter.exercises:
+            sources |= reference_sources(exercise)
+        given = skeleton(chapter), fill(skeleton(chapter), sources)
+        for share, one, other in pairs_alike(texts, given):
+            rows.append([f"{share:.0%}", number, escape(one), escape(other)])
+    said = (
+        "<p>The share of the shorter solution's fingerprints that both have, without what the "
+        "skeleton gives, the reference has, or a fifth of the class has. A high share is a reason "
+        "to read both, and no more: short exercises have few right answers.</p>"
+    )
+    return said + _table(["in common", "chapter", "one", "the other"], rows, {0, 1})
+
+
+def _written(student: Student, number: str) -> str:
+    return student.text(chapter_of(number).exercises[0])
+
+
+def _lines(results: Results, to_be_read: Callable[[Any, Exercise], list[str]]) -> str:
+    places: dict[tuple[str, str, str], None] = {}
+    for student, report in results:
+        name = chapter_of(report.exercise).file_name
+        for line in to_be_read(student, find(report.exercise)):
+            places[student.name, name, line] = None
+    rows = [
+        [escape(one), escape(name), f"<code>{escape(line)}</code>"] for one, name, line in places
+    ]
+    said = "<p>They reach for more than an exercise needs; the reference may be among it.</p>"
+    return said + _table(["student", "file", "line"], rows)
+
+
+def _how(results: Results) -> str:
+    lines = sorted({f"{r.exercise}: {name}" for _, r in results for name in r.on_its_word})
+    word = (
+        "<p>These lines rest on what the process says that runs the solution:</p><ul>"
+        + "".join(f"<li>{escape(line)}</li>" for line in lines)
+        + "</ul>"
+    )
+    return (
+        f"<p>On this machine a solution has: {escape(containment.isolation())}. Marks are written "
+        "by a process that does not import it.</p>" + (word if lines else "")
+    )

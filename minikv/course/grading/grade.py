@@ -1,0 +1,410 @@
+"""`python -m minikv grade FOLDER …`: check the exercises of a whole class.
+
+Each folder belongs to one student and holds the `chNN_….py` files, or a folder `exercises`
+with them. Each exercise runs in its own process, with limits on time, memory, processes and
+files; the process that writes its mark never imports it. docs/GRADING.md says what that keeps
+out, and what it does not.
+
+A mark says what was seen of a solution. Code can still hand over the reference's answers, which
+lie in the package that it imports. So the table also names each line that reaches for more than
+an exercise needs, for a person to read.
+"""
+
+import argparse
+import ast
+import csv
+import hashlib
+import io
+import json
+import os
+import re
+import signal
+import sqlite3
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    as_completed,
+)
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from xml.etree import ElementTree
+
+from tqdm import tqdm
+
+import minikv
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.files import write_whole
+from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.exercises.skeletons import skeleton
+from minikv.course.grading.class_page import as_page
+from minikv.course.judge import process
+from minikv.course.judge.result import Line, Result
+from minikv.course.reports.report import Report
+
+COLUMNS = (
+    "student", "exercise", "title", "status", "checks passed", "checks", "seconds", "message",
+    "to be read", "on its word",
+)  # fmt: skip
+
+# What a solution may import besides its skeleton's imports, without a person's looking at it.
+PLAIN = {
+    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
+    "itertools", "math", "numpy", "operator", "random", "torch", "triton", "typing",
+}  # fmt: skip
+REACHING = re.compile(r"__import__|eval|exec|compile|globals|open|_getframe|__\w+__")
+ORDINARY = re.compile(r"__(init|name|len|iter|getitem|contains|eq|hash|repr|lt|post_init)__")
+
+
+@dataclass(frozen=True)
+class Student:
+    """One folder."""
+
+    name: str
+    folder: Path
+
+    def file(self, exercise: Exercise) -> bytes | None:
+        """The file that holds an exercise; None if there is none that can be read at once."""
+        path = self.folder / chapter_of(exercise.id).file_name
+        if path.is_symlink() or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return file.read(reader_files.LONGEST_FILE + 1)
+
+    def text(self, exercise: Exercise) -> str:
+        """What a person could read in it; nothing of a file that is too long to be run."""
+        file = self.file(exercise) or b""
+        return "" if len(file) > reader_files.LONGEST_FILE else file.decode("utf-8", "replace")
+
+
+Results = list[tuple[Student, Result]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders", nargs="+", type=Path, metavar="FOLDER", help="a student's folder"
+    )
+    parser.add_argument(
+        "--chapters",
+        nargs="+",
+        metavar="NN",
+        default=[number for number, chapter in chapters().items() if not chapter.cannot_run],
+        help="only these chapters",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N",
+        help="exercises that are checked at the same time (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resume", type=Path, metavar="FILE",
+        help="keep each result here as it comes, and check only what is new or has changed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
+    )
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
+    parser.add_argument(
+        "--page", type=Path, metavar="FILE",
+        help="write a page about the class: marks, common mistakes, solutions that are alike",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    students = []
+    for folder in args.folders:
+        try:
+            students.append(find_student(folder))
+        except (ValueError, OSError) as error:  # the others are graded all the same
+            print(error, file=sys.stderr)
+    try:
+        exercises = [e for number in args.chapters for e in chapter_of(number).exercises]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if not students:
+        return 2
+    if args.jobs is not None and args.jobs < 1:
+        print(f"--jobs: must be at least 1, was {args.jobs}", file=sys.stderr)
+        return 2
+    names = [student.name for student in students]
+    students = [
+        one if names.count(one.name) == 1 else Student(str(one.folder), one.folder)
+        for one in students
+    ]
+    results: Results = []
+    status = 0
+    try:
+        with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
+            found = grades(pool, store, students, exercises)
+            for one in progress_bar(len(students) * len(exercises), found):
+                results.append(one)
+    except KeyboardInterrupt:
+        status = 130
+        print("interrupted: this is what was checked so far", file=sys.stderr)
+    except BrokenExecutor as error:
+        status = 1
+        print(f"{error}\nThis is what was checked so far.", file=sys.stderr)
+    order = {name: i for i, name in enumerate(student.name for student in students)}
+    results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
+    if args.csv:
+        write_whole(args.csv, as_csv(results))
+    if args.junit:
+        write_whole(args.junit, as_junit(results))
+    if args.page:
+        write_whole(args.page, as_page(results, to_be_read))
+    print(as_text(results))
+    return status
+
+
+def find_student(folder: Path) -> Student:
+    """Raises ValueError for a folder without exercise files."""
+    for place in (folder, folder / "exercises"):
+        if any(place.glob("ch[0-9][0-9]_*.py")):
+            return Student(folder.resolve().name, place.resolve())
+    raise ValueError(f"{folder}: has no chNN_….py, and no folder exercises with them")
+
+
+def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
+    with tqdm(results, total=total, unit="exercise", disable=not sys.stderr.isatty()) as bar:
+        for student, report in bar:
+            bar.set_description(f"{report.exercise} {student.name}")
+            yield student, report
+
+
+# ── Checking ──────────────────────────────────────────────────────────────────
+
+
+def grade(student: Student, exercise: Exercise) -> Result:
+    return _report(grade_file(exercise.id, student.file(exercise)))
+
+
+def grade_file(exercise_id: str, file: bytes | None) -> dict:
+    """The report on an exercise in a file's bytes, as a dict, for workers. The file lies in a
+    folder of its own meanwhile, away from the student's and from all others'."""
+    exercise = find(exercise_id)
+    with tempfile.TemporaryDirectory(prefix="minikv-") as place:
+        folder = Path(place, "exercises")
+        folder.mkdir()
+        if file is not None:
+            (folder / chapter_of(exercise.id).file_name).write_bytes(file)
+        with reader_files.in_folder(folder):
+            return asdict(process.run(exercise))
+
+
+def grades(
+    pool: Executor, store: "Store", students: list[Student], exercises: list[Exercise]
+) -> Iterator[tuple[Student, Result]]:
+    """Each exercise of each student, as they come. Workers go through the class exercise by
+    exercise, because a process remembers what the reference gives. Students who handed in the
+    same file, byte for byte, share its reports: it is checked once."""
+    waiting: dict[Future, tuple[Exercise, bytes | None, list[Student]]] = {}
+    files: dict[tuple[Student, str], bytes | None] = {}
+    for exercise in exercises:
+        alike: dict[bytes | None, list[Student]] = {}
+        for student in students:
+            place = student, exercise.id[:2]
+            if place not in files:
+                files[place] = student.file(exercise)
+            file = files[place]
+            known = store.get(exercise, file)
+            if known is not None:
+                yield student, _report(known)
+            elif file in alike:
+                alike[file].append(student)
+            else:
+                alike[file] = [student]
+                job = pool.submit(grade_file, exercise.id, file)
+                waiting[job] = exercise, file, alike[file]
+    try:
+        for done in as_completed(waiting):
+            exercise, file, same = waiting[done]
+            found = done.result()
+            store.put(exercise, file, found)
+            for student in same:
+                yield student, _report(found)
+    except BaseException:
+        for one in waiting:
+            one.cancel()
+        raise
+
+
+def _report(found: dict) -> Result:
+    return Result(**found | {"lines": [Line(**line) for line in found["lines"]]})
+
+
+@contextmanager
+def workers(jobs: int | None) -> Iterator[Executor]:
+    """Processes that check `jobs` exercises at the same time."""
+    # Spawned: a worker has its own starter, and shares no file with this process. Control-C is
+    # this process's business: what runs comes to its end, and is kept.
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with ProcessPoolExecutor(jobs, get_context("spawn"), ignore) as pool:
+        yield pool
+
+
+class Store:
+    """Reports by the content of the file, in a database that survives an interrupt at any moment:
+    SQLite keeps a whole result or none. Without a path nothing is kept."""
+
+    def __init__(self, path: Path | None):
+        self._keeps = path is not None
+        self._database = sqlite3.connect(path or ":memory:")
+        self._database.execute("CREATE TABLE IF NOT EXISTS reports (name PRIMARY KEY, report)")
+
+    def get(self, exercise: Exercise, file: bytes | None) -> dict | None:
+        if not self._keeps:
+            return None
+        query = "SELECT report FROM reports WHERE name = ?"
+        row = self._database.execute(query, [_name(exercise, file)]).fetchone()
+        return json.loads(row[0]) if row else None
+
+    def put(self, exercise: Exercise, file: bytes | None, report: dict) -> None:
+        if self._keeps:
+            with self._database:
+                row = _name(exercise, file), json.dumps(report)
+                self._database.execute("INSERT OR REPLACE INTO reports VALUES (?, ?)", row)
+
+    def close(self) -> None:
+        self._database.close()
+
+
+def _name(exercise: Exercise, file: bytes | None) -> str:
+    """What a report depends on: the exercise, the file, and the version of the checks."""
+    content = "nothing" if file is None else hashlib.sha256(file).hexdigest()
+    return f"{minikv.__version__} {exercise.id} {_checks(chapter_of(exercise.id).number)} {content}"
+
+
+@cache
+def _checks(number: str) -> str:
+    """Names the files that a chapter's checks are made of."""
+    package = Path(minikv.__file__).parent
+    rooms = "course/exercises", "course/judge", "course/reports", f"course/chapters/ch{number}_*"
+    places = ["*.py", *(f"{room}/*.{kind}" for room in rooms for kind in ("py", "toml"))]
+    files = [file for place in places for file in sorted(package.glob(place))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+# ── What a person should read ─────────────────────────────────────────────────
+
+
+def to_be_read(student: Student, exercise: Exercise) -> list[str]:
+    """Lines of the student's file that import or name more than an exercise needs, and that its
+    skeleton does not have: "line 12: import gc"."""
+    chapter = chapter_of(exercise.id)
+    return list(_reaching(student.text(exercise), chapter.number))
+
+
+@cache
+def _reaching(text: str, number: str) -> tuple[str, ...]:
+    chapter = chapters()[number]
+    try:
+        tree = reader_files.parse(chapter, text.removeprefix("\ufeff"))
+    except reader_files.WorkbookError:
+        return ()  # its report says so
+    given = {line.strip() for line in skeleton(chapter).splitlines()}
+    lines = text.splitlines()
+    found = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                outside = any(name.name.split(".")[0] not in PLAIN for name in names)
+            case ast.ImportFrom(module, _, level):
+                outside = level > 0 or (module or "").split(".")[0] not in PLAIN
+            case ast.Name(name) | ast.Attribute(_, name):
+                outside = bool(REACHING.fullmatch(name)) and not ORDINARY.fullmatch(name)
+            case _:
+                continue
+        line = lines[node.lineno - 1].strip()
+        if outside and line not in given:
+            found[node.lineno] = f"line {node.lineno}: {line[:80]}"
+    return tuple(found[number] for number in sorted(found))
+
+
+# ── Tables ────────────────────────────────────────────────────────────────────
+
+
+def message(report: Result) -> str:
+    """The first failure, in one line."""
+    wrong = next((line for line in report.lines if not line.ok), None)
+    if report.passed or report.status == "not started":
+        return ""
+    if wrong is None:
+        return (report.place or "").replace("\n", " ")
+    cause = f" ({wrong.cause})" if wrong.cause else ""
+    return f"{wrong.name}: {wrong.what}{cause}".replace("\n", " ")
+
+
+def as_csv(results: Results) -> str:
+    out = io.StringIO()
+    table = csv.writer(out, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for student, report in results:
+        exercise = find(report.exercise)
+        table.writerow(
+            (student.name, exercise.id, exercise.title, report.status,
+             sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
+             message(report), "; ".join(to_be_read(student, exercise)),
+             "; ".join(report.on_its_word))
+        )  # fmt: skip
+    return out.getvalue()
+
+
+def as_junit(results: Results) -> str:
+    root = ElementTree.Element("testsuites", name="minikv exercises")
+    suites: dict[str, ElementTree.Element] = {}
+    for student, report in results:
+        if student.name not in suites:
+            suites[student.name] = ElementTree.SubElement(root, "testsuite", name=student.name)
+        case = ElementTree.SubElement(
+            suites[student.name], "testcase", classname=student.name, name=report.exercise,
+            time=f"{report.seconds:.3f}",
+        )  # fmt: skip
+        if report.status == "not started":
+            ElementTree.SubElement(case, "skipped", message="not started")
+        elif not report.passed:
+            text = _valid_in_xml(Report.of(report).text())
+            failure = ElementTree.SubElement(
+                case, "failure", message=_valid_in_xml(message(report))
+            )
+            failure.text = text
+    for suite in suites.values():
+        suite.set("tests", str(len(suite.findall("testcase"))))
+        suite.set("failures", str(len(suite.findall("testcase/failure"))))
+        suite.set("skipped", str(len(suite.findall("testcase/skipped"))))
+    ElementTree.indent(root)
+    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _valid_in_xml(text: str) -> str:
+    """Without the control characters that XML cannot hold, which a student's code may print."""
+    return "".join(c for c in text if c in "\t\n" or " " <= c <= "\ud7ff" or c >= "\ue000")
+
+
+def as_text(results: Results) -> str:
+    """One line per student: ✓ passed, ✗ failed, · not started."""
+    marks = {"passed": "✓", "failed": "✗", "not started": "·"}
+    lines: dict[str, list[str]] = {}
+    for student, report in results:
+        lines.setdefault(student.name, []).append(marks[report.status])
+    ids = list(dict.fromkeys(report.exercise for _, report in results))
+    width = max((len(name) for name in [*lines, "student"]), default=7)
+    head = "student".ljust(width) + "  " + " ".join(ids) + "  passed"
+    rows = [
+        f"{name.ljust(width)}  " + " ".join(m.center(4) for m in row).ljust(5 * len(ids) - 1)
+        + f"  {row.count('✓'):3} of {len(ids)}"
+        for name, row in lines.items()
+    ]  # fmt: skip
+    places = dict.fromkeys(
+        f"{student.name}, {chapter_of(report.exercise).file_name}, {line}"
+        for student, report in results
+        for line in to_be_read(student, find(report.exercise))
+    )
+    remarks = ["", "Lines that reach for more than an exercise needs; read them:", *places]
+    return "\n".join([head, *rows, *(remarks if places else [])])

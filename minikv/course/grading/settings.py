@@ -1,0 +1,58 @@
+"""How nbgrader treats these assignments. Only nbgrader imports this file, or what runs it.
+
+A student hands in a notebook and an exercise file. Only the file is graded: before anything
+runs, the notebook is replaced by the released one, and files that the assignment does not have
+are removed. So no cell and no module of a student's runs beside a cell that gives points.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbgrader.converters.autograde import Autograde
+from nbgrader.preprocessors import NbGraderPreprocessor
+
+from minikv.course.exercises.manifest import chapters
+
+STUB = "# This cell is yours, to try things out. It is not graded."
+KEPT = ("timestamp.txt",)  # nbgrader's own
+CELL_LIMIT = 900  # seconds: a check has limits of its own, and ends before
+
+
+class ReleasedNotebook(NbGraderPreprocessor):
+    """The cells of the released notebook take the place of those that were handed in."""
+
+    def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
+        name = resources["nbgrader"]["notebook"]
+        return nbformat.read(_released(self, resources) / f"{name}.ipynb", 4), resources
+
+
+class ReleasedFiles(NbGraderPreprocessor):
+    """Removes files that were handed in and that the assignment does not have."""
+
+    def preprocess(self, nb: Any, resources: Any) -> tuple[Any, Any]:
+        released, folder = _released(self, resources), Path(resources["metadata"]["path"])
+        known = {file.relative_to(released) for file in released.rglob("*")} | {*map(Path, KEPT)}
+        for file in sorted(folder.rglob("*"), reverse=True):
+            if file.relative_to(folder) not in known or file.is_symlink():
+                file.rmdir() if file.is_dir() and not file.is_symlink() else file.unlink()
+        return nb, resources
+
+
+def _released(preprocessor: Any, resources: Any) -> Path:
+    """The folder of the assignment's release version."""
+    course = preprocessor.parent.parent.coursedir  # the exporter's, which nbgrader's command owns
+    assignment = resources["nbgrader"]["assignment"]
+    return Path(course.format_path(course.release_directory, ".", assignment))
+
+
+def configure(c: Any) -> None:
+    """Fill in nbgrader's configuration object."""
+    c.ClearSolutions.code_stub = {"python": STUB}
+    c.ExecutePreprocessor.timeout = CELL_LIMIT
+    c.Autograde.exclude_overwriting = {
+        f"ch{number}": [chapter.file_name] for number, chapter in chapters().items()
+    }
+    usual = Autograde()
+    c.Autograde.sanitize_preprocessors = [ReleasedNotebook, *usual.sanitize_preprocessors]
+    c.Autograde.autograde_preprocessors = [ReleasedFiles, *usual.autograde_preprocessors]

@@ -1,1 +1,0 @@
-"""How exercises are made, run, judged and told."""

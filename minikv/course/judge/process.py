@@ -1,0 +1,531 @@
+"""Has a reader's code run in a process of its own, so that whatever it does ends in a sentence.
+
+    here ──asks──> starter ──asks──> nursery ──forks──> player     one player per check, with limits
+     ^              judges             │                  │       on time, memory and output
+     └───report────────┘ ^             └──how it ended    │
+                         └──────────what it has seen──────┘
+
+To import torch and to load tinypy takes longer than most checks do. The starter does both once
+and waits. It plays the reference, compares and writes the report, and remembers what the reference
+gives; the reader's code is never imported there. The nursery is a copy of it from before it knew
+anything, and each player is a copy of the nursery: what the right answers are is in no memory that
+the reader's code can read, and no verdict is written where it can write.
+
+Where a process cannot be copied safely (macOS, Windows) a new starter does all of that itself, for
+one check.
+"""
+
+import atexit
+import faulthandler
+import json
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+
+import torch
+
+import minikv
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import Exercise, chapter_of, find
+from minikv.course.judge import containment
+from minikv.course.judge.checking import tinypy
+from minikv.course.judge.examine import (
+    COMPILE_LIMIT,
+    COMPILES,
+    MODEL_RUN,
+    examine,
+    import_checks,
+    place_of,
+    run_parts,
+)
+from minikv.course.judge.observing import Confused, Gone, There, serve
+from minikv.course.judge.raised import is_readers, short
+from minikv.course.judge.result import Line, Result
+
+TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
+START_LIMIT = 120.0  # seconds for Python to begin and to import torch
+PAUSE = 0.2  # seconds between two looks at what a child has reported
+IDLE_LIMIT = 600.0  # seconds after which a starter that nobody asks ends itself
+GONE_LIMIT = 1.0  # seconds in which a player that is gone has ended
+END_LIMIT = 5.0  # seconds for a starter to end
+LOAD_LIMIT = 30.0  # seconds for a child to import the checks
+KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
+KEPT_LINES = 12  # of them
+LONGEST_STACK = 20_000  # characters of where a player was
+CONFUSED = 1000  # as the status of a player that sends what no player sends
+FORKS = sys.platform == "linux"
+
+
+def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
+    """Check the reader's file as it is now. Never raises for what is in that file."""
+    chapter = chapter_of(exercise.id)
+    report = Result(exercise.id, "failed", 0)
+    try:
+        text = reader_files.read(chapter)
+        done = reader_files.progress_of(exercise, text)
+        report.fingerprint = reader_files.fingerprint(exercise, text)
+    except reader_files.WorkbookError as error:
+        report.place, report.place_line = str(error), error.line
+        return report
+    report.place = chapter.cannot_run or place_of(exercise, done)
+    report.place_line = next(iter(done.unwritten.values()), None)
+    if chapter.cannot_run:
+        return report
+    if not done.started and exercise.kind != "debug":
+        report.status = "not started"
+        return report
+    messages, ended, printed = _in_child(exercise.id, ",".join(own))
+    for message in messages:
+        if "report" in message:
+            lines = [Line(**line) for line in message["report"].pop("lines")]
+            report = Result(**message["report"], lines=lines)
+    if ended is not None:
+        report.lines = [Line(**message["line"]) for message in messages if "line" in message]
+        running = next((m["start"] for m in reversed(messages) if "start" in m), "the start")
+        report.total = next((m["total"] for m in messages if "total" in m), 0)
+        report.total += running == MODEL_RUN
+        ended.name = running
+        report.lines.append(ended)
+    report.printed = printed
+    return report
+
+
+def parts(passed: Iterable[str], hear: Callable[[dict], None]) -> str | None:
+    """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
+    ended, if badly."""
+    _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear)
+    return None if ended is None else f"{ended.what}: {ended.cause}"
+
+
+def time_limit() -> float:
+    """Seconds; $MINIKV_TIME_LIMIT if the machine is a slow one."""
+    return float(os.environ.get("MINIKV_TIME_LIMIT", TIME_LIMIT))
+
+
+def _in_child(
+    what: str,
+    ids: str,
+    limit: float | None = None,
+    hear: Callable[[dict], None] = lambda message: None,
+) -> tuple[list[dict], Line | None, str]:
+    """(what it reported, how it ended if badly, what it printed).
+
+    `hear` gets what it reports, as it does.
+    """
+    limit = time_limit() if limit is None else limit
+    found: list[dict] = []
+
+    def listen(message: dict) -> None:
+        found.append(message)
+        hear(message)
+
+    with tempfile.TemporaryDirectory(prefix="minikv-") as scratch:
+        hung = Path(scratch, "hung")
+        with _Listener(Path(scratch, "printed")) as listener:
+            # A player ends itself after `limit`, and tells where it was: for its checks and for
+            # the model's run. If it has switched that off, it is ended.
+            compiles = what != "parts" and chapter_of(what).needs == "triton"
+            latest = LOAD_LIMIT + 2.5 * limit + (COMPILE_LIMIT if compiles else 0)
+            job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "scratch": scratch}
+            end = _ask(job, START_LIMIT + latest, listen)
+        stack = hung.read_text("utf-8", "replace")[:LONGEST_STACK] if hung.exists() else ""
+    if end["over"] is not None:
+        cause = "the code starts processes, or takes memory, without end"
+        look = "what does it start or allocate, and how often?"
+        return found, Line("", False, f"stopped: {end['over']}", cause, look), listener.text
+    if any("end" in message for message in found):
+        return found, None, listener.text
+    return found, _ending(end["status"], stack, limit), listener.text
+
+
+class _Listener:
+    """Reads all that a child prints and keeps the beginning: a flood must not fill the pipe."""
+
+    def __init__(self, pipe: Path):
+        os.mkfifo(pipe)
+        # For writing, too: so neither side waits for the other to open it.
+        self._file = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+        self._kept, self._dropped, self._ended = bytearray(), 0, False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> "_Listener":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._thread.join()
+        os.close(self._file)
+
+    def _listen(self) -> None:
+        while True:
+            ended = self._ended  # looked at before: what was printed until then is read below
+            if select.select([self._file], [], [], 0.02)[0]:
+                data = os.read(self._file, 1 << 16)
+                room = max(0, KEPT_OUTPUT - len(self._kept))
+                self._kept += data[:room]
+                self._dropped += len(data[room:])
+            elif ended:
+                return
+
+    @property
+    def text(self) -> str:
+        printed = self._kept.decode("utf-8", "replace")
+        lines = printed.splitlines()
+        if len(lines) > KEPT_LINES:
+            more = len(lines) - KEPT_LINES
+            printed = "\n".join([*lines[:KEPT_LINES], f"… and {more} more lines"])
+        return printed + (f"\n… and {self._dropped:,} more bytes" if self._dropped else "")
+
+
+def _ending(status: int | None, stack: str, limit: float) -> Line:
+    """How a child ended that did not come to its end."""
+    where, at = "", None
+    for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
+        if is_readers(file):
+            at = int(line)
+            where = f"\n{short(file)}, line {line}, in {function}"
+            with suppress(OSError, ValueError, IndexError):  # it may be another file by now
+                where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
+            break
+    if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
+        what = f"stopped: not finished after {limit:g} s{where}"
+        cause = (
+            "a loop that never ends, or one that does far too much; on a very busy machine also "
+            "a right one: try again, or set MINIKV_TIME_LIMIT to more seconds"
+        )
+        look = "what would have to change for this loop to stop?"
+    elif status == CONFUSED:
+        what = "what the process sent is no answer to what it was asked"
+        cause = "the code writes to files that it has not opened"
+        look = "every write to a file: a check sees what a function returns"
+    elif status < 0:
+        name = signal.Signals(-status).name
+        what = f"the process was ended by {name}"
+        cause = "memory ran out" if name == "SIGKILL" else "a crash below Python"
+        look = "the line that your code was in"
+    else:
+        what = f"the process ended itself with status {status}"
+        cause = "the code calls os._exit"
+        look = "a function returns or raises; it does not end the program"
+    return Line("", False, what, cause, look, at=at)
+
+
+# ── The starter, seen from here ───────────────────────────────────────────────
+
+_starter: subprocess.Popen | None = None
+
+
+def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
+    """Have `job` done, and hear its messages as they come. Returns how it ended: "status" as in
+    `subprocess`, None if it had to be ended after a time; "over", the limit that it broke. A
+    starter that was lost is started again."""
+    global _starter
+    environment = {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}
+    # The starter may have begun in another folder.
+    environment["MINIKV_EXERCISES"] = str(reader_files.folder())
+    job |= {"environment": environment}
+    if _starter is None or _starter.poll() is not None:
+        _starter = _start()
+    starter, pid, until, begun = _starter, None, monotonic() + limit, b""
+    assert starter.stdin is not None and starter.stdout is not None
+    try:
+        starter.stdin.write((json.dumps(job) + "\n").encode())
+        starter.stdin.flush()
+        while monotonic() < until:
+            if not select.select([starter.stdout], [], [], PAUSE)[0]:
+                continue
+            data = os.read(starter.stdout.fileno(), 1 << 16)
+            if not data:  # it is gone: it did the work itself
+                status = starter.wait()
+                _stop(starter, pid)
+                return {"status": status, "over": None}
+            *lines, begun = (begun + data).split(b"\n")
+            for message in map(json.loads, lines):
+                if "status" in message:
+                    return message
+                if "pid" in message:
+                    pid = message["pid"]
+                else:
+                    hear(message["said"])
+        _stop(starter, pid)
+        return {"status": None, "over": None}
+    except BrokenPipeError:
+        _stop(starter, pid)
+        return {"status": starter.wait(), "over": None}
+    except BaseException:  # Control-C: nothing is left running
+        _stop(starter, pid)
+        raise
+
+
+def _start() -> subprocess.Popen:
+    root = str(Path(minikv.__file__).parents[1])
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "OMP_NUM_THREADS": "1",  # small tensors: threads would only wait for each other
+        "TRITON_INTERPRET": "1",  # kernels too end in a sentence, and need no GPU
+        "TOKENIZERS_PARALLELISM": "false",  # threads are not copied with a process
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-m", "minikv.course.judge.process"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        env=environment, start_new_session=True,
+    )  # fmt: skip
+
+
+@atexit.register
+def _dismiss() -> None:
+    """Let the starter come to its end, and wait for that: its time is then counted as ours."""
+    if _starter is not None and _starter.poll() is None:
+        assert _starter.stdin is not None
+        with suppress(OSError):
+            _starter.stdin.close()
+        try:
+            _starter.wait(END_LIMIT)
+        except subprocess.TimeoutExpired:
+            _stop(_starter, None)
+
+
+def _stop(starter: subprocess.Popen, pid: int | None) -> None:
+    """End a starter and the child that it may have."""
+    for group in (pid, starter.pid):
+        if group is not None:
+            with suppress(OSError):  # gone already
+                os.killpg(group, signal.SIGKILL)
+    starter.wait()
+
+
+# ── The starter: judges ───────────────────────────────────────────────────────
+
+
+def _serve() -> None:
+    """Do jobs, a line of JSON each, until nobody asks any more."""
+    torch.set_num_threads(1)
+    # A step of many tokens, and one of few: players find both compiled. They may not keep on disk
+    # what they compile.
+    minikv.Engine(tinypy()).generate([list(range(1, 33))], minikv.SamplingParams(max_tokens=2))
+    jobs, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+
+    def answer(message: dict) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    if not FORKS:
+        job = json.loads(jobs.readline() or "null")
+        if job is not None:
+            _enter(job)
+            _do_all(job, lambda message: answer({"said": message}))
+            answer({"status": 0, "over": None})
+            os._exit(0)  # whatever threads the reader's code has left behind
+        return
+    control, theirs = socket.socketpair()
+    nursery = os.fork()
+    if nursery == 0:
+        for file in (jobs, answers, control):
+            file.close()
+        _keep_players(theirs)
+        os._exit(0)
+    theirs.close()
+    containment.hide()
+    while select.select([jobs], [], [], IDLE_LIMIT)[0]:
+        line = jobs.readline()
+        if not line:
+            break
+        _judge(json.loads(line), control, answer)
+    control.shutdown(socket.SHUT_RDWR)  # to close it would not do: a file over it may be left
+    os.waitpid(nursery, 0)
+    os._exit(0)  # to take all of torch apart again would take seconds
+
+
+def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) -> None:
+    """Have one job done by a player, and tell what comes of it."""
+    os.environ.update(job["environment"])
+    ours, theirs = socket.socketpair()
+    socket.send_fds(control, [(json.dumps(job) + "\n").encode()], [theirs.fileno()])
+    theirs.close()
+    reports = control.makefile("r")
+    answer(json.loads(reports.readline()))  # its pid
+    confused = False
+
+    def tell(message: dict) -> None:
+        answer({"said": message})
+
+    try:
+        if _all_there(job):
+            with ours.makefile("r", encoding="utf-8", errors="replace") as messages:
+                for line in messages:
+                    tell(json.loads(line))
+        else:
+            exercise = find(job["what"])
+            import_checks(exercise.id)
+            text = reader_files.read(chapter_of(exercise.id))
+            player = There(exercise, ours, control)
+            report = examine(exercise, text, tell=tell, player=player)
+            tell({"report": asdict(report)})
+            tell({"end": True})
+    except Gone:  # it has ended, or closed what it is asked through
+        confused = not select.select([control], [], [], GONE_LIMIT)[0]
+    except (Confused, ValueError):
+        confused = True
+    finally:
+        ours.close()
+        control.send(b".")  # it is to end now
+        end = json.loads(reports.readline())
+    answer(end | ({"status": CONFUSED} if confused and end["status"] is not None else {}))
+
+
+def _all_there(job: dict) -> bool:
+    """Whether the player does the whole work. Then the reader's code takes the reference's places,
+    so its answers are compared with those of the same process; no mark depends on them."""
+    return job["what"] == "parts" or bool(job["ids"])
+
+
+# ── The nursery ───────────────────────────────────────────────────────────────
+
+
+def _keep_players(control: socket.socket) -> None:
+    """Fork a player for each job, and tell how it ended."""
+    containment.adopt_orphans()
+    containment.hide()
+    while True:
+        data, [*connections], _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not data:
+            return
+        job = json.loads(data)
+        with suppress(Exception):  # once for all players; what fails here fails there, too
+            import_checks(job["what"], job["ids"])
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()  # a group of its own: whatever it starts ends with it
+            control.close()
+            containment.hide(False)  # its memory is counted from outside
+            _be_a_player(job, socket.socket(fileno=connections[0]))
+        os.close(connections[0])
+        control.send((json.dumps({"pid": pid}) + "\n").encode())
+        status, over, dismissed = _wait(pid, job, control)
+        control.send((json.dumps({"status": status, "over": over}) + "\n").encode())
+        if not dismissed:
+            control.recv(1)
+
+
+def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str | None, bool]:
+    """(exit status of a player, the limit that it broke, whether the judge has dismissed it).
+
+    The status is None if it was ended for want of time. It is also ended when the judge has heard
+    enough, and with it all that it started.
+    """
+    looked = began = monotonic()
+    pause, over, dismissed = 0.001, None, False
+    while True:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            break
+        now = monotonic()
+        if now - looked > 0.2:
+            looked = now
+            over = over or containment.excess([pid, *containment.descendants(pid)])
+        if over is not None or dismissed or now - began > job["latest"]:
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)
+        # A byte from the judge, or the judge's end.
+        if select.select([] if dismissed else [control], [], [], pause)[0]:
+            dismissed = True
+            control.recv(1)
+        pause = min(0.02, 1.5 * pause)
+    containment.end_all(os.getpid())
+    late = monotonic() - began > job["latest"]
+    return (None if late else os.waitstatus_to_exitcode(status)), over, dismissed
+
+
+# ── A player ──────────────────────────────────────────────────────────────────
+
+
+def _enter(job: dict) -> None:
+    """From here on, what is printed is the reader's."""
+    os.environ.update(job["environment"])
+    pipe = os.open(Path(job["scratch"], "printed"), os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(pipe, stream)
+
+
+def _be_a_player(job: dict, connection: socket.socket) -> None:
+    """Do one job, and end."""
+    try:
+        _enter(job)
+        if _all_there(job):
+            with connection.makefile("w", encoding="utf-8") as messages:
+
+                def tell(message: dict) -> None:
+                    messages.write(json.dumps(message) + "\n")
+                    messages.flush()
+
+                _do_all(job, tell)
+        else:
+            with _watched(job) as begin:
+                serve(connection, find(job["what"]), begin)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)  # whatever threads the reader's code has left behind
+
+
+def _do_all(job: dict, tell: Callable[[dict], None]) -> None:
+    """Examine an exercise, or run the model on all "parts", in this process."""
+    own = {id_ for id_ in job["ids"].split(",") if id_}
+    import_checks(job["what"], own)
+    with _watched(job) as begin:
+
+        def tell_and_begin(message: dict) -> None:
+            tell(message)
+            begin(message.get("start", ""))
+
+        if job["what"] == "parts":
+            run_parts(own, tell)
+        else:
+            exercise = find(job["what"])
+            text = reader_files.read(chapter_of(exercise.id))
+            report = examine(exercise, text, own, tell_and_begin)
+            tell({"report": asdict(report)})
+        tell({"end": True})
+
+
+@contextmanager
+def _watched(job: dict) -> Iterator[Callable[[str], None]]:
+    """Within its limits, of time above all. Gives what is to hear of each check that begins."""
+    # A GPU says nothing of log(0) either.
+    interpreter = r"triton\.runtime\.interpreter"
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=interpreter)
+    limit = job["limit"]
+    with Path(job["scratch"], "hung").open("w") as hung:
+
+        def begin(name: str) -> None:
+            if name == MODEL_RUN:  # with a time of its own
+                faulthandler.dump_traceback_later(limit, exit=True, file=hung)
+            if name == COMPILES:
+                faulthandler.dump_traceback_later(limit + COMPILE_LIMIT, exit=True, file=hung)
+
+        containment.confine(job["scratch"])
+        faulthandler.dump_traceback_later(limit, exit=True, file=hung)
+        yield begin
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,288 @@
+"""Train tinypy, the bundled model, on the source of Python's standard library.
+
+    python -m minikv train                 # about 70 minutes on two CPU cores
+    python -m minikv train --evaluate      # bits per byte of the bundled checkpoint
+
+Every reader has the training data: it is the `Lib` folder of the Python that
+runs this script. The run is seeded, shows its progress, writes its state every
+few minutes, and goes on from there when it is started again.
+
+The recipe is short: a byte-level BPE tokenizer, a Llama with grouped-query
+attention, Muon for the matrices (Jordan et al., 2024; `torch.optim.Muon`) and
+AdamW for the rest, a learning rate that falls linearly to zero, and sequences
+that grow from 256 to the model's 1,024 tokens.
+"""
+
+import argparse
+import json
+import lzma
+import math
+import os
+import platform
+import random
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tqdm import tqdm
+
+from minikv.checkpoint import BUNDLED, load, read_weights
+from minikv.course.measure.corpus import Corpus, read_corpus
+from minikv.engine import Engine
+from minikv.sampling import SamplingParams
+
+SEED = 20
+VOCAB_SIZE = 2048
+CONTEXT = 1024
+END_OF_TEXT = "<|endoftext|>"
+BATCH_TOKENS = 8192
+MODEL: dict[str, Any] = dict(
+    vocab_size=VOCAB_SIZE, hidden_size=256, intermediate_size=608, num_hidden_layers=5,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=64, max_position_embeddings=CONTEXT,
+    rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+    tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=None,
+)  # fmt: skip
+# Long sequences cost more attention; the model needs them only once it can write.
+PHASES = ((256, 0.60), (512, 0.25), (1024, 0.15))  # (sequence length, share of the tokens)
+
+# A run of blanks stays with the newline before it: indentation is one token.
+SPLIT = Regex(r"\n[ \t]*|[ ]?[A-Za-z_]+|[ ]?[0-9]|[ ]?[^\sA-Za-z_0-9]+|[ \t]+|\s+")
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    """Byte-level BPE; `<|endoftext|>` is id 0 and starts every text."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(SPLIT, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def windows(texts_ids: list[list[int]], length: int, epoch: int) -> torch.Tensor:
+    """All texts in a new order, joined and cut: (num_windows, length + 1) int64."""
+    order = random.Random(f"{SEED}-{length}-{epoch}")
+    shuffled = texts_ids.copy()
+    order.shuffle(shuffled)
+    token_ids = [token for ids in shuffled for token in ids]
+    stream = torch.tensor(token_ids[order.randrange(length) :])
+    rows = stream.unfold(0, length + 1, length)
+    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))]
+
+
+def batches(texts_ids: list[list[int]], num_tokens: int, start: int):
+    """Batches (rows, length + 1) from step `start` on, the same whenever they are made."""
+    step = 0
+    for length, share in PHASES:
+        rows = BATCH_TOKENS // length
+        steps = round(num_tokens * share / BATCH_TOKENS)
+        epoch, at, data = 0, 0, windows(texts_ids, length, 0)
+        for _ in range(steps):
+            if at + rows > len(data):
+                epoch, at = epoch + 1, 0
+                data = windows(texts_ids, length, epoch)
+            if step >= start:
+                yield data[at : at + rows]
+            at, step = at + rows, step + 1
+
+
+def bits_per_byte(model, tokenizer: Tokenizer, texts: list[str], progress: bool = True) -> float:
+    """Negative log2 likelihood of `texts` over their length in UTF-8 bytes.
+
+    Each text stands alone after `<|endoftext|>`, in windows of the full context
+    that overlap by half, so every token past the first window is predicted from
+    at least CONTEXT / 2 tokens.
+    """
+    nats, num_bytes = 0.0, 0
+    for text in tqdm(texts, desc="held-out modules", disable=not progress):
+        ids = torch.tensor([0, *tokenizer.encode(text).ids])
+        num_bytes += len(text.encode())
+        done = 1  # ids[:done] are scored
+        while done < len(ids):
+            end = min(len(ids), CONTEXT if done == 1 else done + CONTEXT // 2)
+            window = ids[max(0, end - CONTEXT) : end]
+            with torch.inference_mode():
+                logits = model(input_ids=window[None, :-1], use_cache=False).logits[0].float()
+            losses = torch.nn.functional.cross_entropy(logits, window[1:], reduction="none")
+            nats += losses[-(end - done) :].double().sum().item()
+            done = end
+    return nats / math.log(2) / num_bytes
+
+
+def optimizers(model) -> list[torch.optim.Optimizer]:
+    """Muon on the matrices inside the layers, AdamW on embeddings and norms."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n]
+    other = [p for n, p in model.named_parameters() if p.ndim != 2 or "layers" not in n]
+    return [
+        torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(other, lr=0.006, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+def save_atomically(state: dict, path: Path) -> None:
+    partial = path.with_suffix(".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def train(out: Path, num_tokens: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    out.mkdir(parents=True, exist_ok=True)
+    corpus = read_corpus()
+    tokenizer_file = out / "tokenizer.json"
+    if not tokenizer_file.exists():
+        train_tokenizer(corpus.train).save(str(tokenizer_file))
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
+
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(LlamaConfig(**MODEL))
+    opts = optimizers(model)
+    total = sum(round(num_tokens * share / BATCH_TOKENS) for _, share in PHASES)
+    step, seconds, state_file = 0, 0.0, out / "state.pt"
+    if state_file.exists():
+        state = torch.load(state_file)
+        model.load_state_dict(state["model"])
+        for opt, saved in zip(opts, state["optimizers"], strict=True):
+            opt.load_state_dict(saved)
+        step, seconds = state["step"], state["seconds"]
+    base_lrs = [group["lr"] for opt in opts for group in opt.param_groups]
+    print(f"{sum(map(len, texts_ids)):,} training tokens, {total:,} steps, from step {step:,}")
+
+    def loss_of(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+            return torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), batch[:, 1:].flatten()
+            )
+
+    if shutil.which("g++"):  # without a compiler the same step runs, a third slower
+        loss_of = torch.compile(loss_of)
+    bar = tqdm(total=total, initial=step, unit="step", smoothing=0.02, mininterval=1)
+    saved_at = started = time.monotonic()
+    for batch in batches(texts_ids, num_tokens, step):
+        scale = min(1.0, (step + 1) / 50) * (1 - step / total)  # warm up, then down to zero
+        for opt, lr in zip(opts, base_lrs, strict=True):
+            for group in opt.param_groups:
+                group["lr"] = lr * scale
+        loss = loss_of(batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for opt in opts:
+            opt.step()
+            opt.zero_grad()
+        step += 1
+        bar.update()
+        if step % 10 == 0:
+            bar.set_postfix(loss=f"{loss.item():.3f}")
+        if time.monotonic() - saved_at > 120 or step == total:
+            saved_at = time.monotonic()
+            state = {
+                "model": model.state_dict(),
+                "optimizers": [opt.state_dict() for opt in opts],
+                "step": step,
+                "seconds": seconds + saved_at - started,
+            }
+            save_atomically(state, state_file)
+    bar.close()
+    export(model, tokenizer, corpus, out / "tinypy", num_tokens, torch.load(state_file)["seconds"])
+
+
+def export(model, tokenizer: Tokenizer, corpus: Corpus, out: Path, num_tokens: int, seconds: float):
+    """Write the checkpoint as `transformers` lays it out: float16 weights, tokenizer, a stored
+    value for the environment check, and the model card."""
+    from transformers import PreTrainedTokenizerFast
+
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    fast.save_pretrained(out)
+    model.half().save_pretrained(out)
+    write_golden(out)
+    bpb = bits_per_byte(model.float(), tokenizer, corpus.held_out)
+    write_card(out, corpus, bpb, num_tokens, seconds)
+
+
+def write_golden(folder: Path) -> None:
+    """What the saved model computes for one prompt, for `python -m minikv doctor` to compare."""
+    lm = load(folder)
+    text = "def fib(n):"
+    token_ids = lm.encode(text)
+    logits = lm.logits(token_ids)[-1]
+    golden = {
+        "text": text,
+        "token_ids": token_ids,
+        "next_token": int(logits.argmax()),
+        "next_logit": round(logits.max().item(), 4),
+        "continuation": lm.generate_naively(token_ids, 8),
+    }
+    (folder / "golden.json").write_text(json.dumps(golden, indent=1) + "\n", encoding="utf-8")
+
+
+def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, seconds: float) -> None:
+    lm = load(folder)
+    held_out = "".join(corpus.held_out).encode()
+    xz = 8 * len(lzma.compress(held_out, preset=9)) / len(held_out)
+    num_params = sum(t.numel() for t in read_weights(folder).values())
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.name != "README.md")
+    prompt = "def binary_search("
+    sample = Engine(lm).generate(
+        [prompt], SamplingParams(max_tokens=160, temperature=0.9, top_p=0.9, seed=SEED)
+    )
+    c = lm.config
+    template = Path(__file__).with_name("tinypy_card.md").read_text(encoding="utf-8")
+    card = template.format(
+        params=num_params / 1e6, size=size / 1e6, layers=c.num_layers, hidden=c.hidden_size,
+        heads=c.num_heads, kv_heads=c.num_kv_heads, head_dim=c.head_dim, vocab=c.vocab_size,
+        context=c.max_context, kv_bytes=c.kv_bytes_per_token(torch.float32), bpb=bpb, xz=xz,
+        held_out_kb=len(held_out) / 1e3, held_out_modules=len(corpus.held_out),
+        train_mb=len("".join(corpus.train).encode()) / 1e6, train_modules=len(corpus.train),
+        tokens=num_tokens / 1e6, minutes=seconds / 60, python=platform.python_version(),
+        torch=torch.__version__, sample=prompt + sample[0].text, seed=SEED,
+    )  # fmt: skip
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, default=Path("build/train"), help="working folder")
+    parser.add_argument("--tokens", type=int, default=20_000_000, help="how long to train")
+    parser.add_argument(
+        "--evaluate", action="store_true", help="only measure the bundled model's bits per byte"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.evaluate:
+        from transformers import AutoModelForCausalLM
+
+        folder = BUNDLED["tinypy"]
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        bpb = bits_per_byte(model, tokenizer, read_corpus().held_out)
+        print(
+            f"{bpb:.3f} bits per byte on the held-out modules of Python {platform.python_version()}"
+        )
+        return 0
+    try:
+        train(args.out, args.tokens)
+    except KeyboardInterrupt:
+        print(f"\nStopped; the same command goes on from {args.out}", file=sys.stderr)
+        return 130
+    print(f"Written to {args.out / 'tinypy'}; copy it over {BUNDLED['tinypy']} to bundle it.")
+    return 0

@@ -1,0 +1,1 @@
+"""What belongs to one reader: files, progress, predictions, parts, the panel, updates."""

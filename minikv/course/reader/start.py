@@ -1,0 +1,89 @@
+"""`minikv start [FOLDER]`: put the notebooks and exercises into a folder of yours, and open them.
+
+    minikv start             # minikv-course in this folder, or the course that you are in
+    minikv start ~/kv        # another folder
+
+What is in the folder already is never overwritten: start again and continue.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from minikv.course.exercises.manifest import ReaderError
+from minikv.course.exercises.reader_files import MARK, course_folder
+from minikv.course.reader import unpacked
+
+FIRST = "notebooks/00_start_here.ipynb"
+NEW = Path("minikv-course")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=f"default: {NEW}")
+    parser.add_argument("--no-lab", action="store_true", help="only unpack")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = (args.folder or _here()).absolute()
+    try:
+        print(put_into(folder))
+    except ReaderError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if args.no_lab:
+        return 0
+    return open_lab(folder)
+
+
+def _here() -> Path:
+    """The course that this process is in, or a new folder."""
+    try:
+        found = course_folder()
+    except ReaderError:
+        return NEW
+    return found if (found / MARK).is_dir() else NEW
+
+
+def put_into(folder: Path) -> str:
+    """Unpack, and return what there is to say about it."""
+    new = not (folder / MARK).is_dir()
+    written = unpacked.unpack(folder)
+    notebooks = [str(folder / name) for name in written if name.endswith(".ipynb")]
+    if notebooks:
+        _trust(notebooks)
+    if new:
+        return (
+            f"{folder} is your copy of the course: {len(notebooks)} notebooks, and the exercises "
+            "that you will write. `minikv start` there continues it."
+        )
+    if not written:
+        return f"{folder}: your copy of the course, as you left it."
+    return f"{folder}: your copy of the course; put back what was missing: {', '.join(written)}."
+
+
+def _trust(notebooks: list[str]) -> None:
+    """JupyterLab shows the pictures of a stored page only if it trusts the notebook."""
+    command = [sys.executable, "-m", "jupyter", "trust", *notebooks]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def open_lab(folder: Path) -> int:
+    """JupyterLab on the first notebook, until Control-C."""
+    command = [
+        sys.executable, "-m", "jupyterlab", "-y", "--log-level=ERROR",
+        f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{FIRST}",
+        # No questions about news and updates, over the first page.
+        "--LabApp.news_url=None",
+        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    if hasattr(os, "getuid") and os.getuid() == 0:
+        command.append("--allow-root")
+    # torch's threads spin while they wait for each other; asleep, they wait at little cost.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
+    print("JupyterLab opens in the browser; or open the address below. Control-C ends it.")
+    try:
+        return subprocess.run(command, cwd=folder, env=environment).returncode
+    except KeyboardInterrupt:
+        return 0

@@ -1,0 +1,149 @@
+"""A reader's own copy of the notebooks and exercises, beside an installed course.
+
+FOLDER/
+  notebooks/   exercises/      the reader's, from the first moment on
+  engine/                      the package's source, for reading: what runs is the installed one
+  .minikv/                     what the course has put there, so that an update can tell it
+                               from what the reader has written
+"""
+
+import hashlib
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import minikv
+from minikv.course.exercises.files import write_whole
+from minikv.course.exercises.manifest import ReaderError, chapters
+from minikv.course.exercises.reader_files import MARK
+from minikv.course.exercises.skeletons import skeleton
+
+PACKAGE = Path(minikv.__file__).parent
+EXERCISES_DOC = '"""Your exercises: `chNN_name.py`, one file per chapter."""\n'
+# Links of the notebooks to sources, which are elsewhere in a reader's folder.
+MOVED = {"](../minikv/": "](../engine/minikv/", "](../kernels/": "](../engine/kernels/"}
+
+
+def notebooks() -> dict[str, str]:
+    """The text of every notebook, by its name. A wheel has them inside of the package."""
+    inside, checkout = PACKAGE / "notebooks", PACKAGE.parent / "notebooks"
+    found = {}
+    for file in sorted((inside if inside.is_dir() else checkout).glob("*.ipynb")):
+        text = file.read_text(encoding="utf-8")
+        for old, new in MOVED.items():
+            text = text.replace(old, new)
+        found[file.name] = text
+    return found
+
+
+def skeletons() -> dict[str, str]:
+    """The text of every exercise file, by its name."""
+    return {chapter.file_name: skeleton(chapter) for chapter in chapters().values()}
+
+
+def version_of(folder: Path) -> str | None:
+    """The version of the course that the folder's files are of; None for any other folder."""
+    try:
+        return _record(folder)["version"]
+    except FileNotFoundError:
+        return None
+
+
+def unpack(folder: Path) -> list[str]:
+    """Put the course into `folder`, or back into it what is missing there; what is there stays.
+
+    Returns the names of the files written. Raises ReaderError where it would mix with something
+    else.
+    """
+    begun = version_of(folder)
+    if begun not in (None, minikv.__version__):
+        raise ReaderError(
+            f"{folder} has version {begun} of the course, and {minikv.__version__} is installed; "
+            "`minikv update`, called in that folder, brings it up to date"
+        )
+    wanted = _files()
+    if begun is None:
+        strange = [name for name in (*wanted, "minikv") if (folder / name).exists()]
+        if strange:
+            raise ReaderError(
+                f"{folder} has a {strange[0]} already, which `minikv start` has not put there; "
+                "name an empty folder, or a new one"
+            )
+    missing = [name for name in wanted if not (folder / name).exists()]
+    for name in missing:
+        _write(folder / name, wanted[name])
+    if begun is None:
+        record(folder)
+    _write_engine(folder)
+    return missing
+
+
+def record(folder: Path) -> None:
+    """Remember what the course of this version puts into the folder."""
+    (folder / MARK).mkdir(exist_ok=True)
+    shutil.rmtree(folder / MARK / "exercises", ignore_errors=True)
+    for name, text in skeletons().items():
+        _write(folder / MARK / "exercises" / name, text)
+    known = {name: digest(text) for name, text in notebooks().items()}
+    text = json.dumps({"version": minikv.__version__, "notebooks": known}, indent=1) + "\n"
+    write_whole(folder / MARK / "course.json", text)
+
+
+def renew_notebooks(folder: Path) -> list[str]:
+    """Replace the notebooks by those of the installed version. One that differs from what the
+    course had put there is kept in a folder beside them. Returns what there is to say."""
+    kept = _record(folder)
+    aside = folder / "notebooks" / f"of_{kept['version']}"
+    said = []
+    for name, text in notebooks().items():
+        file = folder / "notebooks" / name
+        if file.exists() and file.read_text(encoding="utf-8") == text:
+            continue
+        if file.exists() and digest(file.read_text(encoding="utf-8")) != kept["notebooks"][name]:
+            aside.mkdir(exist_ok=True)
+            copy = aside / name
+            while copy.exists():
+                copy = copy.with_stem(f"{copy.stem}~")
+            file.replace(copy)
+            said.append(f"{name}: new; yours is {copy.relative_to(folder).as_posix()}")
+        _write(file, text)
+    _write_engine(folder)
+    return said
+
+
+def begun_with(folder: Path) -> dict[str, str]:
+    """The exercise files as the course had put them into the folder, by name."""
+    files = sorted((folder / MARK / "exercises").glob("ch[0-9][0-9]_*.py"))
+    return {file.name: file.read_text(encoding="utf-8") for file in files}
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files() -> dict[str, str]:
+    return {
+        **{f"notebooks/{name}": text for name, text in notebooks().items()},
+        **{f"exercises/{name}": text for name, text in skeletons().items()},
+        "exercises/__init__.py": EXERCISES_DOC,
+    }
+
+
+def _record(folder: Path) -> dict:
+    return json.loads((folder / MARK / "course.json").read_text(encoding="utf-8"))
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, text)
+
+
+def _write_engine(folder: Path) -> None:
+    """The source of the installed version, anew."""
+    shutil.rmtree(folder / "engine", ignore_errors=True)
+    leave_out = shutil.ignore_patterns("__pycache__", "models", "notebooks", "results")
+    kernels = find_spec("minikv_kernels")
+    assert kernels and kernels.origin
+    for package, name in ((PACKAGE, "minikv"), (Path(kernels.origin).parent, "kernels")):
+        shutil.copytree(package, folder / "engine" / name, ignore=leave_out)

@@ -1,0 +1,138 @@
+"""A reader's solution beside the reference: only the functions that the exercise asks for."""
+
+import difflib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+
+from minikv.course.exercises import reader_files
+from minikv.course.exercises.manifest import Exercise, chapter_of
+from minikv.course.exercises.skeletons import (
+    definition,
+    definitions,
+    docstring_of,
+    targets,
+    text_of,
+)
+from minikv.course.reports.markup import WHOLE_WORDS
+
+SHADE = "background:rgba(230,159,0,.28)"  # half transparent: for light and dark pages
+
+
+@dataclass(frozen=True)
+class Region:
+    """One function: rows of (reader's line or None, reference's line or None)."""
+
+    path: str
+    rows: list[tuple[str | None, str | None]]
+
+    @property
+    def equal(self) -> bool:
+        return all(left == right for left, right in self.rows)
+
+    def marked(self) -> Iterator[tuple[str | None, str, str | None]]:
+        """The rows, with a sign between the two sides: < or > where one has no line, | where the
+        lines differ."""
+        for left, right in self.rows:
+            differs = "<" if right is None else ">" if left is None else "|"
+            yield left, " " if left == right else differs, right
+
+
+class SideBySide:
+    """Shows itself in two columns, or one above the other where they do not fit."""
+
+    def __init__(self, exercise: Exercise):
+        chapter = chapter_of(exercise.id)
+        text = reader_files.read(chapter)
+        found = definitions(reader_files.parse(chapter, text))
+        self.exercise = exercise
+        self.regions = [
+            Region(path, _align(text_of(text, found[path]) if path in found else "", target.solved))
+            for path, target in targets(chapter).items()
+            if target.exercise == exercise.id
+        ]
+
+    def __repr__(self) -> str:
+        out = []
+        for region in self.regions:
+            out.append(
+                f"{region.path}: " + ("the same" if region.equal else "yours, the reference")
+            )
+            if not region.equal:
+                out += _columns(region) or _stacked(region)
+        return "\n".join(out)
+
+    def _repr_html_(self) -> str:
+        out = []
+        for region in self.regions:
+            head = " is the same as the reference" if region.equal else ""
+            out.append(f"<p style='text-align:left'><b>{escape(region.path)}</b>{head}</p>")
+            if region.equal:
+                continue
+            mine, reference = zip(*region.rows, strict=True)
+            differs = [mark != " " for _, mark, _ in region.marked()]
+            # As many columns as fit: two, or one on a narrow page.
+            out.append(
+                "<div style='display:grid;gap:0 16px;text-align:left;"
+                "grid-template-columns:repeat(auto-fit,minmax(min(30em,100%),1fr))'>"
+                f"{_side('yours', mine, differs)}{_side('the reference', reference, differs)}</div>"
+            )
+        return "".join(out)
+
+
+def _columns(region: Region) -> list[str] | None:
+    """The two sides beside each other; None if the terminal is too narrow for that."""
+    left = max((len(line) for line, _ in region.rows if line), default=0)
+    right = max((len(line) for _, line in region.rows if line), default=0)
+    if left + right + 5 > shutil.get_terminal_size((160, 24)).columns:
+        return None
+    return [
+        f"  {(mine or '').ljust(left)} {mark} {reference or ''}".rstrip()
+        for mine, mark, reference in region.marked()
+    ]
+
+
+def _stacked(region: Region) -> list[str]:
+    """The reader's lines, then the reference's; * where they differ."""
+    out = []
+    for side, name in ((0, "yours"), (2, "the reference")):
+        out.append(f"  ── {name}")
+        for row in region.marked():
+            line = row[side]
+            if line is not None:
+                out.append(f"  {' ' if row[1] == ' ' else '*'} {line}".rstrip())
+    return out
+
+
+def _side(name: str, lines: tuple[str | None, ...], differs: list[bool]) -> str:
+    shown = "\n".join(
+        f"<span style='{SHADE}'>{escape(line)}</span>" if other and line else escape(line or "")
+        for line, other in zip(lines, differs, strict=True)
+    )
+    return (
+        f"<div style='min-width:0'><b>{name}</b>"
+        f"<pre style='text-align:left;white-space:pre;{WHOLE_WORDS};margin:2px 0'>{shown}</pre>"
+        "</div>"
+    )
+
+
+def _align(mine: str, reference: str) -> list[tuple[str | None, str | None]]:
+    left, right = _body(mine), _body(reference)
+    rows: list[tuple[str | None, str | None]] = []
+    for _, a, b, c, d in difflib.SequenceMatcher(None, left, right, False).get_opcodes():
+        rows += zip_longest(left[a:b], right[c:d])
+    return rows
+
+
+def _body(text: str) -> list[str]:
+    """The signature and the body, without the docstring, which both sides share."""
+    lines = text.rstrip().splitlines()
+    if not lines:
+        return []
+    node = definition(text)
+    docstring = docstring_of(node)
+    if docstring is not None and len(node.body) > 1:
+        del lines[docstring.lineno - 1 : docstring.end_lineno]
+    return lines
