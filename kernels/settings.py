@@ -1,8 +1,9 @@
 """How large the tiles are and how many warps work on them, for each GPU and head dim.
 
-This is a table instead of `@triton.autotune`, because a tuner would run within the first steps of
-an engine, might choose differently every time, and does not exist in the interpreter.
-`python -m minikv.course.bench.tune` measures on your GPU and prints the lines for TUNED.
+Given instead of found by `@triton.autotune`, because a tuner would run within the first steps of an
+engine, might choose differently every time, and does not exist in the interpreter. Nothing has been
+measured on a GPU yet: the sizes come from the compiler's output and from what fits into registers
+and shared memory. To try others, pass `setting` to a kernel.
 """
 
 import math
@@ -31,23 +32,13 @@ class Setting(NamedTuple):
     columns: int = 0  # decode: KV heads side by side, as many as fit (`packed`); 0 for one
 
 
-# (kernel, padded head_dim, itemsize, compute capability) -> the fastest one measured. Nothing has
-# been measured on a GPU yet, so every size in use is the untuned guess of `default`.
-TUNED: dict[tuple[str, int, int, int], Setting] = {}
-
-
 def choose(kernel: str, head_dim: int, dtype: torch.dtype, device: torch.device) -> Setting:
-    """The setting of "decode", "prefill", "codes_decode" or "codes_prefill": measured if there is
-    one, else a guess."""
-    pad, gpu = padded(head_dim), capability(device)
-    key = (kernel, pad, dtype.itemsize, gpu)
-    return TUNED.get(key) or default(*key)
+    """The setting of "decode", "prefill", "codes_decode" or "codes_prefill".
 
-
-def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
-    """A guess, not measured on a GPU yet, from the compiler's output and from what fits into
-    registers and shared memory: a program has 227 KiB on sm_90 and sm_100, 163 on sm_80, 99 on
-    sm_89 and, by assumption, on any other."""
+    A program has 227 KiB of shared memory on sm_90 and sm_100, 163 on sm_80, 99 on sm_89 and, by
+    assumption, on any other.
+    """
+    pad, itemsize, gpu = padded(head_dim), dtype.itemsize, capability(device)
     # Tiles of codes are smaller: codes, scales and floats of a tile share the registers.
     if kernel == "codes_decode":
         return Setting(16, max(16, min(32, 4096 // pad)), 4, 3)
@@ -56,7 +47,7 @@ def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
     if kernel == "decode" and itemsize == 2:
         # 256 columns are 512 bytes of a token: what a warp loads at once. 32 tokens of K and V,
         # twice, and three such programs on an SM of sm_90: 192 KiB, half of it under way.
-        return Setting(16, 32 if capability in (80, 90, 100) else 16, 4, 5, 256)
+        return Setting(16, 32 if gpu in (80, 90, 100) else 16, 4, 5, 256)
     if kernel == "decode":
         return Setting(16, max(16, min(64, 4096 // pad)), 4, 5)
     if itemsize == 4:  # without tensor cores: products made of registers, many instructions
@@ -64,8 +55,8 @@ def default(kernel: str, pad: int, itemsize: int, capability: int) -> Setting:
     if pad <= 64:
         return Setting(128, 64, 8, 5)
     if pad == 128:
-        return Setting(128, {90: 128, 100: 64}.get(capability, 32), 8, 5)
-    return Setting(128, 32, 8, 5) if capability in (90, 100) else Setting(64, 16, 8, 5)
+        return Setting(128, {90: 128, 100: 64}.get(gpu, 32), 8, 5)
+    return Setting(128, 32, 8, 5) if gpu in (90, 100) else Setting(64, 16, 8, 5)
 
 
 def padded(head_dim: int) -> int:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 # Files that take longest, in this order, and the notebooks behind them.
 LONGEST = (
     "test_serve_ray", "test_journey", "test_bench", "test_compile", "test_jupyterlab", "test_codes",
-    "test_grade", "test_parity", "test_grade_on_ray", "test_gpu_bench",
+    "test_grade", "test_parity", "test_gpu_bench",
     "test_containment", "test_lab", "test_ch08_answers",
     "test_serve", "test_quant_engine", "test_ch09_answers", "test_properties", "test_new_chapter",
 )  # fmt: skip

@@ -19,7 +19,6 @@ from xml.etree import ElementTree
 import pytest
 from four_ways import EXERCISES, different, right
 
-from minikv.course.bench.grading import HOSTILE, make_class
 from minikv.course.commands import main
 from minikv.course.exercises.manifest import chapter_of, find
 from minikv.course.exercises.mistakes import mistakes_of
@@ -30,6 +29,14 @@ from minikv.course.judge.result import Line, Result
 
 ONE = find("04.1")
 FILE = chapter_of(ONE.id).file_name
+HOSTILE = """
+import os
+for _number in range(3, 64):
+    try:
+        os.write(_number, b"passed")
+    except OSError:
+        pass
+"""
 LOOP = "def allocate(self):\n        while True:\n            time.sleep(1)\n\n    def old"
 
 
@@ -313,14 +320,3 @@ def _student(folder, text, exercise=ONE):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / chapter_of(exercise.id).file_name).write_text(text)
     return folder
-
-
-def test_a_class_is_made_up_of_all_sorts(tmp_path):
-    chapter = chapter_of(ONE.id)
-    folders = make_class(tmp_path, 20, list(chapter.exercises), 0.3)
-    texts = [(folder / FILE).read_text() for folder in folders]
-    assert len(set(texts)) > 15 and any("os.write" in text for text in texts)
-    assert any("broken(:" in text for text in texts)
-    again = tmp_path / "again"
-    again.mkdir()
-    assert (make_class(again, 1, list(chapter.exercises), 0.3)[0] / FILE).read_text() == texts[0]

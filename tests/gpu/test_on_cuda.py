@@ -22,7 +22,6 @@ from paged_case import DTYPES, TOLERANCE, Paged
 import minikv
 from minikv import Engine, SamplingParams
 from minikv.course.bench.gpu_clock import CudaClock
-from minikv_kernels import settings
 from minikv_kernels.cache_write import write_cache
 from minikv_kernels.paged_decode import paged_decode
 from minikv_kernels.paged_prefill import paged_prefill
@@ -33,19 +32,14 @@ LENS = [4096, 1, 777, 30_000, 0, 2048, 15, 512]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
-@pytest.mark.parametrize("window", [None, 1000])
-def test_decode_at_real_sizes(head_dim, dtype, window):
-    paged = Paged(LENS, kv_heads=4, group=4, head_dim=head_dim, block_size=16, dtype=dtype)
-    paged.assert_equal(paged.decode(window, setting=None), window)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 256])
-@pytest.mark.parametrize("window", [None, 300])
-def test_prefill_at_real_sizes(head_dim, dtype, window):
-    lens, chunks = [1500, 3000, 900, 64], [1500, 500, 1, 64]
-    paged = Paged(lens, chunks, 4, 4, head_dim=head_dim, block_size=16, dtype=dtype)
-    paged.assert_equal(paged.prefill(window, setting=None), window)
+def test_attention_at_real_sizes(head_dim, dtype):
+    sizes = dict(kv_heads=4, group=4, head_dim=head_dim, block_size=16, dtype=dtype)
+    decodes = Paged(LENS, **sizes)
+    for window in (None, 1000):
+        decodes.assert_equal(decodes.decode(window, setting=None), window)
+    prefills = Paged([1500, 3000, 900, 64], [1500, 500, 1, 64], **sizes)
+    for window in (None, 300):
+        prefills.assert_equal(prefills.prefill(window, setting=None), window)
 
 
 def test_repeats_agree_to_the_last_bit():
@@ -54,19 +48,6 @@ def test_repeats_agree_to_the_last_bit():
     once = paged.decode(setting=None)
     for _ in range(20):
         assert torch.equal(paged.decode(setting=None), once)
-
-
-@pytest.mark.parametrize("key", settings.TUNED, ids=str)
-def test_tuned_settings(key):
-    kernel, pad, itemsize, capability = key
-    device = torch.device("cuda")
-    if capability != settings.capability(device):
-        pytest.skip(f"measured on compute capability {capability}")
-    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-    chunks = None if kernel == "decode" else [100, 33]
-    paged = Paged([700, 33], chunks, group=4, head_dim=pad, block_size=16, dtype=dtype)
-    run = paged.decode if kernel == "decode" else paged.prefill
-    paged.assert_equal(run(setting=settings.TUNED[key]))
 
 
 CAPTURED = CudaClock("tests/gpu").captured

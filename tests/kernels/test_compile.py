@@ -83,7 +83,7 @@ def summary(result: dict) -> dict:
 
 
 def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, index=torch.int64,
-                     block_size=16, window=None, chosen=None):  # fmt: skip
+                     block_size=16, window=None):  # fmt: skip
     """Decode, its reduction and prefill. Tables are wide, so that splits are possible."""
     heads = KV_HEADS * group
     q = torch.zeros(num_seqs, heads, head_dim, dtype=dtype)
@@ -91,13 +91,9 @@ def launch_attention(head_dim=64, group=4, dtype=torch.bfloat16, num_seqs=16, in
     tables = torch.zeros(num_seqs, 4096, dtype=index)
     lens = torch.ones(num_seqs, dtype=index)
     start = torch.arange(num_seqs + 1, dtype=index)
-    for kernel in ("decode", "prefill") if chosen is None else chosen:
-        setting = chosen and chosen[kernel]
-        if kernel == "decode":
-            scratch = splits.make_scratch(heads, KV_HEADS, head_dim, q.device)
-            paged_decode.paged_decode(q, kv, tables, lens, window, scratch=scratch, setting=setting)
-        else:
-            paged_prefill.paged_prefill(q, kv, tables, lens, start, window, setting=setting)
+    scratch = splits.make_scratch(heads, KV_HEADS, head_dim, q.device)
+    paged_decode.paged_decode(q, kv, tables, lens, window, scratch=scratch)
+    paged_prefill.paged_prefill(q, kv, tables, lens, start, window)
 
 
 def launch_codes(name, head_dim=128, group=4, dtype=torch.bfloat16, block_size=16, window=None):
@@ -160,10 +156,6 @@ def compile_all(arch):
         launch_attention(head_dim)
     for head_dim in FLOAT32_HEAD_DIMS.get(arch, ()):
         launch_attention(head_dim, dtype=torch.float32)
-    for (kernel, pad, itemsize, capability), setting in settings.TUNED.items():
-        if capability == arch:
-            dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-            launch_attention(pad, dtype=dtype, chosen={kernel: setting})
     for name in CODES.get(arch, ()):
         launch_codes(name, CODES_HEAD_DIM[arch])
     if arch == 90:  # what has little to do with the GPU, once

@@ -17,8 +17,6 @@ from minikv.course.bench import (
     decode,
     endless,
     gpu,
-    gpu_kernels,
-    grading,
     kv,
     kv_quality,
     ladder,
@@ -47,21 +45,14 @@ BENCHMARKS = {
     "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
 }
 
-ALONE = {  # not among all: it says nothing of the engine
-    "class": (grading, "exercises of a class that are checked per second"),
-}
-
-ON_A_GPU = {
-    "gpu": (gpu, "the engine on a CUDA GPU: the roofline, and transformers beside it"),
-    "kernels": (gpu_kernels, "the kernels on a CUDA GPU: a copy and a matrix product beside them"),
-}
+ON_A_GPU = {"gpu": (gpu, "kernels and decode steps on a CUDA GPU, beside what it can reach")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = __doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
-    for name, (module, text) in (BENCHMARKS | ALONE | ON_A_GPU).items():
+    for name, (module, text) in (BENCHMARKS | ON_A_GPU).items():
         command = commands.add_parser(name, help=text, description=module.__doc__)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_common(command)
@@ -77,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
         return 2
     where, tables = environment(), {}
     try:
-        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ALONE | ON_A_GPU
+        chosen = BENCHMARKS if args.benchmark == "all" else BENCHMARKS | ON_A_GPU
         for name, (module, _) in chosen.items():
             if args.benchmark not in (name, "all"):
                 continue

@@ -1,58 +1,46 @@
-"""The engine on a CUDA GPU: decode steps against the roofline, whole calls against transformers.
+"""The kernels and the engine on a CUDA GPU, beside what this GPU can reach.
 
-A model of the shape of Llama-3.2-1B with random weights in bfloat16, both sides the same ones.
-Decode steps: tokens per second while a batch decodes at contexts around 1,024, from one return
-of `step` to a later one, so all that a user waits for is in it. The roofline reads the weights
-and all K and V once per step, as fast as a copy measured in the same run. Whole calls: 64
-prompts of 1,024 tokens and 128 new ones each, prefill included, new prompts in every turn.
-The figures are kept in `results/` beside this file as well.
+Kernels: the bytes that one launch must move, by the time that it takes, as a share of a copy's rate
+in the same turn; of a prefill, its operations as a share of a large matrix product's. Launches are
+replayed from a CUDA graph and timed by CUDA events. Outputs are poisoned before and compared
+with the reference after each timing. 32 query and 8 KV heads, bfloat16, blocks of 16.
+
+Decode steps: the roofline reads all weights and the K and V of all contexts once a step, at the
+copy's rate. A step's time goes from one return of `Engine.step` to the next, so all that a user
+waits for is in it. The model has the shape of Llama-3.2-1B and random weights in bfloat16.
 """
 
 import argparse
-import gc
-import logging
-import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from tqdm import tqdm
 
 import minikv
-from minikv.checkpoint import read_config
-from minikv.course.bench import gpu_goals, peers
-from minikv.course.bench.gpu_clock import COPIED, Copy, CudaClock, random_values, where
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, race
-from minikv.course.chapters.ch03_kv_memory.published import CONFIGS
-from minikv.course.measure.timing import no_gc, timed
-from minikv.model import Transformer
+from minikv.course.bench import peers
+from minikv.course.bench.gpu_clock import COPIED, DTYPE, Copy, CudaClock, Product
+from minikv.course.bench.harness import Aim, BenchTable, Spread
+from minikv.course.bench.random_model import random_model
+from minikv.course.measure.timing import no_gc
 
-COMMAND = gpu_goals.COMMANDS["gpu"]
-ROPE = {
-    "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 32.0, "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-}  # fmt: skip
-SHAPE = CONFIGS["meta-llama/Llama-3.2-1B"] | {
-    "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_parameters": ROPE,
-}  # fmt: skip
-CONDITIONS = "the model's shape is Llama-3.2-1B's, its weights random, bfloat16"
+COMMAND = "python -m minikv bench gpu"
+SHAPE: dict[str, Any] = dict(
+    vocab_size=128_256, hidden_size=2048, intermediate_size=8192, num_layers=16, num_heads=32,
+    num_kv_heads=8, max_context=4096,
+)  # fmt: skip
+GOALS = {1: 55, 8: 55, 64: 65, 256: 70}  # % of the roofline, by batch
+BLOCK = 16  # tokens
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """What is measured; the tests take smaller ones."""
+class Steps(NamedTuple):
+    """How decode steps are measured."""
 
-    batches: tuple[int, ...] = (1, 8, 64, 256)
-    context: int = 1024
-    steps: int = 32  # of a round
-    warm_up: int = 16  # steps
+    context: int = 1024  # tokens, halfway
+    steps: int = 32  # in a turn
+    warm_up: int = 16
     batch_tokens: int = 8192
-    requests: int = 64  # of a whole call
-    new_tokens: int = 128
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,286 +49,140 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> BenchTable:
     """Raises ValueError where there is no CUDA GPU."""
-    gpu_goals.require_rounds(args.repeats)
-    clock, here, sizes = CudaClock(COMMAND), where(), Sizes()
-    clock.require_memory(32 * COPIED)
-    lm, peer = make_pair(SHAPE, clock.device, torch.bfloat16)
-    table = BenchTable("gpu: the engine", args.repeats, [f"{here['machine']['gpu']}; {CONDITIONS}"])
-    figures = decode_steps(lm, peer, clock, sizes, args.repeats, table)
-    figures |= whole_calls(lm, peer, sizes, args.repeats, table)
-    content = {
-        "repeats": args.repeats,
-        "goals": gpu_goals.judge(figures),
-        "sizes": asdict(sizes),
-        "measured": table.as_json()["rows"],
-    }
-    path = gpu_goals.save("gpu", here, content, gpu_goals.RESULTS)
-    table.notes.append(f"kept in {path}")
+    clock = CudaClock(COMMAND)
+    table = BenchTable("gpu: kernels and decode steps, beside this GPU's rates", args.repeats)
+    if clock.free_bytes() < 6 * COPIED:
+        raise ValueError(f"{COMMAND}: needs {6 * COPIED / 1e9:.0f} GB of free memory on the GPU")
+    copy = Copy(clock.device)
+    rates = [copy.rate(clock) / 1e9 for _ in range(args.repeats)]
+    table.notes.append(f"a copy within the device: {Spread(rates)} GB/s, read and written")
+    add_kernels(table, clock, copy)
+    lm, weight_bytes = random_model(**SHAPE, device=clock.device, dtype=DTYPE)
+    add_steps(table, clock, copy, lm, weight_bytes, GOALS, Steps())
     return table
 
 
-def make_pair(shape: dict[str, Any], device: torch.device, dtype: torch.dtype):
-    """One set of random weights, made on the device: (LanguageModel, transformers model)."""
-    from transformers import AutoModelForCausalLM, LlamaConfig  # imported here: it takes seconds
-    from transformers.utils.logging import set_verbosity_error
+# ── Kernels ───────────────────────────────────────────────────────────────────
 
-    set_verbosity_error()
-    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # failures are rows
-    config = LlamaConfig(**shape, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    config.architectures = ["LlamaForCausalLM"]
-    torch.manual_seed(0)
-    with torch.device(device):
-        peer = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
-    peer.generation_config.pad_token_id = 0
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        model_config = read_config(Path(folder))
-    transformer = Transformer(model_config, peer.state_dict(), device, dtype)
-    return minikv.LanguageModel("random", transformer, None), peer
+
+def add_kernels(table: BenchTable, clock: CudaClock, copy: Copy) -> None:
+    """A row for each of `gpu_kernels.CASES`, then one for each pair of `gpu_kernels.OVER`."""
+    from minikv.course.bench import gpu_kernels  # not before: without Triton it raises
+
+    product, shares = Product(clock.device), {}
+    for name, (case, goal) in tqdm(gpu_kernels.CASES.items(), desc="kernels", leave=False):
+        if fits(table, clock, name, case.needed_bytes(clock.l2_bytes)):
+            limit = product if case.num_flops else copy
+            seconds, shares[name] = measured(clock, case, limit, table.repeats)
+            row = {"what": name, "µs": micro(seconds), "%": Spread(shares[name])}
+            row["of"] = "a matrix product's rate" if case.num_flops else "the copy's rate"
+            table.add(row, Aim("%", ">=", goal) if goal else None)
+    for name, (other, most) in gpu_kernels.OVER.items():
+        if name in shares and other in shares:
+            pairs = zip(shares[other], shares[name], strict=True)
+            row = {"what": name, "times": Spread([one / two for one, two in pairs])}
+            row["of"] = f"the time of: {other}"
+            table.add(row, Aim("times", "<=", most))
+
+
+def measured(
+    clock: CudaClock, case: Any, limit: Copy | Product, repeats: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of a launch, and % of what `limit` reaches in the same turn; one a turn."""
+    work = case.work(clock)
+    replay, seconds, shares = clock.captured(work.run), [], []
+    for _ in range(repeats):
+        rate = limit.rate(clock)
+        work.poison()
+        seconds.append(clock.seconds(replay) / work.launches)
+        work.check()
+        shares.append(100 * (case.num_flops or case.num_bytes) / rate / seconds[-1])
+    return seconds, shares
 
 
 # ── Decode steps ──────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class Window:
-    """A round of decode steps."""
-
-    seconds: float
-    tokens: int
-    steps: int
-    kv_tokens: int  # whose K and V the steps had to read, all together
-
-
-def decode_steps(
-    lm: minikv.LanguageModel, peer, clock: CudaClock, sizes: Sizes, repeats: int, table: BenchTable
-) -> dict[str, list[float]]:
-    """By goal, the share of the roofline's tokens per second, one per round."""
-    weight_bytes = sum(parameter.nbytes for parameter in peer.parameters())  # tied ones once
+def add_steps(
+    table: BenchTable, clock: CudaClock, copy: Copy, lm: minikv.LanguageModel, weight_bytes: int,
+    goals: Mapping[int, float], sizes: Steps,
+) -> None:  # fmt: skip
+    """A row for each batch of `goals`."""
     token_bytes = lm.config.kv_bytes_per_token(lm.dtype)
-    copy = Copy(random_values(2 * COPIED // lm.dtype.itemsize, lm.dtype, lm.device))
-    figures: dict[str, list[float]] = {}
-    with bar(len(sizes.batches), "decode steps") as progress:
-        for batch in sizes.batches:
-            rates = [copy.rate(clock) for _ in range(repeats)]
-            windows = decode_windows(lm, batch, sizes, repeats)
-            _free_memory()  # of that engine
-            shares = [
-                (w.steps * weight_bytes + w.kv_tokens * token_bytes) / rate / w.seconds
-                for w, rate in zip(windows, rates, strict=True)
-            ]
-            row = {
-                "what": f"decode steps, batch {batch}",
-                "tokens/s": Spread([w.tokens / w.seconds for w in windows]),
-                "figure": Spread(shares),
-                "is": "of the roofline",
-                "copy GB/s": Spread([rate / 1e9 for rate in rates]),
-            }
-            table.add(row, _goal(f"engine-{batch}", figures, shares))
-            progress.update()
-    return figures
+    for batch, goal in tqdm(goals.items(), desc="decode steps", leave=False):
+        name = f"engine, batch {batch}, context {sizes.context:,}"
+        if not fits(table, clock, name, 2 * (batch * sizes.context * token_bytes + COPIED)):
+            continue
+        rates = [copy.rate(clock) for _ in range(table.repeats)]
+        shares, seconds = [], []
+        turns = decode_turns(lm, batch, sizes, table.repeats)
+        for rate, (taken, contexts) in zip(rates, turns, strict=True):
+            moved = sizes.steps * weight_bytes + tokens_read(contexts, sizes.steps) * token_bytes
+            shares.append(100 * moved / rate / taken)
+            seconds.append(taken / sizes.steps)
+        row = {"what": name, "µs": micro(seconds), "%": Spread(shares)}
+        row |= {"of": "the roofline", "tokens/s": Spread([batch / one for one in seconds])}
+        table.add(row, Aim("%", ">=", goal))
 
 
-def decode_windows(
-    lm: minikv.LanguageModel, batch: int, sizes: Sizes, repeats: int
-) -> list[Window]:
-    """Consecutive rounds of steps in which `batch` requests decode, none joins or leaves."""
+def tokens_read(contexts: Sequence[int], steps: int) -> int:
+    """Tokens whose K and V so many decode steps read. contexts: those of the first one's queries,
+    their own tokens included; each grows by one a step."""
+    return steps * sum(contexts) + len(contexts) * (steps * (steps - 1) // 2)
+
+
+def decode_turns(
+    lm: minikv.LanguageModel, batch: int, sizes: Steps, repeats: int
+) -> list[tuple[float, list[int]]]:
+    """(seconds, contexts of the first step) of consecutive turns, in which `batch` requests decode
+    and none joins or leaves."""
     measured = repeats * sizes.steps
-    length = sizes.context - sizes.warm_up - measured // 2  # so that contexts are around 1k
+    length = sizes.context - sizes.warm_up - measured // 2
     if length < 1:
-        raise ValueError(f"--repeats: {repeats} rounds of {sizes.steps} steps are longer than 1k")
+        raise ValueError(f"--repeats: {repeats} turns of {sizes.steps} steps are too many")
     prefills = 2 + batch * length // (sizes.batch_tokens - batch)  # steps with a prefill, at most
     most = prefills + sizes.warm_up + measured + 2
-    engine = _engine(lm, batch, length + most, sizes)
+    config = minikv.EngineConfig(
+        num_blocks=batch * (1 + -(-(length + most) // BLOCK)),  # 1: the scheduler keeps some free
+        block_size=BLOCK,
+        max_num_seqs=batch,
+        max_batch_tokens=max(sizes.batch_tokens, batch),
+        attention="triton",
+    )
+    engine = minikv.Engine(lm, config)
     params = minikv.SamplingParams(max_tokens=most, ignore_eos=True)
     for prompt in peers.random_prompts(lm, [length] * batch, seed=batch):
         engine.add_request(prompt, params)
-
-    seen: set[int] = set()
-    while len(seen) < batch:
-        seen |= {output.request_id for output in engine.step()}
+    while len(outputs := engine.step()) < batch:
+        if not engine.has_unfinished:
+            raise RuntimeError(f"{batch} requests were never in one step")
+    taken = [outputs, *(engine.step() for _ in range(sizes.warm_up))]
     borders = []
     with no_gc():
-        outputs = _take(engine, sizes.warm_up)
         for _ in range(repeats):
-            borders.append((perf_counter(), _counts(outputs)))
-            outputs = _take(engine, sizes.steps)
-        borders.append((perf_counter(), _counts(outputs)))
-
-    windows = []
-    for (start, before), (end, after) in pairwise(borders):
-        tokens = sum(after.values()) - sum(before.values())
-        if not len(before) == len(after) == batch or tokens != batch * sizes.steps:
-            raise RuntimeError(f"{sizes.steps} steps of {batch} requests gave {tokens} tokens")
-        # The t-th new token comes from a step that reads the prompt and the t - 1 before it.
-        read = sum(
-            (length - 1) * (after[i] - before[i]) + sum(range(before[i] + 1, after[i] + 1))
-            for i in after
-        )
-        windows.append(Window(end - start, tokens, sizes.steps, read))
-    for request_id in seen:
-        engine.abort(request_id)
-    return windows
+            borders.append((perf_counter(), len(taken) - 1))
+            taken += [engine.step() for _ in range(sizes.steps)]
+        borders.append((perf_counter(), len(taken) - 1))
+    if {len(outputs) for outputs in taken} != {batch}:
+        raise RuntimeError(f"a step did not return all {batch} requests")
+    # The query of a step is the token that the step before it returned.
+    return [
+        (end - start, [length + len(output.token_ids) for output in taken[at]])
+        for (start, at), (end, _) in pairwise(borders)
+    ]
 
 
-def _take(engine: minikv.Engine, steps: int) -> list[minikv.RequestOutput]:
-    for _ in range(steps):
-        outputs = engine.step()
-    return outputs
+# ── Both ──────────────────────────────────────────────────────────────────────
 
 
-def _counts(outputs: list[minikv.RequestOutput]) -> dict[int, int]:
-    """New tokens so far, by request."""
-    return {output.request_id: len(output.token_ids) for output in outputs}
+def fits(table: BenchTable, clock: CudaClock, name: str, needed: int) -> bool:
+    """Whether so many bytes are free; if not, a row says so."""
+    free = clock.free_bytes()
+    if free < needed:
+        text = f"left out: needs {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} are free"
+        table.add({"what": name, "of": text})
+    return free >= needed
 
 
-def _engine(lm: minikv.LanguageModel, requests: int, length: int, sizes: Sizes) -> minikv.Engine:
-    """Room for so many requests of `length` tokens, prompt and answer."""
-    return minikv.Engine(
-        lm,
-        minikv.EngineConfig(
-            num_blocks=requests * (1 + -(-length // 16)),  # 1: the scheduler keeps some free
-            max_num_seqs=requests,
-            max_batch_tokens=max(sizes.batch_tokens, requests),
-            attention="triton",
-        ),
-    )
-
-
-def _free_memory() -> None:
-    """Give back what nothing holds any more: transformers sizes itself by what is free."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def _goal(name: str, figures: dict[str, list[float]], values: list[float]) -> Aim | None:
-    """Note the values of a goal; None if there is no such goal."""
-    if name not in gpu_goals.GOALS:
-        return None
-    figures[name] = values
-    return Aim("figure", gpu_goals.GOALS[name].sign, gpu_goals.GOALS[name].bound)
-
-
-# ── Whole calls ───────────────────────────────────────────────────────────────
-
-Prompts = Sequence[Sequence[int]]
-Way = Callable[[Prompts], list[list[int]]]  # prompts to new tokens
-
-# `generate_batch` chooses most by itself. Without flash-attn it captures no CUDA graphs, since
-# they pad its masks; whether that serves it here, a trial says.
-BATCH_SETTINGS = {"as it comes": {}, "with CUDA graphs": {"use_cuda_graph": True}}
-
-
-def whole_calls(
-    lm: minikv.LanguageModel, peer, sizes: Sizes, repeats: int, table: BenchTable
-) -> dict[str, list[float]]:
-    """By goal, tokens per second of the engine over those of transformers, one per turn.
-
-    Of the ways to call a peer the fastest counts. One that does not run on this machine has a
-    row that says why, and no figure.
-    """
-    engine = _engine(lm, sizes.requests, sizes.context + sizes.new_tokens, sizes)
-    params = minikv.SamplingParams(max_tokens=sizes.new_tokens, ignore_eos=True)
-
-    def ours(prompts: Prompts) -> list[list[int]]:
-        return [output.token_ids for output in engine.generate(prompts, params)]
-
-    lengths = [sizes.context] * sizes.requests
-    inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(repeats + 1)]
-    contenders: dict[str, Way] = {"minikv": ours}
-    figures: dict[str, list[float]] = {}
-    ways = _ways(peer, sizes)
-    with bar(len(ways), "trials of transformers") as progress:
-        for peer_name, tried in ways.items():
-            # Where there is a choice, in the second call: the first one compiles and captures.
-            best, failures = _fastest(peer, tried, inputs[: len(tried)], sizes)
-            if best is not None:
-                contenders[f"{peer_name}, {best}"] = tried[best]
-            for way, error in failures.items():
-                table.add({"what": f"whole calls, {peer_name}, {way}", "is": f"failed: {error}"})
-            progress.update()
-    with bar(len(contenders) * len(inputs), "whole calls") as progress:
-        result = race(contenders, inputs, progress)
-    for name, contender in contenders.items():
-        row: dict[str, Any] = {
-            "what": f"whole calls, {name}",
-            "tokens/s": result.rate(name, sizes.requests * sizes.new_tokens),
-        }
-        goal = None
-        if contender is not ours:
-            row["figure"] = result.ratio(name, "minikv")
-            row["is"] = "times as long as minikv"
-            goal = _goal(name.partition(",")[0], figures, row["figure"].values)
-        table.add(row, goal)
-    return figures
-
-
-def _ways(peer, sizes: Sizes) -> dict[str, dict[str, Way]]:
-    """How transformers is called: by name, the ways of which the fastest counts."""
-    new_tokens = sizes.new_tokens
-    # Pages of 256 tokens, and more than needed: it holds requests back while few are free.
-    blocks = sizes.requests * (2 + -(-(sizes.context + new_tokens) // 256))
-
-    def batch_way(options: dict[str, Any]) -> Way:
-        return lambda prompts: generate_batch(peer, prompts, new_tokens, blocks, **options)
-
-    return {
-        "generate": {"as it comes": lambda prompts: generate(peer, prompts, new_tokens)},
-        "compiled generate": {
-            "static cache": lambda prompts: generate(peer, prompts, new_tokens, "static")
-        },
-        "generate_batch": {name: batch_way(options) for name, options in BATCH_SETTINGS.items()},
-    }
-
-
-def _fastest(
-    peer, ways: dict[str, Way], inputs: Sequence[Prompts], sizes: Sizes
-) -> tuple[str | None, dict[str, str]]:
-    """(the fastest way in its last call, or None; what was wrong with those that failed)"""
-    seconds: dict[str, float] = {}
-    failures: dict[str, str] = {}
-    for name, way in ways.items():
-        try:
-            for prompts in inputs:
-                seconds[name], tokens = timed(partial(way, prompts))
-                if [len(row) for row in tokens] != [sizes.new_tokens] * len(prompts):
-                    raise RuntimeError("gave too few tokens")
-        except Exception as error:  # whatever it is, it is theirs, and the rest can be measured
-            seconds.pop(name, None)
-            failures[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-        peer.destroy_cached_continuous_batching_manager()  # or the next way would get it
-        _free_memory()
-    return min(seconds, key=seconds.__getitem__, default=None), failures
-
-
-def generate(peer, prompts: Prompts, max_tokens: int, cache: str | None = None) -> list[list[int]]:
-    """Greedy tokens from `transformers`, one batch of prompts of one length. A "static" cache
-    makes it compile its decode steps."""
-    ids = torch.tensor(prompts, device=peer.device)  # (S, P)
-    with torch.inference_mode(cache is None):
-        output = peer.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens,
-            cache_implementation=cache,
-        )  # fmt: skip
-    return output[:, ids.shape[1] :].tolist()
-
-
-def generate_batch(
-    peer, prompts: Prompts, max_tokens: int, num_blocks: int, **options: Any
-) -> list[list[int]]:
-    """Greedy tokens from the continuous batching of `transformers`. What it sets up is kept
-    for the next call."""
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    outputs = peer.generate_batch(
-        prompts,
-        generation_config=GenerationConfig(
-            max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
-        ),
-        continuous_batching_config=ContinuousBatchingConfig(num_blocks=num_blocks, **options),
-        persistent_manager=True,
-    )
-    for output in outputs.values():
-        if output.error is not None:
-            raise RuntimeError(output.error)
-    return [list(output.generated_tokens) for output in outputs.values()]
+def micro(seconds: list[float]) -> Spread:
+    return Spread([1e6 * one for one in seconds])

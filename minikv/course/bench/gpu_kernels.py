@@ -1,199 +1,180 @@
-"""Measure the kernels on this GPU, against their goals: `minikv.course.bench.gpu_goals`.
+"""What `bench gpu` times of the kernels, each with the bytes that it must move.
 
-    python -m minikv bench kernels
-
-Every case is timed in every round, replayed from a CUDA graph and launched one by one,
-beside a copy and a matrix product of the same round: a ratio is made from two times of one
-round. torch's attention on contiguous K and V of as many bytes is timed as well. Outputs
-are poisoned before each timing and compared with the reference after it. The figures are
-printed and kept in `results/` beside this file.
+Attention reads random blocks, in regions that take turns: the block tables of two regions have no
+block in common, so between two launches on one region the others have been through the L2 cache,
+and nothing of it is left there.
 """
 
-import argparse
-from collections.abc import Mapping
-from typing import Any
+import math
+from dataclasses import dataclass
 
-from minikv.course.bench import gpu_goals
-from minikv.course.bench.gpu_clock import (
-    COPIED,
-    SIDE,
-    Copy,
-    CudaClock,
-    Product,
-    random_values,
-    where,
-)
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar
+import torch
 
-COMMAND = gpu_goals.COMMANDS["kernels"]
-BATCHES = (16, 24, 32, 48, 64)
-CONTEXTS = {"4k": 4096, "8k": 8192}
-HEAD_DIMS = (64, 128)
+from minikv.course.bench.gpu_clock import DTYPE, CudaClock
+from minikv_kernels.codes import Codes
+from minikv_kernels.codes_attention import codes_decode
+from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
+from minikv_kernels.paged_prefill import paged_prefill
+from minikv_kernels.splits import make_scratch
 
-
-def decode(head_dim: int, batch: int, context: str) -> str:
-    """The name of a batch of decodes at contexts of one length, block 16."""
-    return f"decode, head dim {head_dim}, batch {batch}, context {context}"
-
-
-EVEN = {
-    decode(head_dim, batch, context): (head_dim, batch, CONTEXTS[context])
-    for head_dim in HEAD_DIMS
-    for context in CONTEXTS
-    for batch in BATCHES
+SPARE = 1.25  # a pool has so many times the blocks that are dealt out
+LAUNCHES = 16  # in one go: a graph of one short launch would time the start of the graph
+ROWS = 4  # of each region's output, compared with the reference
+DECODE = {  # (head dim, context): by batch, a goal: % of the copy's rate
+    (64, 4096): {8: 50, 16: 70, 24: 70, 32: 70, 48: 70, 64: 80},
+    (64, 8192): {16: 70, 24: 70, 32: 70, 48: 70, 64: 85},
+    (128, 4096): {16: 70, 24: 70, 32: 70, 48: 70, 64: 87},
+    (128, 8192): {1: 40, 16: 70, 24: 70, 32: 70, 48: 70, 64: 88},
 }
-SMALL = {decode(64, 8, "4k"): (64, 8, 4096), decode(128, 1, "8k"): (128, 1, 8192)}
-FULL = decode(64, 64, "4k")
-SKEWED, COARSE, PREFILL = f"{FULL}, skewed lengths", f"{FULL}, block 256", "prefill, head dim 128"
+FULL = "decode, head dim 64, batch 64, context 4k"
+SKEWED, COARSE = f"{FULL}, skewed lengths", f"{FULL}, blocks of 256"
+OVER = {SKEWED: (FULL, 1.25), FULL: (COARSE, 1.05)}  # takes at most so many times as long
+TOLERANCE = 0.01  # ‖out − reference‖ / ‖reference‖, bfloat16
 
 
-def all_cases() -> dict[str, Any]:
-    """What is timed, by name: `minikv.course.bench.kernel_workloads.Case`."""
-    from minikv.course.bench.kernel_workloads import (  # not before: without Triton it raises
-        Case,
-        skewed,
-    )
+@dataclass(frozen=True)
+class Case:
+    """A batch of decodes, each at the end of its context; or the prefill of one prompt."""
 
-    cases = {
-        name: Case(head_dim, (length,) * batch)
-        for name, (head_dim, batch, length) in (EVEN | SMALL).items()
-    }
-    return cases | {
-        SKEWED: Case(64, skewed(64 * 4096, 64)),
-        COARSE: Case(64, (4096,) * 64, block_size=256),
-        PREFILL: Case(128, (8192,), prefill=True),
-    }
+    head_dim: int
+    lens: tuple[int, ...]  # tokens of each context; of a prefill one
+    kind: str = "decode"  # over bfloat16; "int8" for a decode over codes; "prefill"
+    block_size: int = 16
+    num_heads: int = 32
+    num_kv_heads: int = 8
 
+    @property
+    def num_queries(self) -> int:
+        return sum(self.lens) if self.kind == "prefill" else len(self.lens)
 
-def measure(cases: Mapping[str, Any], clock: CudaClock, repeats: int) -> dict[str, Any]:
-    """Seconds of one launch of each case and the rates of the two peers, one a round:
-    "graph", "eager", "torch" and "error" by case; "copy" (bytes/s) and "product" (flops)."""
-    from minikv.course.bench.kernel_workloads import DTYPE, Contiguous, Workload
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that one launch must move: K and V of each token once, queries and outputs."""
+        # A row of codes has a scale in bfloat16.
+        row = self.head_dim + 2 if self.kind == "int8" else 2 * self.head_dim
+        kv = sum(self.lens) * 2 * self.num_kv_heads * row
+        return kv + 2 * self.num_queries * self.num_heads * self.head_dim * DTYPE.itemsize
 
-    needed = max(case.num_values(clock.l2_bytes) for case in cases.values())
-    needed = max(needed, 2 * COPIED // DTYPE.itemsize, 2 * SIDE**2)
-    clock.require_memory(needed * DTYPE.itemsize + 4 * COPIED)  # a copy, queries, outputs
-    values = random_values(needed, DTYPE, clock.device)
-    peers: dict[str, Copy | Product] = {"copy": Copy(values), "product": Product(values)}
-    found: dict[str, Any] = {name: [] for name in peers}
-    found |= {how: {name: [] for name in cases} for how in ("graph", "eager", "torch", "error")}
+    @property
+    def num_flops(self) -> int:
+        """Of a prefill, whose limit they are: two products, each a multiplication and an addition;
+        on average a query sees half the keys. 0 for a decode, whose limit is the bytes."""
+        if self.kind != "prefill":
+            return 0
+        [length] = self.lens
+        return 2 * length * length * self.num_heads * self.head_dim
 
-    works = {}
-    with bar(len(cases) * (1 + repeats), "kernels") as progress:
-        for name, case in cases.items():
-            workload = Workload(case, values, clock.l2_bytes)
-            runs = {"graph": clock.captured(workload.run), "eager": workload.run}
-            if len(set(case.lens)) == 1:
-                runs["torch"] = clock.captured(Contiguous(workload, values).run)
-            works[name] = workload, runs
-            progress.update()
-        for _ in range(repeats):
-            for name, peer in peers.items():
-                found[name].append(peer.rate(clock))
-            for name, (workload, runs) in works.items():
-                for how, run in runs.items():
-                    workload.poison()
-                    found[how][name].append(clock.seconds(run) / workload.launches)
-                    if how != "torch":
-                        found["error"][name].append(workload.check())
-                progress.update()
-    return found
+    def num_regions(self, l2_bytes: int) -> int:
+        """So many that all others together are at least twice the L2 cache."""
+        return 1 + math.ceil(2 * l2_bytes / self.num_bytes)
+
+    def num_blocks(self, l2_bytes: int) -> int:
+        """Of the pool."""
+        dealt = sum(-(-length // self.block_size) for length in self.lens)
+        return math.ceil(SPARE * self.num_regions(l2_bytes) * dealt)
+
+    def needed_bytes(self, l2_bytes: int) -> int:
+        """Of memory, about."""
+        return math.ceil(2 * SPARE * self.num_regions(l2_bytes) * self.num_bytes)
+
+    def work(self, clock: CudaClock) -> "Attention":
+        return Attention(self, clock.device, clock.l2_bytes)
 
 
-def figures(cases: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, list[float]]:
-    """The figure of each goal, one a round. Those of the kernels are of graph replays."""
-    graph, copy = found["graph"], found["copy"]
+class Attention:
+    """A case on a device: `run` launches it `launches` times, on one region after the other."""
 
-    def shares(name: str) -> list[float]:
-        """Of the copy's rate: bytes of K and V per second over bytes per second."""
-        size = cases[name].kv_bytes
-        return [size / s / rate for s, rate in zip(graph[name], copy, strict=True)]
+    def __init__(self, case: Case, device: torch.device, l2_bytes: int):
+        self.case, regions = case, case.num_regions(l2_bytes)
+        num_blocks = case.num_blocks(l2_bytes)
+        self.tables = deal(case, regions, num_blocks).to(device)  # (R, S, B)
+        self.lens = torch.tensor(case.lens, device=device)
+        self.start = torch.tensor([0, case.num_queries], device=device)
+        shape = (num_blocks, case.num_kv_heads, case.block_size, case.head_dim)
+        if case.kind == "int8":
+            self.pair = torch.randint(-127, 128, (2, *shape), dtype=torch.int8, device=device)
+            self.scales = torch.rand(2, *shape[:3], device=device).to(DTYPE)
+            self.codes = Codes("int8", *self.pair, *self.scales)
+        else:
+            pool = (num_blocks, case.block_size, 2, case.num_kv_heads, case.head_dim)
+            self.kv = torch.randn(pool, dtype=DTYPE, device=device)
+        queries = (regions, case.num_queries, case.num_heads, case.head_dim)
+        self.q = torch.randn(queries, dtype=DTYPE, device=device)
+        self.out = torch.empty_like(self.q)
+        self.scratch = make_scratch(case.num_heads, case.num_kv_heads, case.head_dim, device)
+        self.launches = math.ceil(LAUNCHES / regions) * regions
 
-    def over(name: str, other: str) -> list[float]:
-        return [one / two for one, two in zip(graph[name], graph[other], strict=True)]
+    def run(self) -> None:
+        for i in range(self.launches):
+            region = i % len(self.tables)
+            q, out, tables = self.q[region], self.out[region], self.tables[region]
+            if self.case.kind == "prefill":
+                paged_prefill(q, self.kv, tables, self.lens, self.start, None, out)
+            elif self.case.kind == "int8":
+                codes_decode(q, self.codes, tables, self.lens, None, None, out, self.scratch)
+            else:
+                paged_decode(q, self.kv, tables, self.lens, None, out, self.scratch)
 
-    def floors(name: str) -> list[float]:
-        return [1 / share for share in shares(name)]
+    def poison(self) -> None:
+        self.out.fill_(float("nan"))
 
-    flops = cases[PREFILL].prefill_flops
-    return {
-        "decode-64-4k": shares(decode(64, 64, "4k")),
-        "decode-64-8k": shares(decode(64, 64, "8k")),
-        "decode-128-4k": shares(decode(128, 64, "4k")),
-        "decode-128-8k": shares(decode(128, 64, "8k")),
-        "floor-64-batch-8": floors(decode(64, 8, "4k")),
-        "floor-128-batch-1": floors(decode(128, 1, "8k")),
-        "no-cliff": [min(of_round) for of_round in zip(*map(shares, EVEN), strict=True)],
-        "skewed": over(SKEWED, FULL),
-        "block-size": over(FULL, COARSE),
-        "prefill-128-8k": [
-            flops / s / rate for s, rate in zip(graph[PREFILL], found["product"], strict=True)
-        ],
-    }
+    def check(self) -> None:
+        """After `poison` and `run`: raises RuntimeError if a number was not written, or if rows
+        differ from the reference."""
+        for region, (q, out, tables) in enumerate(zip(self.q, self.out, self.tables, strict=True)):
+            if not torch.isfinite(out).all():
+                raise RuntimeError(f"{self.case}: region {region} has numbers not written")
+            rows = torch.linspace(0, len(q) - 1, ROWS, device=q.device).long()
+            if self.case.kind == "prefill":  # a query sees what a decode in its place would see
+                tables, lens = tables.expand(ROWS, -1), rows + 1
+            else:
+                tables, lens = tables[rows], self.lens[rows]
+            used, places = tables.clamp(min=0).unique(return_inverse=True)
+            expected = paged_decode_reference(q[rows].float(), self._kv(used), places, lens)
+            error = float((out[rows].float() - expected).norm() / expected.norm())
+            if not error <= TOLERANCE:
+                raise RuntimeError(f"{self.case}: region {region} is wrong by {error:.2g}")
 
-
-def timings(cases: Mapping[str, Any], found: Mapping[str, Any], repeats: int) -> BenchTable:
-    """What every case took."""
-    copy, product = Spread(found["copy"]), Spread(found["product"])
-    table = BenchTable("kernels: milliseconds of a launch", repeats)
-    table.notes.append(
-        f"copy {_scaled(copy, 1e-9)} GB/s, product {_scaled(product, 1e-12)} TFLOP/s"
-    )
-    for name, case in cases.items():
-        row: dict[str, Any] = {"what": name}
-        for how in ("graph", "eager", "torch"):
-            if found[how][name]:
-                row[how] = Spread([1e3 * seconds for seconds in found[how][name]])
-        if not case.prefill:
-            row["K/V GB/s"] = Spread([case.kv_bytes / s / 1e9 for s in found["graph"][name]])
-        row["error"] = max(found["error"][name])
-        table.add(row)
-    return table
-
-
-def verdict(found: Mapping[str, list[float]], repeats: int) -> BenchTable:
-    table = BenchTable("goals", repeats)
-    for name, values in found.items():
-        goal = gpu_goals.GOALS[name]
-        table.add({"what": goal.text, "figure": Spread(values)},
-                  Aim("figure", goal.sign, goal.bound))  # fmt: skip
-    return table
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None of its own."""
+    def _kv(self, blocks: torch.Tensor) -> torch.Tensor:
+        """K and V of these blocks: (blocks, block_size, 2, num_kv_heads, head_dim), float32."""
+        if self.case.kind != "int8":
+            return self.kv[blocks].float()
+        both = self.pair[:, blocks].float() * self.scales[:, blocks, ..., None]
+        return both.permute(1, 3, 0, 2, 4).contiguous()
 
 
-def run(args: argparse.Namespace) -> BenchTable:
-    """The goals, each with what was reached. Raises ValueError where there is no CUDA GPU."""
-    gpu_goals.require_rounds(args.repeats)
-    clock = CudaClock(COMMAND)
-    cases, here = all_cases(), where()
-    found = measure(cases, clock, args.repeats)
-    reached = figures(cases, found)
-    content = {
-        "repeats": args.repeats,
-        "goals": gpu_goals.judge(reached),
-        "cases": {
-            name: {
-                "head_dim": case.head_dim,
-                "sequences": len(case.lens),
-                "tokens": sum(case.lens),
-                "longest": max(case.lens),
-                "block_size": case.block_size,
-                "kv_bytes": case.kv_bytes,
-                "regions": case.num_regions(clock.l2_bytes),
-            }
-            for name, case in cases.items()
-        },
-        "measured": found,
-    }
-    path = gpu_goals.save("kernels", here, content, gpu_goals.RESULTS)
-    print(f"{timings(cases, found, args.repeats)}\n")
-    table = verdict(reached, args.repeats)
-    table.notes.append(f"kept in {path}")
-    return table
+def deal(case: Case, regions: int, num_blocks: int) -> torch.Tensor:
+    """Block tables of all regions, (R, S, B): no block twice, in random order. Places past a
+    context hold -1, which no kernel may read."""
+    needed = [-(-length // case.block_size) for length in case.lens]
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2))
+    tables = torch.full((regions, len(needed), max(needed)), -1)
+    hands = iter(order.split_with_sizes([*needed * regions, num_blocks - regions * sum(needed)]))
+    for region in tables:
+        for row, count in zip(region, needed, strict=True):
+            row[:count] = next(hands)
+    return tables
 
 
-def _scaled(spread: Spread, by: float) -> Spread:
-    return Spread([value * by for value in spread.values])
+def skewed(total: int, num_seqs: int) -> tuple[int, ...]:
+    """Lengths that sum to `total`, the i-th longest about 1/i of the longest, shuffled."""
+    weights = [1 / place for place in range(1, num_seqs + 1)]
+    lens = [int(total * weight / sum(weights)) for weight in weights]
+    lens[0] += total - sum(lens)
+    order = torch.randperm(num_seqs, generator=torch.Generator().manual_seed(3)).tolist()
+    return tuple(lens[place] for place in order)
+
+
+CASES: dict[str, tuple[Case, float | None]] = {  # and a goal, % of its limit
+    **{
+        f"decode, head dim {head_dim}, batch {batch}, context {context // 1024}k": (
+            Case(head_dim, (context,) * batch), goal,
+        )
+        for (head_dim, context), goals in DECODE.items()
+        for batch, goal in goals.items()
+    },
+    SKEWED: (Case(64, skewed(64 * 4096, 64)), None),
+    COARSE: (Case(64, (4096,) * 64, block_size=256), None),
+    "decode, head dim 128, batch 64, context 4k, int8": (Case(128, (4096,) * 64, "int8"), None),
+    "prefill, head dim 128, 8k": (Case(128, (8192,), "prefill"), 45),
+}  # fmt: skip

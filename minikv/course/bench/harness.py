@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 import minikv
 from minikv.course.exercises.files import write_whole
+from minikv.course.measure.running_table import processor
 from minikv.course.measure.timing import timed
 
 
@@ -101,13 +102,7 @@ def short(value: float) -> str:
 
 
 def _cell(value: Any) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else str(value)
-        if isinstance(value, Spread)
-        else short(value)
-    )
+    return str(value) if isinstance(value, str | Spread) else short(value)
 
 
 class Race(NamedTuple):
@@ -142,6 +137,24 @@ def race(
     return result
 
 
+def in_turns(
+    measures: Mapping[str, Callable[[int], float]], repeats: int, progress: tqdm
+) -> dict[str, list[float]]:
+    """What each function says of each turn, all of them in turns; the first one is the warm-up."""
+    found: dict[str, list[float]] = {name: [] for name in measures}
+    for turn in range(repeats + 1):
+        for name, measure in measures.items():
+            found[name].append(measure(turn))
+            progress.update()
+    return {name: values[1:] for name, values in found.items()}
+
+
+def take_steps(engine: minikv.Engine, steps: int, turn: int = 0) -> None:
+    """`turn`: what `race` gives to each contender; it changes nothing."""
+    for _ in range(steps):
+        engine.step()
+
+
 def bar(total: int, text: str) -> tqdm:
     """Progress on stderr, gone when it is done."""
     return tqdm(total=total, desc=text, leave=False)
@@ -149,19 +162,11 @@ def bar(total: int, text: str) -> tqdm:
 
 def environment() -> dict[str, Any]:
     """The machine and the versions: without them a figure says nothing."""
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(errors="replace").splitlines()
-        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-        model = names[0] if names else model
-    try:
-        transformers = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        transformers = "not installed"
+    on_gpu = torch.cuda.is_available()
     return {
         "machine": {
-            "cpu": model,
+            "cpu": processor(),
+            **({"gpu": torch.cuda.get_device_name()} if on_gpu else {}),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": f"{platform.system()} {platform.machine()}",
@@ -170,16 +175,25 @@ def environment() -> dict[str, Any]:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "transformers": transformers,
+            "transformers": version("transformers"),
             "minikv": minikv.__version__,
+            **({"cuda": torch.version.cuda, "triton": version("triton")} if on_gpu else {}),
         },
     }
 
 
+def version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def headline(where: dict[str, Any]) -> str:
     machine, versions = where["machine"], where["versions"]
+    gpu = f"{machine['gpu']}, " if "gpu" in machine else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, torch on {machine['threads']} threads, "
+        f"{gpu}{machine['cpu']}, {machine['cores']} cores, torch on {machine['threads']} threads, "
         f"load before {machine['load']}; "
         + ", ".join(f"{name} {version}" for name, version in versions.items())
     )

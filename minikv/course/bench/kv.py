@@ -10,12 +10,14 @@ reads.
 
 import argparse
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import torch
 
 import minikv
 from minikv.checkpoint import read_weights
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race, take_steps
 from minikv.model import Transformer
 from minikv.quant.memory import blocks_in
 from minikv.quant.store import QuantisedStore
@@ -61,21 +63,15 @@ def long_tinypy(max_context: int) -> minikv.LanguageModel:
 
 
 def add_memory(table: BenchTable, lm: minikv.LanguageModel, name: str, block_size: int) -> None:
-    def largest_batch(kv_dtype: str) -> tuple[float, int]:
-        fits = 1  # as many sequences as there are, so each may have an open block
-        while True:
-            config = minikv.EngineConfig(
-                kv_dtype=kv_dtype, kv_memory=POOL, block_size=block_size, max_num_seqs=fits + 1
-            )
-            if blocks_in(config, lm.config, lm.dtype) * block_size < (fits + 1) * LONG:
-                break
-            fits += 1
-        engine = minikv.Engine(
-            lm, minikv.EngineConfig(kv_dtype=kv_dtype, block_size=block_size, num_blocks=1)
-        )
-        return engine.stats().bytes_per_token, fits
+    config = minikv.EngineConfig(kv_dtype=name, kv_memory=POOL, block_size=block_size)
 
-    bytes_per_token, fits = largest_batch(name)
+    def tokens_in_pool(batch: int) -> int:
+        """In full blocks; each sequence may have an open one."""
+        return blocks_in(replace(config, max_num_seqs=batch), lm.config, lm.dtype) * block_size
+
+    fits = next(batch for batch in count(1) if tokens_in_pool(batch + 1) < (batch + 1) * LONG)
+    engine = minikv.Engine(lm, replace(config, kv_memory=None, num_blocks=1))
+    bytes_per_token = engine.stats().bytes_per_token
     row = {
         "format": label(name), "block": block_size, "bytes per token": bytes_per_token,
         "largest batch": fits,
@@ -87,19 +83,8 @@ def add_memory(table: BenchTable, lm: minikv.LanguageModel, name: str, block_siz
 
 def add_speed(table, lm, args: argparse.Namespace, context: int, batch: int, progress) -> None:
     engines = {name: decoding_engine(lm, name, args, context, batch) for name in args.formats}
-
-    def take_steps(engine: minikv.Engine):
-        def go(_):
-            for _ in range(args.steps):
-                engine.step()
-
-        return go
-
-    result = race(
-        {name: take_steps(engine) for name, engine in engines.items()},
-        range(args.repeats + 1),
-        progress,
-    )
+    ways = {name: partial(take_steps, engine, args.steps) for name, engine in engines.items()}
+    result = race(ways, range(args.repeats + 1), progress)
     for name in args.formats:
         row = {
             "format": label(name), "context": context, "batch": batch,

@@ -45,11 +45,8 @@ def run(args: argparse.Namespace) -> BenchTable:
     with bar(len(lengths) * len(args.block_sizes), "paging") as progress:
         for block_size in args.block_sizes:
             percent = 100 * paged_waste(lengths, block_size, progress)
-            row = {
-                "what": f"waste in blocks of {block_size}",
-                "figure": percent,
-                "unit": "% of slots",
-            }
+            row = {"what": f"waste in blocks of {block_size}", "figure": percent}
+            row["unit"] = "% of slots"
             table.add(row, Aim("figure", "<", 4) if block_size == 16 else None)
     longest = max(map(sum, lengths))
     for reserved in sorted({CONTEXT, longest}):
@@ -62,12 +59,8 @@ def run(args: argparse.Namespace) -> BenchTable:
             table.add({"what": f"waste, {reserved:,} reserved", "figure": percent, "unit": unit})
     for num_blocks in args.pools:
         for what, figure in block_price(num_blocks, args.repeats).items():
-            row = {
-                "what": f"{what}, pool of {num_blocks:,}",
-                "figure": figure,
-                "unit": "µs per block",
-            }
-            table.add(row, Aim("figure", "<=", 1))
+            row = {"what": f"{what}, pool of {num_blocks:,}", "figure": figure}
+            table.add(row | {"unit": "µs per block"}, Aim("figure", "<=", 1))
     return table
 
 

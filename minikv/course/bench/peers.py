@@ -1,7 +1,8 @@
 """The same weights on both sides: an engine's model, and the `transformers` model beside it."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,23 @@ def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list
     ]
 
 
-def count_differing(ours: list[list[list[int]]], theirs: list[list[list[int]]]) -> str:
-    """How many rows, of those of all runs, are not the same tokens on both sides."""
-    same = []
-    for one, other in zip(ours, theirs, strict=True):
-        same += [a == b for a, b in zip(one, other, strict=True)]
+def engine_for(lm: LanguageModel, lengths: Sequence[int]) -> minikv.Engine:
+    """With room for requests of so many tokens, prompt and answer, all at once."""
+    config = minikv.EngineConfig(
+        num_blocks=max(512, sum(-(-length // 16) for length in lengths)),
+        max_num_seqs=max(64, len(lengths)),
+        max_batch_tokens=max(2048, len(lengths)),
+    )
+    return minikv.Engine(lm, config)
+
+
+def ours(engine: minikv.Engine, prompts: Sequence[Sequence[int]], params) -> list[list[int]]:
+    """The engine's tokens; `params` for all prompts, or one for each."""
+    return [list(output.token_ids) for output in engine.generate(prompts, params)]
+
+
+def count_differing(results: Mapping[str, list[list[list[int]]]], peer: str) -> str:
+    """How many rows, of those of all runs, are not the same tokens as minikv's."""
+    pairs = zip(chain(*results["minikv"]), chain(*results[peer]), strict=True)
+    same = [one == other for one, other in pairs]
     return f"{same.count(False)} of {len(same)}"

@@ -7,6 +7,7 @@ that were asked for count. The batch size that serves `generate` best is the pee
 
 import argparse
 import random
+from functools import partial
 
 import minikv
 from minikv.course.bench import peers
@@ -37,17 +38,11 @@ def run(args: argparse.Namespace) -> BenchTable:
         f"{max(asked)}, drawn evenly, seed 0"
     )
     params = [minikv.SamplingParams(max_tokens=count, ignore_eos=True) for count in asked]
-    needed = sum(-(-(a + b) // 16) for a, b in zip(lengths, asked, strict=True))
-    config = minikv.EngineConfig(num_blocks=max(512, needed), max_num_seqs=max(64, args.requests),
-                                 max_batch_tokens=max(2048, args.requests))  # fmt: skip
     turns = args.repeats + 1
     with bar((1 + len(args.static)) * turns * len(args.models), "ragged") as progress:
         for name in args.models:
             lm, peer = peers.load_pair(name)
-            engine = minikv.Engine(lm, config)
-
-            def ours(prompts, engine=engine):
-                return [list(output.token_ids) for output in engine.generate(prompts, params)]
+            engine = peers.engine_for(lm, list(map(sum, zip(lengths, asked, strict=True))))
 
             def static(size, peer=peer):
                 def theirs(prompts):
@@ -60,7 +55,8 @@ def run(args: argparse.Namespace) -> BenchTable:
 
                 return theirs
 
-            contenders = {"minikv": ours} | {f"static {size}": static(size) for size in args.static}
+            contenders = {"minikv": partial(peers.ours, engine, params=params)}
+            contenders |= {f"static {size}": static(size) for size in args.static}
             inputs = [peers.random_prompts(lm, lengths, seed) for seed in range(turns)]
             result = race(contenders, inputs, progress)
             rates = {each: result.rate(each, sum(asked)) for each in contenders}
@@ -71,8 +67,6 @@ def run(args: argparse.Namespace) -> BenchTable:
                     table.add(row | {"rows that differ": ""})
                     continue
                 row["minikv is faster by"] = result.ratio(each, "minikv")
-                row["rows that differ"] = peers.count_differing(
-                    result.results["minikv"], result.results[each]
-                )
+                row["rows that differ"] = peers.count_differing(result.results, each)
                 table.add(row, Aim("minikv is faster by", ">=", 5) if each == best else None)
     return table

@@ -7,13 +7,14 @@ Prompts have mixed lengths, so block borders are crossed at different steps.
 
 import argparse
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, positive, take_steps
 from minikv.course.measure.timing import timed
 
 GOALS = {64: 0.1, 256: 0.3}  # ms per step, by running sequences
@@ -27,17 +28,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> BenchTable:
     title = f"scheduler: host time per step, mean of {args.steps} decode steps"
     table = BenchTable(title, args.repeats)
-    turns = args.repeats + 1
-    with bar(turns * 2 * len(args.running), "scheduler") as progress:
+    with bar((args.repeats + 1) * 2 * len(args.running), "scheduler") as progress:
         for running in args.running:
-            times: dict[bool, list[float]] = {True: [], False: []}
-            for turn in range(turns):
-                for cached, measured in times.items():
-                    measured.append(ms_a_step(running, args.steps, cached, seed=turn))
-                    progress.update()
-            for cached, measured in times.items():
-                name = "on" if cached else "off"
-                row = {"running": running, "prefix cache": name, "ms": Spread(measured[1:])}
+            ways = {
+                name: partial(ms_a_step, running, args.steps, name == "on")
+                for name in ("on", "off")
+            }
+            for name, values in in_turns(ways, args.repeats, progress).items():
+                row = {"running": running, "prefix cache": name, "ms": Spread(values)}
                 table.add(row, Aim("ms", "<=", GOALS[running]) if running in GOALS else None)
     return table
 
@@ -47,11 +45,6 @@ def ms_a_step(running: int, steps: int, cached: bool, seed: int = 0) -> float:
     engine = decoding_engine(running, steps + 1, cached, seed)
     seconds, _ = timed(lambda: take_steps(engine, steps))
     return 1e3 * seconds / steps
-
-
-def take_steps(engine: minikv.Engine, steps: int) -> None:
-    for _ in range(steps):
-        engine.step()
 
 
 def decoding_engine(running: int, steps: int, cached: bool, seed: int) -> minikv.Engine:

@@ -32,7 +32,7 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     as_completed,
 )
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache, partial
 from multiprocessing import get_context
@@ -46,7 +46,6 @@ from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.exercises.skeletons import skeleton
-from minikv.course.grading import on_ray
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
 from minikv.course.judge.result import Line, Result
@@ -115,10 +114,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="exercises that are checked at the same time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--ray", metavar="ADDRESS",
-        help='check on the machines of this Ray cluster; "local" starts one here, of N workers',
-    )  # fmt: skip
-    parser.add_argument(
         "--resume", type=Path, metavar="FILE",
         help="keep each result here as it comes, and check only what is new or has changed",
     )  # fmt: skip
@@ -158,7 +153,7 @@ def run(args: argparse.Namespace) -> int:
     results: Results = []
     status = 0
     try:
-        with _workers(args) as pool, closing(Store(args.resume)) as store:
+        with workers(args.jobs) as pool, closing(Store(args.resume)) as store:
             found = grades(pool, store, students, exercises)
             for one in progress_bar(len(students) * len(exercises), found):
                 results.append(one)
@@ -168,9 +163,6 @@ def run(args: argparse.Namespace) -> int:
     except BrokenExecutor as error:
         status = 1
         print(f"{error}\nThis is what was checked so far.", file=sys.stderr)
-    except ConnectionError as error:
-        print(error, file=sys.stderr)
-        return 2
     order = {name: i for i, name in enumerate(student.name for student in students)}
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
@@ -300,10 +292,6 @@ def grades(
 
 def _report(found: dict) -> Result:
     return Result(**found | {"lines": [Line(**line) for line in found["lines"]]})
-
-
-def _workers(args: argparse.Namespace) -> AbstractContextManager[Executor]:
-    return on_ray.workers(args.ray, args.jobs) if args.ray else workers(args.jobs)
 
 
 @contextmanager

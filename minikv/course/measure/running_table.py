@@ -222,7 +222,7 @@ class RunningTable(Table):
 
 def machine(lm: LanguageModel | None = None) -> str:
     """What a measurement depends on: processor, threads, versions and number format."""
-    parts = [_processor(), f"{torch.get_num_threads()} of {os.cpu_count()} cores"]
+    parts = [processor(), f"{torch.get_num_threads()} of {os.cpu_count()} cores"]
     if lm is not None:
         if lm.device.type == "cuda":
             parts.insert(0, torch.cuda.get_device_name(lm.device))
@@ -231,7 +231,7 @@ def machine(lm: LanguageModel | None = None) -> str:
     return ", ".join(parts)
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's own name where the system tells it, else its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
