@@ -10,6 +10,7 @@ from minikv.course.exercises.mistakes import (
     text_of_mistake,
 )
 from minikv.course.judge.examine import examine
+from minikv.course.reports.report import Report
 
 CHAPTER, EXERCISE = chapter_of("05"), find("05.1")
 SHARES = """
@@ -96,7 +97,7 @@ def test_a_report_says_which_engine_shipped_the_mistake():
     mistake = mistake_named(exercise, "never copies")
     assert mistake.seen == "Atlas, issue 1193 (2026)"
     report = examine(exercise, text_of_mistake(exercise, mistake))
-    assert f"also shipped by: {mistake.seen}" in report.text()
+    assert f"also shipped by: {mistake.seen}" in Report.of(report).text()
     assert mistake.seen in report.html()
     other = mistake_named(exercise, "always copies")
     assert "shipped" not in examine(exercise, text_of_mistake(exercise, other)).text()
