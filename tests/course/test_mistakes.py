@@ -96,8 +96,9 @@ def test_a_report_says_which_engine_shipped_the_mistake():
     exercise = find("05.2")
     mistake = mistake_named(exercise, "never copies")
     assert mistake.seen == "Atlas, issue 1193 (2026)"
-    report = examine(exercise, text_of_mistake(exercise, mistake))
-    assert f"also shipped by: {mistake.seen}" in Report.of(report).text()
+    report = Report.of(examine(exercise, text_of_mistake(exercise, mistake)))
+    assert f"also shipped by: {mistake.seen}" in report.text()
     assert mistake.seen in report.html()
     other = mistake_named(exercise, "always copies")
-    assert "shipped" not in examine(exercise, text_of_mistake(exercise, other)).text()
+    report = Report.of(examine(exercise, text_of_mistake(exercise, other)))
+    assert "shipped" not in report.text()
