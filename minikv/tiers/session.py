@@ -114,7 +114,7 @@ def load_session(engine: Engine, path: str | os.PathLike, cache_salt: Hashable =
     try:
         token_ids, parts = _checked(engine, header, tensors)
     except SessionError as error:
-        raise SessionError(f"{error} (file {str(path)!r})") from error
+        raise SessionError(f"{error} (in {Path(path).name})") from error
     put_prefix(engine, token_ids, parts, cache_salt)
     return token_ids
 

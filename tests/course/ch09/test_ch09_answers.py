@@ -36,6 +36,7 @@ from minikv.course.exercises.manifest import chapter_of, find
 from minikv.course.exercises.skeletons import broken, fill, skeleton
 from minikv.course.judge import process
 from minikv.course.judge.scenarios import SCENARIOS, reference_module
+from minikv.course.reports.report import Report
 
 DECODES = (ch09.decode, ch09.decode_by_group, ch09.decode_in_threads, ch09.decode_in_pieces)
 
@@ -216,7 +217,7 @@ def checked(tmp_path, monkeypatch, id_, text):
     monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
     (tmp_path / chapter_of(id_).file_name).write_text(text)
-    return process.run(find(id_))
+    return Report.of(process.run(find(id_)))
 
 
 def test_a_contained_check_compiles_and_passes(tmp_path, monkeypatch):
