@@ -239,7 +239,7 @@ def require_file(path: Path) -> Path:
     """The same path. Raises CheckpointError unless there is a file: a pipe, for one, would be
     waited for."""
     if not path.is_file():
-        found = "not a file" if path.exists() else "missing or damaged (there is no such file)"
+        found = "not a file" if path.exists() else "missing or damaged (No such file)"
         raise CheckpointError(f"{path}: {found}; fetch it again")
     return path
 

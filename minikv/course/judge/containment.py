@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -194,7 +195,10 @@ def _shares(pid: int) -> int:
 
 def end_all(ancestor: int) -> None:
     """End whatever lives below `ancestor`, however often it starts something new."""
-    for _ in range(100):
+    for attempt in range(100):
+        # Who is killed needs some time of the processor to end, and a busy machine has none to
+        # spare; all these pauses together are four seconds.
+        time.sleep(min(attempt, 50) / 1000)
         alive = descendants(ancestor)
         for pid in alive:
             with suppress(OSError):

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 EXACT = (int, str, bool)  # compared as they are, and never changed
+PLAIN: Any = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 LARGEST = 64 << 20  # bytes of one message
 MOST_DIMENSIONS = 64  # of a tensor that torch can compute with
 DTYPES = {
@@ -53,12 +54,12 @@ def kept(value: Any) -> Any:
             return [kept(item) for item in row.__iter__(value)]
     if issubclass(kind, dict):
         return {_key(key): kept(item) for key, item in dict.items(value)}
-    for plain, read in ((str, str.__str__), (int, int.__int__), (float, float.__float__)):
+    for plain, read in PLAIN:
         if issubclass(kind, plain):
             return read(value)
-    for bag in (set, frozenset):
-        if issubclass(kind, bag):
-            return {_key(item) for item in bag.__iter__(value)}
+    for unordered in (set, frozenset):
+        if issubclass(kind, unordered):
+            return {_key(item) for item in unordered.__iter__(value)}
     return f"a {kind.__name__}"
 
 
