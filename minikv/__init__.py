@@ -28,7 +28,7 @@ from minikv.radix import InsertResult, MatchResult, RadixCache
 from minikv.sampling import Sampler, SamplingParams
 from minikv.scheduler import Plan, Scheduler, first_come_first_served
 from minikv.sequence import Request, Sequence
-from minikv.version import __version__
+from minikv.version import __version__ as __version__
 
 __all__ = [
     "BUNDLED",
@@ -59,7 +59,6 @@ __all__ = [
     "Sequence",
     "Stats",
     "TorchAttention",
-    "__version__",
     "blockwise_attention",
     "causal_mask",
     "first_come_first_served",

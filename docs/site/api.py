@@ -23,7 +23,8 @@ def public_names() -> list[tuple[str, list[str]]]:
     found = {
         node.module.removeprefix("minikv."): [alias.name for alias in node.names]
         for node in tree.body
-        if isinstance(node, ast.ImportFrom) and node.module != "minikv.assembly"
+        if isinstance(node, ast.ImportFrom)
+        and node.module not in ("minikv.assembly", "minikv.version")
     }
     order = re.findall(r"\w+", (ast.get_docstring(tree) or "").split("\n\n")[-1])
     return [(f"minikv/{name}.py", found[name]) for name in sorted(found, key=order.index)]
