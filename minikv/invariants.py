@@ -8,16 +8,15 @@ from minikv.scheduler import Scheduler
 from minikv.sequence import Request
 
 
-def check(scheduler: Scheduler, requests: Iterable[Request], others: Iterable[int] = ()) -> None:
+def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
     """Raise AssertionError, naming what is broken, unless every invariant holds.
 
-    A block's reference count is the number of its holders: block tables, the prefix cache as one,
-    and holders outside of the engine, who are in `others` by their blocks. Blocks without a holder
-    are free. A sequence has a block for every token that it has computed. The scheduler has exactly
-    the unfinished sequences of `requests`.
+    A block's reference count is the number of its holders: block tables, and the prefix cache as
+    one. Blocks without a holder are free. A sequence has a block for every token that it has
+    computed. The scheduler has exactly the unfinished sequences of `requests`.
     """
     pool, cache = scheduler.pool, scheduler.cache
-    holders: Counter[int] = Counter(others)
+    holders: Counter[int] = Counter()
     host_holders: Counter[int] = Counter()
     for sequence in scheduler:
         host_holders.update(sequence.host_block_ids or ())

@@ -34,13 +34,11 @@ def import_ray(alone: bool = False) -> Any:
 
 
 @contextmanager
-def connected(
-    ray: Any, address: str | None, num_cpus: int | None, **options: Any
-) -> Iterator[None]:
+def connected(ray: Any, address: str | None, num_cpus: int | None) -> Iterator[None]:
     """Connect to the cluster at `address`; if that is None, to a new one of this machine, with
-    `num_cpus` cores, which ends with the `with` block. `options` are those of `ray.init`. Raises
-    RuntimeError if a new cluster does not start, which happens on a busy machine."""
-    options |= {"log_to_driver": False, "logging_level": "ERROR"}
+    `num_cpus` cores, which ends with the `with` block. Raises RuntimeError if a new
+    cluster does not start, which happens on a busy machine."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     with _short_start() if address is None else nullcontext():
         try:
             if address is not None:
