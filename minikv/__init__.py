@@ -8,7 +8,7 @@
 Read the files in this order: each uses only those before it. docs/ENGINE.md says what is in them.
 
     version, errors, attention, oracle, config, kv_cache, blocks, paged, fast, model,
-    language_model, checkpoint, sampling, radix, sequence, batch, backend, scheduler, events,
+    language_model, sampling, radix, sequence, batch, backend, scheduler, events,
     runner, outputs, beam, invariants, validation, engine, assembly
 """
 

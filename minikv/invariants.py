@@ -13,7 +13,8 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
 
     A block's reference count is the number of its holders: block tables, and the prefix cache as
     one. Blocks without a holder are free. A sequence has a block for every token that it has
-    computed. The scheduler has exactly the unfinished sequences of `requests`.
+    computed, and none that no token of it needs. The scheduler has exactly the unfinished sequences
+    of `requests`.
     """
     pool, cache = scheduler.pool, scheduler.cache
     holders: Counter[int] = Counter()
@@ -25,6 +26,9 @@ def check(scheduler: Scheduler, requests: Iterable[Request]) -> None:
             room = len(sequence.table.block_ids) * scheduler.config.block_size
             if room < sequence.num_computed:
                 raise AssertionError(f"request {sequence.order}: computed tokens without a block")
+            known = max(sequence.num_computed, len(sequence.token_ids))
+            if room >= known + scheduler.config.block_size:
+                raise AssertionError(f"request {sequence.order}: a block without a token")
     if cache is not None:
         cache.check()
         holders.update(cache.block_ids())

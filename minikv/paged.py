@@ -54,7 +54,7 @@ def blockwise_attention(
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v
 
-    and the result is o / s (Milakov and Gimelshein, 2018).
+    and the result is o / s (m and s: Milakov and Gimelshein, 2018; o: Rabe and Staats, 2021).
     """
     heads, dim = q.shape
     block_size, kv_heads = kv.shape[1], kv.shape[3]

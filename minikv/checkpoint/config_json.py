@@ -1,23 +1,11 @@
-"""From a name or a folder to a model that runs: `minikv.load`.
+"""config.json, as each of four architectures writes it, to a ModelConfig."""
 
-The folder has the layout of a `transformers` checkpoint: config.json, one
-safetensors file or several with an index, tokenizer.json.
-"""
-
-import json
 from pathlib import Path
 
-import torch
-from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
-
+from minikv.checkpoint.files import read_json
 from minikv.config import ModelConfig
 from minikv.errors import CheckpointError, require_bool, require_int, require_number, require_one_of
-from minikv.language_model import LanguageModel
-from minikv.model import Transformer
 
-BUNDLED = {"tinypy": Path(__file__).parent / "models" / "tinypy"}
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 2**20  # of any size in config.json: a larger one is a mistake, or not for this engine
 
 # What `transformers` takes for a key of config.json that is not there.
@@ -46,28 +34,6 @@ ROPE_KEYS = {  # what each kind of rope scaling needs to be told
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }  # fmt: skip
-
-
-def load(
-    name_or_path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
-) -> LanguageModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 checkpoint.
-
-    `name_or_path`: "tinypy" (bundled), a local folder, or a Hugging Face hub id
-    (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
-    Raises CheckpointError (a ValueError) that says what is missing or unsupported.
-    """
-    require_one_of("dtype", dtype, DTYPES)
-    try:
-        device = torch.device(device)
-    except (RuntimeError, TypeError):
-        raise ValueError(f"device: {device!r} is not a device; use 'cpu' or 'cuda'") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
-    folder = _find(str(name_or_path))
-    config = read_config(folder)
-    transformer = Transformer(config, read_weights(folder), device, dtype)
-    return LanguageModel(str(name_or_path), transformer, read_tokenizer(folder))
 
 
 def read_config(folder: Path) -> ModelConfig:
@@ -173,94 +139,3 @@ def _windows(
     if not isinstance(types, list) or len(types) != num_layers:
         raise ValueError(f"layer_types: must be a list of {num_layers} types, was {types!r}")
     return tuple(kinds[require_one_of("layer_types", kind, kinds)] for kind in types)
-
-
-def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """tokenizer.json, or None where there is none."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        return None
-    require_file(file)
-    try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{file}: damaged ({error}); fetch it again") from None
-
-
-def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of model.safetensors, or of the shards that its index names. Raises
-    CheckpointError, naming file and tensor, for weights that are not finite floating-point
-    numbers."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
-    if single.exists():
-        files = [single]
-    elif index.exists():
-        shards = read_json(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise CheckpointError(f"{index}: has no weight_map; fetch it again")
-        files = [folder / str(name) for name in sorted(set(shards.values()))]
-    else:
-        raise CheckpointError(f"{folder}: no model.safetensors and no model.safetensors.index.json")
-    state: dict[str, torch.Tensor] = {}
-    for file in map(require_file, files):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                found = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise CheckpointError(f"{file}: missing or damaged ({error}); fetch it again") from None
-        for name, tensor in found.items():
-            if not tensor.is_floating_point():
-                raise CheckpointError(f"{file}: {name} is {tensor.dtype}; weights must be floats")
-            # A sum is finite unless a number is not; only then is each looked at.
-            if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
-                raise CheckpointError(f"{file}: {name} has NaN or infinity; fetch it again")
-        state |= found
-    return state
-
-
-def read_json(path: Path) -> dict:
-    """The object in a checkpoint's json file; CheckpointError with the file's name otherwise."""
-    if not path.exists():
-        raise CheckpointError(f"{path.parent}: no {path.name}; is it a checkpoint?")
-    try:
-        content = json.loads(require_file(path).read_text(encoding="utf-8"))
-    except RecursionError:
-        raise CheckpointError(f"{path}: not valid json (nested too deep)") from None
-    except CheckpointError:
-        raise
-    except ValueError as error:  # a number of thousands of digits, too
-        raise CheckpointError(f"{path}: not valid json ({error})") from None
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: not a json object")
-    return content
-
-
-def require_file(path: Path) -> Path:
-    """The same path. Raises CheckpointError unless there is a file: a pipe, for one, would be
-    waited for."""
-    if not path.is_file():
-        found = "not a file" if path.exists() else "missing or damaged (No such file)"
-        raise CheckpointError(f"{path}: {found}; fetch it again")
-    return path
-
-
-def _find(name: str) -> Path:
-    """The folder behind a bundled name, a path or a hub id."""
-    if name in BUNDLED:
-        return BUNDLED[name]
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"{name!r}: no such folder; give a bundled name ({', '.join(BUNDLED)}), "
-            "a local folder, or a hub id of the form 'owner/model'"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
-    except OSError as error:  # the hub's own errors as well
-        raise CheckpointError(
-            f"{name!r}: no local folder of that name, and the hub did not give it ({error})"
-        ) from error

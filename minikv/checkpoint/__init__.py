@@ -1,0 +1,64 @@
+"""From a name or a folder to a model that runs: `minikv.load`.
+
+The folder has the layout of a `transformers` checkpoint: config.json, one
+safetensors file or several with an index, tokenizer.json.
+"""
+
+from pathlib import Path
+
+import torch
+
+from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
+from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
+from minikv.checkpoint.config_json import read_config
+from minikv.checkpoint.files import read_tokenizer, read_weights
+from minikv.errors import CheckpointError, require_one_of
+from minikv.language_model import LanguageModel
+from minikv.model import Transformer
+
+BUNDLED = {"tinypy": Path(__file__).parents[1] / "models" / "tinypy"}
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def load(
+    name_or_path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> LanguageModel:
+    """Load a Llama, Mistral, Qwen2 or Qwen3 checkpoint.
+
+    `name_or_path`: "tinypy" (bundled), a local folder, or a Hugging Face hub id
+    (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
+    Raises CheckpointError (a ValueError) that says what is missing or unsupported.
+    """
+    require_one_of("dtype", dtype, DTYPES)
+    try:
+        device = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ValueError(f"device: {device!r} is not a device; use 'cpu' or 'cuda'") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
+    folder = _find(str(name_or_path))
+    config = read_config(folder)
+    transformer = Transformer(config, read_weights(folder), device, dtype)
+    return LanguageModel(str(name_or_path), transformer, read_tokenizer(folder))
+
+
+def _find(name: str) -> Path:
+    """The folder behind a bundled name, a path or a hub id."""
+    if name in BUNDLED:
+        return BUNDLED[name]
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise CheckpointError(
+            f"{name!r}: no such folder; give a bundled name ({', '.join(BUNDLED)}), "
+            "a local folder, or a hub id of the form 'owner/model'"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    except OSError as error:  # the hub's own errors as well
+        raise CheckpointError(
+            f"{name!r}: no local folder of that name, and the hub did not give it ({error})"
+        ) from error
