@@ -2,8 +2,9 @@
 
     EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
 
-This is the one file of the core that names a wing (`cpu`, `gpu`, `quant`, `tiers`, `cluster`). It
-imports each of them only in the function that needs it. `minikv` gives `assemble` to `Engine`.
+This is the one file of the core that names a wing (`cpu`, `gpu`, `quant`, `speculative`, `tiers`,
+`cluster`). It imports each of them only in the function that needs it. `minikv` gives `assemble`
+to `Engine`.
 """
 
 import logging
@@ -15,7 +16,7 @@ import torch
 
 from minikv.backend import AttentionBackend, MakeBackend, TorchAttention
 from minikv.config import EngineConfig, ModelConfig
-from minikv.engine import Engine, Loop, Parts
+from minikv.engine import Loop, Parts
 from minikv.events import Listener, LowerTiers
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
@@ -47,13 +48,17 @@ def assemble(
         from minikv.gpu import run_ahead
 
         runner, loop = run_ahead(runner, config.max_num_seqs)
+    if config.speculative != "off":
+        from minikv.speculative import speculate
+
+        loop = speculate(runner, config)
     listeners: list[Listener] = []
     if open_keys := getattr(store, "open", None):
         listeners.append(open_keys)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
     if tiers is not None:
         listeners.append(tiers)
-    return Parts(config, runner, loop, tiers, listeners, save_session, load_session)
+    return Parts(config, runner, loop, tiers, listeners, sessions)
 
 
 def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
@@ -67,16 +72,11 @@ def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
     return Tiers(runner, config, SharedStore(config.store))
 
 
-def save_session(engine: Engine, *arguments: Any, **options: Any) -> Any:
-    from minikv.tiers import save_session
+def sessions() -> Any:
+    """The module that writes and reads sessions. Imported when there is a first one."""
+    from minikv import tiers
 
-    return save_session(engine, *arguments, **options)
-
-
-def load_session(engine: Engine, *arguments: Any, **options: Any) -> Any:
-    from minikv.tiers import load_session
-
-    return load_session(engine, *arguments, **options)
+    return tiers
 
 
 # ── Which attention ───────────────────────────────────────────────────────────

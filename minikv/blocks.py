@@ -68,8 +68,8 @@ class BlockTable:
     """One sequence's blocks in logical order: the token at `position` lies in block
     `block_ids[position // block_size]`.
 
-    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
-    What else would fit into the last block is not counted.
+    `num_tokens` is the number of tokens that room was asked for, with `grow` or `share`, and not
+    taken back, with `shrink`. What else would fit into the last block is not counted.
     """
 
     __slots__ = ("block_ids", "block_size", "num_tokens", "pool")
@@ -92,6 +92,21 @@ class BlockTable:
             if needed > self.pool.num_free:
                 raise OutOfBlocks(needed, self.pool.num_free)
             self.block_ids += [self.pool.allocate() for _ in range(needed)]
+        self.num_tokens = total
+
+    def shrink(self, num_tokens: int) -> None:
+        """Take back the room of the last `num_tokens` tokens; release the blocks that have no token
+        left, the last one first. What was written stays in the other blocks until it is
+        overwritten.
+
+        All or nothing: raises ValueError, and changes nothing, if the table has too few tokens.
+        """
+        require_int("num_tokens", num_tokens, 0, self.num_tokens)
+        total = self.num_tokens - num_tokens
+        kept = -(-total // self.block_size)
+        for block_id in reversed(self.block_ids[kept:]):
+            self.pool.release(block_id)
+        del self.block_ids[kept:]
         self.num_tokens = total
 
     def share(self, block_ids: Sequence[int]) -> None:

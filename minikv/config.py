@@ -8,6 +8,7 @@ sliding window. Everything downstream reads ModelConfig, never config.json.
 import math
 import os
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -48,6 +49,9 @@ class EngineConfig:
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
+    speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
+        (the request's own text), "suffix" (and earlier answers), or a Drafter of your own. The
+        tokens are those of "off". See `minikv.speculative`.
     """
 
     num_blocks: int = 512
@@ -65,6 +69,7 @@ class EngineConfig:
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
+    speculative: Any = "off"
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
@@ -76,6 +81,8 @@ class EngineConfig:
         parse_bytes("disk_bytes", self.disk_bytes)
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)
+        if not hasattr(self.speculative, "propose"):
+            require_one_of("speculative", self.speculative, ("off", "ngram", "suffix"))
         if not isinstance(self.disk_path, str | os.PathLike | None):
             raise ValueError(f"disk_path: must be a folder's path, was {self.disk_path!r}")
         if not isinstance(self.store, str | None):

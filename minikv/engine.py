@@ -53,6 +53,9 @@ class Loop:
     def start_over(self) -> None:
         """Forget what is under way: between two steps, nothing."""
 
+    def stats(self) -> Any:
+        """What a loop of another kind counts: for `Stats.speculation`."""
+
 
 class Parts(NamedTuple):
     """What an engine keeps for good, made for its configuration by `minikv.assembly`."""
@@ -62,8 +65,7 @@ class Parts(NamedTuple):
     loop: Loop
     tiers: LowerTiers | None
     listeners: list[Listener]  # to its pool and its prefix cache
-    save_session: Callable[..., Any]
-    load_session: Callable[..., list[int]]
+    sessions: Callable[[], Any]  # the module that writes and reads them
 
 
 class Engine:
@@ -102,7 +104,7 @@ class Engine:
         self.lm, self.config, self.runner, self.loop = lm, parts.config, parts.runner, parts.loop
         self.store, self.attention = self.runner.store, self.runner.attention
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
-        self._save_session, self._load_session = parts.save_session, parts.load_session
+        self._sessions = parts.sessions
         self._make_pool, self._make_cache, self.block_table = block_pool, prefix_cache, block_table
         self._make_scheduler = partial(scheduler, block_table=block_table, policy=policy)
         self._make_parts()
@@ -170,7 +172,8 @@ class Engine:
         """Continue every prompt; returns one output per prompt, in their order.
 
         `params`: one for all, or one per prompt. If this is interrupted, its requests are
-        aborted; the engine can still be used.
+        aborted; the engine can still be used. What other requests get meanwhile, the next `step`
+        returns.
         """
         first = self._next_id
         outputs: dict[int, RequestOutput] = {}
@@ -181,7 +184,7 @@ class Engine:
             while any(request_id in self._requests for request_id in ids):
                 outputs |= {output.request_id: output for output in self.step()}
         finally:
-            self._abort_rest(range(first, self._next_id))
+            self._end(range(first, self._next_id), outputs.values())
         return [outputs[request_id] for request_id in ids]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
@@ -197,10 +200,11 @@ class Engine:
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         num_tokens, num_chars, finish_reason = 0, 0, None
+        outputs: dict[int, RequestOutput] = {}
         try:
             while finish_reason is None:
-                if request.sequences[0].num_output == num_tokens:
-                    self.step()  # else a step called elsewhere has moved it
+                if request.sequences[0].num_output == num_tokens:  # else another's step moved it
+                    outputs |= {output.request_id: output for output in self.step()}
                 output = RequestOutput(request, self.lm.decode)
                 token_ids, finish_reason = output.token_ids, output.finish_reason
                 if len(token_ids) > num_tokens or finish_reason is not None:
@@ -208,14 +212,20 @@ class Engine:
                     yield Delta(token_ids[num_tokens:], text[num_chars:], finish_reason)
                     num_tokens, num_chars = len(token_ids), len(text)
         finally:
-            self._abort_rest([request.request_id])
+            self._end([request.request_id], outputs.values())
 
-    def _abort_rest(self, request_ids: Iterable[int]) -> None:
+    def _end(self, request_ids: Seq[int], outputs: Iterable[RequestOutput]) -> None:
+        """Abort what is unfinished of these requests. Of `outputs`, those of other requests are
+        kept for whoever calls `step`."""
         self.recover()  # which may find that some are finished
         for request_id in request_ids:
             if request_id in self._requests:
                 self.abort(request_id)
             self._moved.pop(request_id, None)
+        for request in [output.request for output in outputs]:
+            is_aborted = any(one.finish_reason == "abort" for one in request.sequences)
+            if request.request_id not in request_ids and not is_aborted:
+                self._moved[request.request_id] = request
 
     # ── One step ──────────────────────────────────────────────────────────────
 
@@ -338,12 +348,12 @@ class Engine:
     def save_session(self, what: Any, path: Any, **options: Any) -> Any:
         """Write a request's or a prompt's tokens with their K and V to a file: see
         `minikv.tiers.session.save_session`, which also has the options."""
-        return self._save_session(self, what, path, **options)
+        return self._sessions().save_session(self, what, path, **options)
 
     def load_session(self, path: Any, cache_salt: Hashable = None) -> list[int]:
         """Let the prefix cache have what `save_session` wrote; returns the tokens. See
         `minikv.tiers.session.load_session`."""
-        return self._load_session(self, path, cache_salt)
+        return self._sessions().load_session(self, path, cache_salt)
 
     def update_weights(self, state_dict: Weights) -> None:
         """Continue with other weights (same shapes, `transformers` names).
@@ -371,6 +381,7 @@ class Engine:
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
             computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
             tiers=self.tiers.stats() if self.tiers is not None else {},
+            speculation=self.loop.stats(),
         )  # fmt: skip
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from minikv.sequence import Request, Sequence
 
@@ -74,26 +75,26 @@ class SampleOutput:
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
 
-    __slots__ = ("_decode", "_lengths", "_request")
+    __slots__ = ("_decode", "_lengths", "request")
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
-        self._request, self._decode = request, decode
+        self.request, self._decode = request, decode
         # A sequence never loses a token, so its length now is enough to find them later.
         self._lengths = [len(sequence.token_ids) for sequence in request.sequences]
 
     @property
     def request_id(self) -> int:
-        return self._request.request_id
+        return self.request.request_id
 
     @property
     def prompt_ids(self) -> list[int]:
-        return self._request.prompt_ids
+        return self.request.prompt_ids
 
     @property
     def samples(self) -> list[SampleOutput]:
         """One for each of `n`."""
         num_prompt = len(self.prompt_ids)
-        pairs = zip(self._request.sequences, self._lengths, strict=False)
+        pairs = zip(self.request.sequences, self._lengths, strict=False)
         return [SampleOutput(one, length - num_prompt, self._decode) for one, length in pairs]
 
     @property
@@ -156,6 +157,7 @@ class Stats:
     model_seconds: float  # forward pass and sampling
     host_seconds: float  # all the rest of step(): scheduling and bookkeeping
     tiers: dict  # by tier below the device, if there is one: `minikv.tiers.TierStats`
+    speculation: Any  # `minikv.speculative.Speculation`, or None
 
     @property
     def hit_rate(self) -> float:

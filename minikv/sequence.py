@@ -111,9 +111,9 @@ class Sequence:
         """Which samples of the request continue from here: its own, or all before they fork."""
         return range(self.request.params.n) if self.must_fork else range(self.index, self.index + 1)
 
-    def draw(self, index: int | None = None) -> float | None:
-        """The uniform number that decides the next token of sample `index` (default: its own);
-        None for greedy.
+    def draw(self, index: int | None = None, ahead: int = 0) -> float | None:
+        """The uniform number that decides the next token of sample `index` (default: its own), or
+        the one that comes `ahead` tokens after it; None for greedy.
 
         It depends on seed, sample and position alone: a token that has to be drawn again comes
         out the same, and the other sequences in the batch do not matter.
@@ -121,7 +121,7 @@ class Sequence:
         if self.request.params.temperature == 0:
             return None
         index = self.index if index is None else index
-        place = self.num_tokens - len(self.request.prompt_ids)
+        place = self.num_tokens - len(self.request.prompt_ids) + ahead
         return random.Random(f"{self.request.seed}/{index}/{place}").random()
 
     def start_over(self) -> None:

@@ -5,12 +5,15 @@ import dataclasses
 import functools
 import itertools
 import random
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
 import minikv
 from minikv import Engine, EngineConfig, RadixCache, SamplingParams, gpu
+from minikv.speculative import Drafter, Proposal
 
 VOCAB = 300
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -121,6 +124,37 @@ def run_ahead(engine: Engine) -> None:
     engine.runner, engine.loop = gpu.run_ahead(engine.runner, engine.config.max_num_seqs)
     if engine.tiers is not None:
         engine.tiers.runner = engine.runner
+
+
+class Clairvoyant(Drafter):
+    """Knows the model's next tokens, and says some wrong ones between them: a share of `wrong`.
+    Computes them naively, so nothing that it says comes from the engine's K and V."""
+
+    def __init__(self, seed: int = 0, wrong: float = 0.25, most: int = 6):
+        self.rng, self.wrong, self.most = random.Random(seed), wrong, most
+        self.engine: Engine | None = None  # set when it is made
+        self.gone: list = []  # sequences that it was told have left
+
+    def propose(self, sequence, most):
+        ids, drafts = list(sequence.token_ids), []
+        lm = minikv.LanguageModel("", self.engine.runner.transformer, None)
+        for ahead in range(self.rng.randint(0, min(most, self.most))):
+            draw = sequence.draw(ahead=ahead)
+            logits = lm.logits(ids)[-1:]
+            ids.append(int(minikv.Sampler()(logits, [sequence.request.params], [draw])))
+            is_wrong = self.rng.random() < self.wrong
+            drafts.append(self.rng.randrange(lm.config.vocab_size) if is_wrong else ids[-1])
+        return Proposal(drafts)
+
+    def left(self, sequence):
+        self.gone.append(sequence)
+
+
+def fearless(engine: Engine) -> Engine:
+    """The engine, which from now on verifies all that its drafter proposes."""
+    engine.loop.chances = SimpleNamespace(of=[0.99] * 32, compare=lambda *_: None)
+    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, note=lambda *_: None)
+    return engine
 
 
 def step(engine: Engine, outputs: dict | None = None) -> dict:
@@ -286,6 +320,14 @@ def careful_engine(lm, config: EngineConfig, **parts) -> Engine:
     engine = Engine(lm, config, attention=InterruptedAttention, **parts)
     engine.attention.engine = engine
     return engine
+
+
+def drafting_engine(lm, config: EngineConfig, drafter, make=careful_engine, **parts) -> Engine:
+    """An engine that verifies every draft."""
+    engine = make(lm, replace(config, speculative=drafter), **parts)
+    if isinstance(drafter, Clairvoyant):
+        drafter.engine = engine
+    return fearless(engine)
 
 
 def with_weights(lm, state: dict) -> minikv.LanguageModel:

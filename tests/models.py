@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers import ARCHITECTURES, Pair, make_model
+from helpers import ARCHITECTURES, Pair, make_model, with_weights
 
 import minikv
 import minikv_kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
@@ -56,3 +56,14 @@ def llama(checkpoint):
 def tinypy(checkpoint):
     """The bundled model: the one with a tokenizer."""
     return checkpoint("tinypy")
+
+
+@pytest.fixture(scope="session")
+def other_state(llama):
+    """Other weights of llama's shapes."""
+    return {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
+
+
+@pytest.fixture(scope="session")
+def other_lm(llama, other_state):
+    return with_weights(llama.lm, other_state)

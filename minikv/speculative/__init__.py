@@ -1,0 +1,48 @@
+"""Speculative decoding: guess the next tokens, and verify all of them in one step.
+
+    a plan ──> drafts for its decodes ──> one batch of more rows ──> the target's token at each row
+                                                                               │
+    blocks given back  <── drafts that were wrong  <── kept while equal  <─────┘
+
+A step over eight tokens takes little longer than a step over one. So whoever guesses the next seven
+tokens right gets eight for little more than the price of one, and a wrong guess costs time but
+never a token: what is written is always the target's own choice (`acceptance`).
+
+Read in this order: acceptance, text, drafters, decide, verify, loop.
+"""
+
+from minikv.config import EngineConfig
+from minikv.runner import Runner
+from minikv.speculative.acceptance import keep_equal, rejection_sample
+from minikv.speculative.decide import Chances, Costs, how_many
+from minikv.speculative.drafters import Drafter, NgramDrafter, Proposal, SuffixDrafter
+from minikv.speculative.loop import Speculation, SpeculativeLoop
+
+__all__ = [
+    "Chances",
+    "Costs",
+    "Drafter",
+    "NgramDrafter",
+    "Proposal",
+    "Speculation",
+    "SpeculativeLoop",
+    "SuffixDrafter",
+    "how_many",
+    "keep_equal",
+    "rejection_sample",
+    "speculate",
+]
+
+
+def speculate(runner: Runner, config: EngineConfig) -> SpeculativeLoop:
+    """The loop that `config.speculative` asks for. Raises ValueError on a GPU, where the engine
+    runs ahead instead."""
+    if runner.transformer.device.type != "cpu":
+        raise ValueError(
+            f"speculative: drafts are verified on a CPU only, and the model is on "
+            f"{runner.transformer.device}; leave it at 'off'"
+        )
+    drafter: Drafter = config.speculative
+    if isinstance(drafter, str):
+        drafter = NgramDrafter() if drafter == "ngram" else SuffixDrafter()
+    return SpeculativeLoop(drafter)

@@ -1,0 +1,135 @@
+"""Who guesses the next tokens. A drafter that is wrong may cost time, never a token."""
+
+from typing import NamedTuple, Protocol
+
+from minikv.sequence import Sequence
+from minikv.speculative.text import END, Match, Text
+
+
+class Proposal(NamedTuple):
+    """What may come next. `level` says how well the first token is founded, as a whole number from
+    0 on; each further token has one more. What a level is worth is learned while running."""
+
+    token_ids: list[int]
+    level: int = 0
+
+
+class Drafter(Protocol):
+    """Whoever inherits must write `propose`."""
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal | None:
+        """At most `most` tokens after `sequence.token_ids`, or None. Called once in each step that
+        decodes the sequence; what is not worth verifying is not verified."""
+        ...
+
+    def accepted(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """So many drafts of a sequence were verified, and so many of them were right. Its
+        `token_ids` have the new tokens."""
+        return
+
+    def left(self, sequence: Sequence) -> None:
+        """A sequence has ended and will not be asked for again."""
+        return
+
+    def start_over(self) -> None:
+        """Forget every sequence: something was interrupted. Those that live will be proposed for
+        again, with all tokens that they have."""
+        return
+
+
+class Followed:
+    """A sequence's text, and the place in some text where what comes next is expected."""
+
+    __slots__ = ("match", "own")
+
+    def __init__(self, own: Text):
+        self.own = own
+        self.match: Match | None = None
+
+    def catch_up(self, token_ids: list[int]) -> None:
+        """Add the tokens that are new. A match goes on while they are what it said."""
+        new = token_ids[len(self.own.token_ids) :]
+        match, at = self.match, 0
+        if match is not None:
+            text, place, length = match
+            while at < len(new) and place + at < len(text) and text[place + at] == new[at]:
+                at += 1
+            self.match = Match(text, place + at, length + at) if at == len(new) else None
+        self.own.extend(new)
+
+    def next(self, most: int) -> list[int]:
+        """What the match says. Text that repeats its own end goes on repeating it."""
+        assert self.match is not None
+        text, place, _ = self.match
+        drafts = text[place : place + most]
+        if END in drafts:
+            return drafts[: drafts.index(END)]
+        if text is self.own.token_ids:
+            period = len(text) - place
+            for index in range(len(drafts), most):
+                drafts.append(drafts[index - period])
+        return drafts
+
+
+class NgramDrafter(Drafter):
+    """Prompt lookup: what came after the last tokens when they last occurred in the request's own
+    text (Saxena, 2023; vLLM's "ngram")."""
+
+    width, tries = 3, 1
+
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        self.followed: dict[Sequence, Followed] = {}
+
+    def left(self, sequence: Sequence) -> None:
+        self.followed.pop(sequence, None)
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal | None:
+        followed = self.followed.get(sequence)
+        if followed is None:
+            followed = self.followed[sequence] = Followed(Text(self.width, self.tries))
+        followed.catch_up(sequence.token_ids)
+        if followed.match is None:
+            followed.match = self.search(sequence, followed.own)
+        match = followed.match
+        return None if match is None else Proposal(followed.next(most), match.length)
+
+    def search(self, sequence: Sequence, own: Text) -> Match | None:
+        return own.find_own()
+
+
+class SuffixDrafter(NgramDrafter):
+    """The longest match, in the request's own text and in earlier answers (Oliaro et al.,
+    SuffixDecoding, 2024).
+
+    Answers are found only by requests of the same salt, as cached prefixes are: how fast a text is
+    written would tell what others have read. The newest answers of `memory` to 2 `memory` tokens
+    are kept.
+    """
+
+    width, tries = 2, 8
+
+    def __init__(self, memory: int = 16_384):
+        self.memory = memory
+        super().__init__()
+
+    def start_over(self) -> None:
+        super().start_over()
+        self.answers = [Text(self.width, self.tries), Text(self.width, self.tries)]
+
+    def left(self, sequence: Sequence) -> None:
+        super().left(sequence)
+        newer, _ = self.answers
+        overlap = self.width  # of the prompt, so that an answer's first tokens can be found
+        first = max(0, len(sequence.request.prompt_ids) - overlap)
+        newer.extend([*sequence.token_ids[first:], END], sequence.request.params.cache_salt)
+        if len(newer.token_ids) >= self.memory:
+            self.answers = [Text(self.width, self.tries), newer]
+
+    def search(self, sequence: Sequence, own: Text) -> Match | None:
+        salt = sequence.request.params.cache_salt
+        found = [text.find(own.token_ids, salt) for text in self.answers]
+        matches = [match for match in (own.find_own(), *found) if match is not None]
+        return max(matches, key=lambda match: match.length, default=None)

@@ -1,0 +1,195 @@
+"""The engine's loop with drafts: schedule, draft, run, keep what is right, give back the rest.
+
+The scheduler knows nothing of drafts. They take what its plan has left over: tokens of the budget,
+and blocks that are free or evictable. So they never delay a request, and never preempt one.
+Between two steps every table, counter and queue is as without speculation.
+"""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from minikv.blocks import blocks_for
+from minikv.engine import Engine, Loop
+from minikv.errors import OutOfBlocks
+from minikv.scheduler import Plan
+from minikv.sequence import Sequence
+from minikv.speculative.acceptance import keep_equal
+from minikv.speculative.decide import MOST, Chances, Costs, how_many
+from minikv.speculative.drafters import Drafter, Proposal
+from minikv.speculative.verify import run_with_drafts
+
+
+@dataclass
+class Speculation:
+    """What speculation has done since the engine was made. Tokens that come after a sequence's last
+    one are not counted as accepted: nobody gets them."""
+
+    verified: int = 0  # how often a sequence had drafts in a step
+    drafts: int = 0  # tokens
+    accepted: int = 0  # of those
+    drafts_at: list[int] = field(default_factory=lambda: [0] * MOST)  # by position, the first first
+    accepted_at: list[int] = field(default_factory=lambda: [0] * MOST)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a sequence got from a step with drafts, the target's own included."""
+        return 1 + self.accepted / self.verified if self.verified else 1.0
+
+    def note(self, num_drafts: int, num_accepted: int) -> None:
+        self.verified += 1
+        self.drafts += num_drafts
+        self.accepted += num_accepted
+        for place in range(num_drafts):
+            self.drafts_at[place] += 1
+            self.accepted_at[place] += place < num_accepted
+
+
+class SpeculativeLoop(Loop):
+    """Drafts, and verifies as many of them as pay."""
+
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter
+        self.counts = Speculation()
+        self.chances, self.costs = Chances(), Costs()
+        self.known: set[Sequence] = set()  # that the drafter was asked for
+
+    def stats(self) -> Speculation:
+        return self.counts
+
+    def start_over(self) -> None:
+        self.known.clear()
+        self.drafter.start_over()
+
+    def step(self, engine: Engine) -> bool:
+        started = perf_counter()
+        plan = engine.scheduler.schedule()
+        decodes = plan.sequences[: plan.num_decodes]
+        lengths = [len(sequence.token_ids) for sequence in decodes]
+        proposals = self.propose(engine, decodes)
+        drafts = self.choose(engine, plan, proposals)
+        if any(drafts):
+            token_ids, after = run_with_drafts(engine.runner, plan, drafts)
+            written = [
+                keep_equal(ids, [token_ids[row], *after[row]]) for row, ids in enumerate(drafts)
+            ]
+        else:
+            token_ids, written = engine.runner.run(plan), []
+        engine.append(engine.scheduler.commit(plan), token_ids)
+        if written:
+            self.append_rest(engine, decodes, written)
+            for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
+                self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
+        for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
+            if proposal is not None:
+                self.chances.compare(
+                    proposal.level, proposal.token_ids, sequence.token_ids[length:]
+                )
+        if 0 < len(decodes) == len(plan.sequences):
+            self.costs.note(len(decodes) + sum(map(len, drafts)), perf_counter() - started)
+        return len(plan.sequences) > 0
+
+    def propose(self, engine: Engine, decodes: list[Sequence]) -> list[Proposal | None]:
+        """What the drafter has for each decode: no more than may be written, nor, with int4, than
+        may be written over again."""
+        for sequence in [one for one in self.known if one.finish_reason is not None]:
+            self.known.remove(sequence)
+            self.drafter.left(sequence)
+        self.known.update(decodes)
+        proposals: list[Proposal | None] = []
+        for sequence in decodes:
+            most = min(MOST, sequence.request.max_length - len(sequence.token_ids) - 1)
+            if getattr(engine.store, "open", None) is not None:
+                # A block that is full is closed for good, so a draft must not fill one.
+                size = engine.config.block_size
+                most = min(most, size - 2 - sequence.num_computed % size)
+            found = self.drafter.propose(sequence, most) if most > 0 else None
+            proposals.append(found if found is not None and found.token_ids else None)
+        return proposals
+
+    def choose(
+        self, engine: Engine, plan: Plan, proposals: list[Proposal | None]
+    ) -> list[list[int]]:
+        """The drafts of each decode that are verified in this step, with blocks for them."""
+        drafts: list[list[int]] = [[] for _ in proposals]
+        num_tokens = sum(plan.num_tokens)
+        budget = engine.config.max_batch_tokens - num_tokens
+        if budget <= 0 or not any(proposals):
+            return drafts
+        last = len(self.chances.of) - 1
+        chances = [
+            [self.chances.of[min(one.level + i, last)] for i in range(len(one.token_ids))]
+            if one is not None
+            else []
+            for one in proposals
+        ]
+        counts = how_many(chances, self.costs.of, num_tokens, len(proposals), budget)
+        for row, (proposal, count) in enumerate(zip(proposals, counts, strict=True)):
+            if proposal is not None and count > 0:
+                room = reserve(engine, plan, plan.sequences[row], count)
+                drafts[row] = proposal.token_ids[:room]
+        return drafts
+
+    def append_rest(
+        self, engine: Engine, decodes: list[Sequence], written: list[list[int]]
+    ) -> None:
+        """Give each sequence its second token, then the third, …: each goes the way that every
+        token goes, so a stop or a limit ends a sequence where it would without drafts."""
+        place = 1
+        while True:
+            longer = [
+                (sequence, tokens[place])
+                for sequence, tokens in zip(decodes, written, strict=True)
+                if len(tokens) > place and sequence.finish_reason is None
+            ]
+            if not longer:
+                return
+            for sequence, _ in longer:
+                sequence.num_computed += 1  # the draft that was right
+            engine.append([sequence for sequence, _ in longer], [token for _, token in longer])
+            place += 1
+
+    def settle(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
+        """Count a sequence's drafts, and give back the blocks that only wrong ones needed."""
+        if num_drafts > 0:
+            self.counts.note(num_drafts, num_accepted)
+            self.drafter.accepted(sequence, num_drafts, num_accepted)
+        table = sequence.table
+        if table is None:  # it has ended, and its blocks are gone
+            return
+        if num_accepted > 0:
+            sequence.next_slot = None  # it was the one after the first token
+        room = blocks_for(sequence.num_computed, table.block_size) * table.block_size
+        if table.num_tokens > room:
+            table.shrink(table.num_tokens - room)
+
+
+def reserve(engine: Engine, plan: Plan, sequence: Sequence, num_drafts: int) -> int:
+    """Make room for drafts behind the token that the plan computes, in blocks that may be written.
+    Returns for how many there is room."""
+    table, size = sequence.table, engine.config.block_size
+    first = sequence.num_computed + 1
+    missing = first + num_drafts - table.num_tokens
+    if missing > 0:
+        try:
+            make_free(engine, plan, blocks_for(first + num_drafts, size) - len(table.block_ids))
+            table.grow(missing)
+            sequence.table_version += 1
+        except OutOfBlocks:
+            num_drafts = table.num_tokens - first
+    for position in range(blocks_for(first, size) * size, first + num_drafts, size):
+        try:
+            _, copy = table.writable_slot(position)
+        except OutOfBlocks:
+            return position - first
+        if copy is not None:
+            plan.copies.append(copy)
+            sequence.table_version += 1
+    return num_drafts
+
+
+def make_free(engine: Engine, plan: Plan, num_blocks: int) -> None:
+    """Evict what is missing: the blocks that the sequence would take anyway within a few steps. Not
+    while host blocks wait to be read: what is evicted may be written over them."""
+    missing = num_blocks - engine.pool.num_free
+    if missing > 0 and engine.cache is not None and not plan.swap_in:
+        engine.cache.evict(missing)
