@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minikv.errors import require_bool, require_int, require_number
+from minikv.errors import require_bool, require_int, require_number, require_text
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,12 @@ class SamplingParams:
         single = isinstance(self.stop, str | bytes) or getattr(self.stop, "ndim", 1) == 0
         if single or not isinstance(self.stop, Iterable):
             raise ValueError(f"stop: must be a list of strings and token ids, was {self.stop!r}")
-        items = (i if isinstance(i, str) else require_int("stop: a token id", i) for i in self.stop)
-        if "" in (stop := tuple(items)):
+        stop = tuple(
+            require_text("stop", item) if isinstance(item, str)
+            else require_int("stop: a token id", item)
+            for item in self.stop
+        )  # fmt: skip
+        if "" in stop:
             raise ValueError(f"stop: an empty string ends nothing, was {stop!r}")
         object.__setattr__(self, "stop", stop)
         require_bool("ignore_eos", self.ignore_eos)

@@ -18,6 +18,9 @@ There are two bounds. At most `max_requests` requests are taken at a time; for o
 raised. And a stream holds at most `max_tokens` tokens that its reader has not read, so a slow
 reader delays no other request. A request is cancelled when its stream is left early.
 
+If a turn fails in any other way, which is a fault of this program, the log has its traceback. The
+worker's requests end with RequestFailed, and it is started again.
+
 With `num_prefill`, the first so many workers compute prompts, and the others decode: see
 `minikv.cluster.split`.
 
@@ -27,6 +30,7 @@ worker is ended when it has had nothing to do for `IDLE` seconds, then the one b
 prefix cache held is lost, unless a store has it, too.
 """
 
+import logging
 import pickle
 import threading
 from collections.abc import Hashable, Iterator
@@ -44,11 +48,13 @@ from tokenizers import Tokenizer
 from minikv.cluster.routing import Router, Ticket
 from minikv.cluster.split import SplitRouter
 from minikv.cluster.worker import Hello, Job, Progress, Turn
-from minikv.errors import require_ids, require_int
+from minikv.errors import require_ids, require_int, require_text
 from minikv.outputs import Delta, Stats
 from minikv.sampling import SamplingParams
 from minikv.tiers import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
+
+log = logging.getLogger("minikv")
 
 ATTEMPTS = 3
 CROWD = 16  # requests per worker; above that, another worker is started
@@ -240,9 +246,9 @@ class Front:
             if self.num_requests >= self.max_requests:
                 raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
             request = _Request(Job(self._next_id, token_ids, params), session)
+            self._place(request)
             self._next_id += 1
             self.num_requests += 1
-            self._place(request)
             if self.num_requests > CROWD * self.num_started:
                 self._grow()
         return Stream(self, request)
@@ -259,7 +265,7 @@ class Front:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ValueError("prompt: the model has no tokenizer; give token ids, not text")
-            return self.tokenizer.encode(prompt).ids
+            return self.tokenizer.encode(require_text("prompt", prompt)).ids
         return require_ids("prompt", prompt, 2**31)  # the worker knows the vocabulary's size
 
     # ── Under the lock ────────────────────────────────────────────────────────
@@ -360,6 +366,14 @@ class Front:
             else:
                 self._place(request)
 
+    def _failed(self, index: int, error: BaseException) -> None:
+        """A worker's turn has raised what nobody expects: its requests end with an error. That
+        does not quote it, for it may have words of other requests."""
+        log.error("worker %d has failed, and its requests with it", index, exc_info=error)
+        for request in list(self.lanes[index].requests.values()):
+            self._end(request, RequestFailed(f"worker {index} has failed: {type(error).__name__}"))
+        self._lost(index)
+
     def _back(self, index: int, pid: int) -> None:
         self.lanes[index].pid = pid
         self.router.back(index)
@@ -417,19 +431,28 @@ class Front:
                 cancelled, lane.cancelled = lane.cancelled, []
             try:
                 turn = worker.turn(jobs, cancelled)
+                with self._changed:
+                    self._apply(index, turn)
             except WorkerLost:
                 with self._changed:
                     self._lost(index)
                 return
-            with self._changed:
-                self._apply(index, turn)
-        worker.end()
+            except BaseException as error:  # this thread must not end with requests in its lane
+                with self._changed:
+                    self._failed(index, error)
+                return
+        try:
+            worker.end()
+        except Exception:
+            log.exception("worker %d cannot be ended", index)
 
     def _start(self, index: int) -> bool:
         """Wait for a worker. Returns whether it serves."""
         try:
             hello = self.workers[index].start()
-        except WorkerLost:
+        except BaseException as error:
+            if not isinstance(error, WorkerLost):
+                log.error("worker %d cannot be started", index, exc_info=error)
             with self._changed:
                 self._gone(index)
             return False

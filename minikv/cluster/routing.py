@@ -243,11 +243,11 @@ class ByOwnPrefix(ByPrefix):
                 self.holders[name] |= up
 
 
-# Chapter 13 compares these. The last one of EVERY_POLICY corrects their faults.
-POLICIES: dict[str, type[Router]] = {
+# Chapter 13 compares these. The last one corrects the faults of the one before.
+EVERY_POLICY: dict[str, type[Router]] = {
     "round robin": RoundRobin,
     "least loaded": LeastLoaded,
     "sticky sessions": Sticky,
     "by prefix": ByPrefix,
+    "by own prefix": ByOwnPrefix,
 }
-EVERY_POLICY = POLICIES | {"by own prefix": ByOwnPrefix}

@@ -5,7 +5,9 @@
     GET  /health           each worker's process (null: it is being replaced) and what it has done
 
 The standard library's server has a thread for each connection. That is enough for the workers here,
-and all of it can be read; Ray Serve and others do more, but hide it.
+and all of it can be read; Ray Serve and others do more, but hide it. There are `SPARE` more threads
+than requests that the front takes. If one more client comes, the one that has been silent for
+longest has to go, before it has asked for anything; if all have asked, the new one is refused.
 
 Each request needs the server's token, as `Authorization: Bearer TOKEN`; OpenAI's clients send API
 keys in this way. Without it the answer is 401. Only /health answers without a token, because load
@@ -21,12 +23,15 @@ request.
 import hmac
 import json
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import chain
 from select import select
-from socket import MSG_PEEK
+from threading import Semaphore
 from typing import Any
 
 from minikv.cluster.front import Busy, Front, RequestFailed, Stream
@@ -36,6 +41,7 @@ from minikv.sampling import SamplingParams
 
 LARGEST = 2**20  # bytes of a request
 SILENCE = 60  # seconds that a client may take for a read or a write
+SPARE = 32  # connections beside those whose requests the front takes
 PARAMS = ("temperature", "top_k", "top_p", "seed", "n", "ignore_eos", "cache_salt")
 
 DONE_ANYWAY = {
@@ -57,6 +63,33 @@ class Server(ThreadingHTTPServer):
         super().__init__((host, port), Handler)
         self.front, self.model = front, model
         self.token = token or secrets.token_urlsafe(32)
+        self.silent: dict[Any, None] = {}  # connections that have not asked yet, the oldest first
+        self._room = Semaphore(front.max_requests + SPARE)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            for oldest in list(self.silent)[:1]:
+                self.silent.pop(oldest, None)
+                with suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)
+            if not self._room.acquire(timeout=1):
+                with suppress(OSError):
+                    request.send(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 1\r\n\r\n")
+                self.shutdown_request(request)
+                return
+        self.silent[request] = None
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self.silent.pop(request, None)
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # else the client has left
+            super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,6 +99,7 @@ class Handler(BaseHTTPRequestHandler):
     timeout = SILENCE
 
     def do_GET(self) -> None:
+        self.server.silent.pop(self.connection, None)
         if self.path == "/health":
             lanes = self.server.front.lanes
             workers = [
@@ -119,7 +153,9 @@ class Handler(BaseHTTPRequestHandler):
             raise ValueError(
                 f"Content-Length: must be a number up to {LARGEST}, was {length or 'missing'}"
             )
-        body = json.loads(self.rfile.read(int(length)))
+        data = self.rfile.read(int(length))
+        self.server.silent.pop(self.connection, None)
+        body = json.loads(data)
         if not isinstance(body, dict):
             raise ValueError(f"the body must be an object in JSON, was {type(body).__name__}")
         return body
@@ -184,7 +220,7 @@ class Handler(BaseHTTPRequestHandler):
     def _has_left(self) -> bool:
         """Whether the client has closed the connection."""
         readable, _, _ = select([self.connection], [], [], 0)
-        return bool(readable) and self.connection.recv(1, MSG_PEEK) == b""
+        return bool(readable) and self.connection.recv(1, socket.MSG_PEEK) == b""
 
     def _head(self, status: int, kind: str, more: dict[str, str] | None = None) -> None:
         self.send_response(status)

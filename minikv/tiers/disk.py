@@ -135,11 +135,9 @@ class DiskTier:
         self._run("DELETE FROM entries WHERE name = ?", (name,))
 
     def close(self) -> None:
-        try:
-            with self._transaction():
-                self._write_used()
-        finally:
-            self._db.close()
+        with suppress(sqlite3.Error), self._transaction():  # else the order of use alone is lost
+            self._write_used()
+        self._db.close()
 
     def _write_used(self) -> None:
         for name in self._used:

@@ -63,10 +63,12 @@ class HostPool(BlockPool):
         """While a step is planned, no block that becomes free is allocated again: the copies to the
         host come before the plan runs, which may still have to read the block to swap in a
         sequence."""
-        self._late = []
-        yield
-        late, self._late = self._late, None
-        self._free += late
+        late = self._late = []
+        try:
+            yield
+        finally:
+            self._late = None
+            self._free += late
 
     def allocate(self) -> int:
         """As in BlockPool; when all others are in use, the oldest named block loses its name."""

@@ -172,9 +172,10 @@ class Tiers(LowerTiers):
 
     def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
         self.may_wait = False
-        plan = schedule()
-        self.may_wait = True
-        return plan
+        try:
+            return schedule()
+        finally:
+            self.may_wait = True
 
     def _plan_once(
         self, scheduler: Scheduler, schedule: Callable[[], Plan]
@@ -182,13 +183,15 @@ class Tiers(LowerTiers):
         """A plan, and the sequences that had to wait. Copies to the host are collected while it is
         made; they are made when it is complete."""
         self.is_planning = True
-        with self.host.plan():
-            held = self.bring_back(scheduler)
-            for sequence in held:
-                scheduler.waiting.remove(sequence)
-            plan = schedule()
-            self.copy_down()
-        self.is_planning = False
+        try:
+            with self.host.plan():
+                held = self.bring_back(scheduler)
+                for sequence in held:
+                    scheduler.waiting.remove(sequence)
+                plan = schedule()
+                self.copy_down()
+        finally:
+            self.is_planning = False
         self.measure(plan)
         for sequence in held:
             scheduler.add(sequence)

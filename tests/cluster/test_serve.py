@@ -4,13 +4,16 @@ import json
 import random
 import re
 import socket
+import struct
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
 from http.client import HTTPConnection
 
 import pytest
+from bad_requests import attack
 from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
 from store_case import needs_a_store
 
@@ -19,7 +22,7 @@ from minikv.cluster import front as front_module
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.serve import DONE_ANYWAY, Server
+from minikv.cluster.serve import DONE_ANYWAY, SPARE, Server
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
 from minikv.course.bench import cluster as bench_cluster
@@ -255,6 +258,77 @@ def test_workers_that_differ_are_refused(tinypy):
     other = EngineConfig(num_blocks=64, block_size=8, attention="torch")
     with pytest.raises(ValueError, match="same EngineConfig"):
         Front([Fragile(tinypy.lm), Fragile(tinypy.lm, other)], LeastLoaded)
+
+
+class Faulty(Fragile):
+    """Its first turns, or its later starts, fail in a way that nobody foresees."""
+
+    def __init__(self, lm, faults, later=None):
+        super().__init__(lm)
+        self.faults, self.later, self.num_starts = list(faults), later, 0
+
+    def start(self):
+        self.num_starts += 1
+        if self.later is not None and self.num_starts > 1:
+            raise self.later
+        return super().start()
+
+    def turn(self, jobs, cancelled):
+        fault = self.faults.pop(0) if self.faults and jobs else None
+        if isinstance(fault, BaseException):
+            raise fault
+        return fault or super().turn(jobs, cancelled)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        RuntimeError("a secret"),
+        KeyError(1),
+        MemoryError(),
+        SystemExit(1),
+        KeyboardInterrupt(),
+        "no turn",
+    ],
+    ids=repr,
+)
+def test_a_turn_that_fails_ends_its_requests_and_no_others(tinypy, caplog, fault):
+    prompts, params = prompts_of(tinypy.lm, 4), params_of(4)
+    expected = one_engine(tinypy.lm, prompts, params)
+    with Front([Faulty(tinypy.lm, [fault, fault]), Fragile(tinypy.lm)], RoundRobin) as front:
+        for _ in range(3):
+            pairs = zip(prompts, params, strict=True)
+            streams = [front.submit(prompt, one) for prompt, one in pairs]
+            for stream, want in zip(streams, expected, strict=True):
+                try:
+                    assert tokens(stream) == want
+                except RequestFailed as error:
+                    assert stream.worker == 0 or stream.worker is None
+                    assert "has failed" in str(error) and "secret" not in str(error)
+            until(lambda: all(lane.pid is not None for lane in front.lanes))
+        assert front.num_requests == 0 and front.router.loads == [0, 0]
+    assert "worker 0 has failed" in caplog.text and caplog.records[0].exc_info is not None
+
+
+def test_a_worker_that_cannot_be_started_again_is_gone(tinypy, caplog):
+    workers = [Faulty(tinypy.lm, [RuntimeError("x")], later=OSError("no model"))]
+    with Front(workers, ByPrefix) as front:
+        streams = [front.submit([i]) for i in range(3)]
+        for stream in streams:
+            with pytest.raises(RequestFailed):
+                tokens(stream)
+        until(lambda: front.lanes[0].is_over)
+        with pytest.raises(RequestFailed, match="no worker is left"):
+            front.submit([1])
+    assert "worker 0 cannot be started" in caplog.text
+
+
+def test_a_request_that_cannot_be_placed_is_not_counted(tinypy):
+    with Front([Fragile(tinypy.lm)], ByPrefix) as front:
+        for salt in (10**5000, (10**5000,)):  # no text is made of so many digits
+            with pytest.raises(ValueError):
+                front.submit([1] * 40, SamplingParams(cache_salt=salt))
+        assert front.num_requests == 0 and front.router.loads == [0]
 
 
 @pytest.mark.parametrize("host_blocks", [0, 24])
@@ -529,3 +603,63 @@ def test_a_slow_reader_delays_nobody(tinypy):
         for i in range(3):
             assert len(tokens(server.front.submit([i], SamplingParams(8, ignore_eos=True)))) == 8
         assert len(tokens(slow)) == 60
+
+
+@pytest.mark.parametrize(
+    "cut", [json.dumps({"prompt": "a\ud800"}), '{"prompt": "x", "stop": "\\udfff"}']
+)
+def test_half_a_pair_is_refused_by_name(tinypy, cut):
+    with served(tinypy.lm) as (server, _):
+        status, data, _ = ask(server, cut.encode())
+        said = json.loads(data)["error"]["message"]
+        assert status == 400 and re.match(r"(prompt|stop): character \d is '\\ud", said)
+
+
+def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, capfd):
+    with served(tinypy.lm) as (server, worker):
+        found = attack(("127.0.0.1", server.server_port), server.token, 500)
+        until(lambda: server.front.num_requests == 0 and not worker.worker.jobs)
+        worker.worker.engine.check()
+        assert json.loads(ask(server, {"prompt": "x", "max_tokens": 2})[1])["choices"]
+    assert len(found) == 500
+    statuses = Counter(status for _, status, _ in found)
+    assert not [one for one in found if one[1] >= 500 and one[1] != 501], statuses
+    assert statuses[400] > 200 and statuses[200] > 20 and statuses[401] > 20
+    refused = [
+        json.loads(body)["error"]["message"]
+        for _, status, body in found
+        if status == 400 and body[:1] == b"{"
+    ]
+    assert all(refused)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_silent_clients_take_no_thread_from_others(tinypy, capfd):
+    with served(tinypy.lm, max_requests=4) as (server, _):
+        address, before = ("127.0.0.1", server.server_port), threading.active_count()
+        silent = [socket.create_connection(address) for _ in range(300)]
+        assert ask(server, {"prompt": "x", "max_tokens": 2})[0] == 200
+        assert threading.active_count() - before <= 4 + SPARE
+        for one in silent:
+            one.close()
+        until(lambda: threading.active_count() <= before + 1)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_clients_that_leave_at_any_time_leave_no_trace(tinypy, capfd):
+    """Before, while and after they ask; with a reset, so that writing to them fails."""
+    body = json.dumps({"prompt": "x", "max_tokens": 5, "stream": True}).encode()
+    with served(tinypy.lm) as (server, worker):
+        for bad in (b"{}", body):
+            data = (
+                b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer %s\r\n"
+                % server.token.encode()
+            )
+            data += b"Content-Length: %d\r\n\r\n%s" % (len(bad), bad)
+            for end in range(0, len(data) + 1, 9):
+                with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.sendall(data[:end])
+        assert ask(server, {"prompt": "x", "max_tokens": 2})[0] == 200
+        until(lambda: server.front.num_requests == 0 and not worker.worker.jobs)
+    assert "Traceback" not in capfd.readouterr().err

@@ -48,28 +48,49 @@ def workers():
         yield found
 
 
+PROMPT = {"prompt": "def f(n):\n    return n\n" * 12, "max_tokens": 300, "ignore_eos": True}
+
+
 @pytest.fixture(scope="module")
 def killed_command():
-    """serve-cluster's reply to a request, the processes that it started, and the addresses where
-    they listened, until the command was killed."""
+    """serve-cluster's replies to one request: whole, and streamed while each of its two workers is
+    killed; the processes that it started, and the addresses where they listened, until the command
+    was killed, too."""
     pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
-    command = [sys.executable, "-m", "minikv", "serve-cluster", "--workers", "1", "--port", "0"]
+    command = [sys.executable, "-m", "minikv", "serve-cluster", "--port", "0"]
+    command += ["--prefill", "1", "--decode", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
             name, _, token = process.stdout.readline().strip().partition(": ")
-            connection = HTTPConnection("127.0.0.1", port, timeout=60)
-            body = json.dumps({"prompt": "def f(n):"})
-            connection.request("POST", "/v1/completions", body, {name: token})
-            reply = json.loads(connection.getresponse().read())
+            connection = HTTPConnection("127.0.0.1", port, timeout=120)
+
+            def ask(**more):
+                connection.request(
+                    "POST", "/v1/completions", json.dumps(PROMPT | more), {name: token}
+                )
+                return connection.getresponse()
+
+            reply, streamed = json.loads(ask().read()), []
+            every = psutil.Process(process.pid).children(recursive=True)
+            for worker in [one for one in every if "ray::Actor" in "".join(one.cmdline())]:
+                lines = ask(stream=True)
+                found = deltas([lines.readline()])
+                worker.kill()
+                streamed.append(found + deltas(lines))
             connection.close()
             started = psutil.Process(process.pid).children(recursive=True)
             addresses = [address for one in started for address in one.net_connections("tcp")]
         finally:
             process.kill()
-    return SimpleNamespace(
-        reply=reply, started=started, listen=[one for one in addresses if one.status == "LISTEN"]
-    )
+    listen = [one for one in addresses if one.status == "LISTEN"]
+    return SimpleNamespace(reply=reply, streamed=streamed, started=started, listen=listen)
+
+
+def deltas(lines):
+    """The tokens in lines of a streamed reply."""
+    parts = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
+    return [token_id for part in parts for token_id in part["choices"][0]["token_ids"]]
 
 
 @pytest.fixture
@@ -89,11 +110,17 @@ def until(condition):
         time.sleep(0.05)
 
 
+@pytest.mark.thorough
 def test_the_command_serves_this_machine_alone(killed_command):
     reply = killed_command.reply
-    assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] > 0
+    assert len(reply["choices"][0]["token_ids"]) == reply["usage"]["completion_tokens"] == 300
     assert killed_command.started and killed_command.listen
     assert all(address.laddr.ip.endswith("127.0.0.1") for address in killed_command.listen)
+
+
+def test_the_command_answers_though_workers_of_both_kinds_are_killed(killed_command):
+    [choice] = killed_command.reply["choices"]
+    assert killed_command.streamed == [choice["token_ids"]] * 2
 
 
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
@@ -125,6 +152,7 @@ def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):
     assert {one.worker for one in streams} == {0, 1}
 
 
+@pytest.mark.thorough
 def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy):
     rng = random.Random(3)
     prompts = [f"def function_{i}(n):\n    return n\n" * 12 for i in range(12)]
@@ -153,6 +181,7 @@ def test_prefill_apart_before_and_after_kills_at_random_moments(workers, tinypy)
         assert front.num_lost > 0
 
 
+@pytest.mark.thorough
 def test_an_object_whose_worker_has_died_is_a_miss(workers):
     prompt, params = list(range(5, 105)), SamplingParams(9, ignore_eos=True)
     pid = workers[0].start().pid
@@ -179,6 +208,7 @@ def test_a_cancelled_request_is_dropped_by_its_worker(front):
     assert lane.stats.generated_tokens < 900
 
 
+@pytest.mark.thorough
 def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
     """A connection can run code. Another token gets none, and no file has the right one."""
     import ray
@@ -201,6 +231,7 @@ def test_another_process_needs_the_token_of_this_ray(workers, tmp_path):
     assert not (tmp_path / ".ray").exists()
 
 
+@pytest.mark.thorough
 def test_a_worker_that_hangs_is_started_again(workers):
     """A stopped process answers nothing: after its patience it is killed."""
     worker = actors.RayWorker(lambda: workers[0].actor, patience=1.0)
@@ -232,6 +263,7 @@ def test_what_is_missing_is_named(monkeypatch, capsys):
     assert "minikv[distributed]" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_a_killed_command_leaves_nothing(killed_command):
     """Last: some of Ray's processes look for the dead ones for a minute before they end."""
     until(lambda: not any(one.is_running() for one in killed_command.started))

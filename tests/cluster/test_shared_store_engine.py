@@ -19,7 +19,6 @@ from helpers import (
     naive_kv,
     small,
     step,
-    with_weights,
 )  # fmt: skip
 from store_case import line_to, needs_a_store
 from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, params, prompts_of
@@ -80,16 +79,16 @@ def engine_of(llama, monkeypatch):
                 engine.tiers.shared.close()
 
 
-@pytest.fixture(scope="module")
-def other_lm(llama):
-    """The same shapes with other weights."""
-    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
-    return with_weights(llama.lm, state)
-
-
 def set_rates(engine, link, rate=1.0):
     links = {"host": FAST, "disk": FAST, "store": link}
     engine.tiers.rates = lambda: (links, Prefill(0, rate))
+
+
+def written(engine, **more):
+    """The output of `PROMPT`, whose blocks are in the store then."""
+    [out] = generate(engine, [PROMPT], params(**more))
+    engine.tiers.flush()
+    return out
 
 
 def store_of(engine):
@@ -107,9 +106,8 @@ def always_try(engine):
 
 def test_another_engine_finds_what_was_computed(engine_of, llama, server):
     first = engine_of(store=server.url)
-    [out] = generate(first, [PROMPT], params())
+    out = written(first)
     assert out.token_ids == greedy_tokens(llama.lm, PROMPT, 4)
-    first.tiers.flush()
     assert store_of(first).blocks == 9 and store_of(first).bytes_in > 9 * first.tiers.block_bytes
     second = engine_of(store=server.url)
     request = second.add_request(PROMPT, params())
@@ -171,44 +169,35 @@ def test_quantised_blocks_travel_as_they_are(engine_of, server, kv_dtype):
 
 def test_nobody_else_finds_them(engine_of, llama, other_lm, server):
     """Other weights, another block size, another version of the format, another salt or none."""
-    engine = engine_of(store=server.url)
-    generate(engine, [PROMPT], params(cache_salt="tenant a"))
-    engine.tiers.flush()
+    written(engine_of(store=server.url), cache_salt="tenant a")
     for lm, more, salt in (
         (other_lm, {}, "tenant a"), (None, dict(block_size=8), "tenant a"), (None, {}, "tenant b"),
         (None, {}, None), (None, {}, ("tenant a",)), (None, {}, b"tenant a"),
     ):  # fmt: skip
         other = engine_of(lm, store=server.url, **more)
-        [out] = generate(other, [PROMPT], params(cache_salt=salt))
+        out = written(other, cache_salt=salt)
         assert out.token_ids == greedy_tokens(lm or llama.lm, PROMPT, 4)
         assert store_of(other).hits == store_of(other).bytes_out == 0
-        other.tiers.flush()
     for key in server.client.scan_iter():
         server.client.rename(key, key.replace(b"minikvB1:", b"minikvB0:"))
-    old = engine_of(store=server.url)
-    generate(old, [PROMPT], params(cache_salt="tenant a"))
+    old, same = engine_of(store=server.url), engine_of(store=server.url)
+    written(old, cache_salt="tenant a")
     assert store_of(old).hits == 0
-    same = engine_of(store=server.url)
-    old.tiers.flush()
     generate(same, [PROMPT], params(cache_salt="tenant a"))
     assert store_of(same).hits == 8
 
 
 def test_a_salt_without_a_spelling_stays_here(engine_of, server):
-    engine = engine_of(store=server.url)
-    generate(engine, [PROMPT], params(cache_salt=frozenset([1])))
-    engine.tiers.flush()
+    written(engine_of(store=server.url), cache_salt=frozenset([1]))
     assert server.client.dbsize() == 0
 
 
-def test_new_weights_find_their_own(engine_of, llama, other_lm, server):
+def test_new_weights_find_their_own(engine_of, llama, other_lm, other_state, server):
     engine = engine_of(store=server.url)
     old = generate(engine, [PROMPT], params())[0].token_ids
-    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
-    engine.update_weights(state)
-    [out] = generate(engine, [PROMPT], params())
-    assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4) and store_of(engine).hits == 0
-    engine.tiers.flush()
+    engine.update_weights(other_state)
+    assert written(engine).token_ids == greedy_tokens(other_lm, PROMPT, 4)
+    assert store_of(engine).hits == 0
     engine.update_weights(llama.hf.state_dict())
     assert generate(engine, [PROMPT], params())[0].token_ids == old and store_of(engine).hits == 8
 
@@ -216,13 +205,11 @@ def test_new_weights_find_their_own(engine_of, llama, other_lm, server):
 def test_blocks_from_the_disk_go_to_the_store(engine_of, server, tmp_path):
     """An engine that joins brings what it had kept."""
     before = engine_of(host_blocks=32, disk_path=tmp_path)
-    generate(before, [PROMPT], params(1))
-    before.tiers.flush()
+    written(before)
     before.tiers.disk.close()
     joining = engine_of(store=server.url, disk_path=tmp_path)
-    generate(joining, [PROMPT], params(1))
+    written(joining)
     assert joining.stats().tiers["disk"].hits == 8
-    joining.tiers.flush()
     third = engine_of(store=server.url)
     generate(third, [PROMPT], params(1))
     assert store_of(third).hits == 8
@@ -232,9 +219,8 @@ def test_blocks_from_the_disk_go_to_the_store(engine_of, server, tmp_path):
 
 
 def test_what_is_slower_to_fetch_is_computed(engine_of, server):
-    writer, reader = engine_of(store=server.url), engine_of(store=server.url)
-    generate(writer, [PROMPT], params())
-    writer.tiers.flush()
+    written(engine_of(store=server.url))
+    reader = engine_of(store=server.url)
     set_rates(reader, SLOW, rate=1e6)
     generate(reader, [PROMPT], params())
     assert store_of(reader).hits == store_of(reader).bytes_out == 0
@@ -274,9 +260,7 @@ def over(engine_of, server, tier, **config):
 
 def test_others_run_while_a_prefix_is_fetched(engine_of, server):
     tier = SlowStore()
-    writer, engine = over(engine_of, server, tier), over(engine_of, server, tier)
-    [first] = generate(writer, [PROMPT], params())
-    writer.tiers.flush()
+    first, engine = written(over(engine_of, server, tier)), over(engine_of, server, tier)
     for event in (tier.tell, tier.go):  # the question is slow, then the fetch is
         event.clear()
         returning = engine.add_request(PROMPT, params())
@@ -293,10 +277,8 @@ def test_others_run_while_a_prefix_is_fetched(engine_of, server):
 
 def test_a_sequence_whose_seat_is_taken_keeps_what_came(engine_of, server):
     tier = SlowStore()
-    writer = over(engine_of, server, tier)
+    written(over(engine_of, server, tier))
     engine = over(engine_of, server, tier, max_num_seqs=1)
-    generate(writer, [PROMPT], params())
-    writer.tiers.flush()
     tier.go.clear()
     outputs = {}
     returning = engine.add_request(PROMPT, params())
@@ -312,9 +294,7 @@ def test_a_sequence_whose_seat_is_taken_keeps_what_came(engine_of, server):
 
 def test_an_answer_that_is_late_is_not_waited_for(engine_of, server, monkeypatch):
     tier = SlowStore()
-    writer, engine = over(engine_of, server, tier), over(engine_of, server, tier)
-    [first] = generate(writer, [PROMPT], params())
-    writer.tiers.flush()
+    first, engine = written(over(engine_of, server, tier)), over(engine_of, server, tier)
     tier.tell.clear()
     monkeypatch.setattr(tiers, "ANSWER_SOON", 0.05)
     assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
@@ -390,8 +370,7 @@ def test_killed_while_running_and_back_again_empty(engine_of, caplog):
             always_try(engine)
             engine.cache.clear()
         for _ in range(20):  # a connection may fail once more before it is made anew
-            generate(one, [PROMPT], params())
-            one.tiers.flush()
+            written(one)
             generate(two, [PROMPT], params())
             if store_of(two).hits > hits[1]:
                 break
@@ -414,9 +393,7 @@ def test_full(engine_of, caplog):
 
 
 def test_evicted_between_the_question_and_the_fetch(engine_of, server):
-    writer, engine = engine_of(store=server.url), engine_of(store=server.url)
-    [first] = generate(writer, [PROMPT], params())
-    writer.tiers.flush()
+    first, engine = written(engine_of(store=server.url)), engine_of(store=server.url)
     get = engine.tiers.shared.get
 
     def evict_then_get(names, unpack):
@@ -435,16 +412,12 @@ def test_evicted_between_the_question_and_the_fetch(engine_of, server):
 
 @pytest.mark.parametrize("what", ["damaged", "cut", "mixed up", "another kind", "of other weights"])
 def test_what_is_not_right_is_refused(engine_of, llama, other_lm, server, what, caplog):
-    writer = engine_of(store=server.url)
-    [first] = generate(writer, [PROMPT], params())
-    writer.tiers.flush()
+    first = written(engine_of(store=server.url))
     client, rng = server.client, random.Random(what)
     keys = client.keys()
     values = client.mget(keys)
     if what == "of other weights":  # under our names
-        foreign = engine_of(other_lm, store=server.url)
-        generate(foreign, [PROMPT], params())
-        foreign.tiers.flush()
+        written(engine_of(other_lm, store=server.url))
         theirs = client.mget(set(client.keys()) - set(keys))
     for index, key in enumerate(keys):
         if what == "another kind":
@@ -458,11 +431,10 @@ def test_what_is_not_right_is_refused(engine_of, llama, other_lm, server, what, 
                 "of other weights": lambda i=index: theirs[i % len(theirs)],
             }[what]())  # fmt: skip
     engine = engine_of(store=server.url)
-    assert generate(engine, [PROMPT], params())[0].token_ids == first.token_ids
+    assert written(engine).token_ids == first.token_ids
     assert store_of(engine).hits == 0
     if what != "another kind":  # which MGET gives as missing
         assert store_of(engine).dropped == 8 and "an entry is refused" in caplog.text
-    engine.tiers.flush()
     third = engine_of(store=server.url)
     assert generate(third, [PROMPT], params())[0].token_ids == first.token_ids
     assert store_of(third).hits == 8, "it was written again"

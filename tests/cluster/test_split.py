@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
 from helpers import with_weights
+from thorough import thorough_after
 
 from minikv import SamplingParams
 from minikv.cluster import front as front_module
@@ -81,7 +82,7 @@ def deaths(draw):
     return lambda: next(calls) == soon or draw.random() < 0.03
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_no_request_is_lost_though_workers_of_both_kinds_die(tinypy, monkeypatch, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
     monkeypatch.setattr(front_module, "ATTEMPTS", 10**6)

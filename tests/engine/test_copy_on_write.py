@@ -29,7 +29,7 @@ class TablesMachine(RuleBasedStateMachine):
 
     tables = Bundle("tables")
 
-    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 5))
+    @initialize(num_blocks=st.integers(1, 12), block_size=st.integers(1, 17))
     def begin(self, num_blocks, block_size):
         self.pool, self.block_size = BlockPool(num_blocks), block_size
         self.holders: dict[int, Counter] = {}  # by table, a number: its blocks
@@ -48,13 +48,13 @@ class TablesMachine(RuleBasedStateMachine):
         self.holders[self.clock] = Counter(table.block_ids)
         return self.clock
 
-    @rule(target=tables, num_tokens=st.integers(0, 12))
+    @rule(target=tables, num_tokens=st.integers(0, 40))
     def new(self, num_tokens):
         name = self.enter(BlockTable(self.pool, self.block_size), {})
         self.grow(name, num_tokens)
         return name
 
-    @rule(name=tables, num_tokens=st.integers(0, 12))
+    @rule(name=tables, num_tokens=st.integers(0, 40))
     def grow(self, name, num_tokens):
         table, before = self.live[name], list(self.live[name].block_ids)
         length = table.num_tokens
@@ -71,6 +71,31 @@ class TablesMachine(RuleBasedStateMachine):
         assert table.block_ids[: len(before)] == before and len(added) == max(0, needed)
         assert all(self.count(block) == 0 for block in added)
         self.holders[name].update(added)
+
+    @rule(name=tables, share=st.floats(0, 1))
+    def shrink(self, name, share):
+        table, before = self.live[name], list(self.live[name].block_ids)
+        num_tokens = round(share * table.num_tokens)
+        with pytest.raises(ValueError, match="num_tokens"):
+            table.shrink(table.num_tokens + 1)
+        left = table.num_tokens - num_tokens
+        table.shrink(num_tokens)
+        assert table.num_tokens == left
+        assert table.block_ids == before[: -(-left // self.block_size)]
+        self.holders[name].subtract(before[len(table.block_ids) :])
+        self.contents[name] = {p: v for p, v in self.contents[name].items() if p < left}
+
+    @rule(name=tables, num_tokens=st.integers(0, 30))
+    def grow_and_shrink(self, name, num_tokens):
+        """As if it had never grown: the pool gives out the same blocks afterwards."""
+        table = self.live[name]
+        before = list(table.block_ids), table.num_tokens, list(self.pool._free)
+        try:
+            table.grow(num_tokens)
+        except OutOfBlocks:
+            return
+        table.shrink(num_tokens)
+        assert (table.block_ids, table.num_tokens, self.pool._free) == before
 
     @rule(name=tables, where=st.integers(0, 10**6), value=st.integers())
     def write(self, name, where, value):

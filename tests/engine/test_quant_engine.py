@@ -223,6 +223,18 @@ def test_scales_through_weight_updates(llama, kv_dtype):
     assert_oracle(new, outputs, config)
 
 
+def test_rows_of_open_blocks_are_used_again(llama):
+    """Requests that end inside a block leave it open. Their blocks are given to others as whole
+    ones; the rows serve the next open blocks, so there are never more than at first."""
+    engine = Engine(llama.lm, small(kv_dtype="int4", num_blocks=64, max_num_seqs=3))
+    num_rows = engine.store.open.keys.shape[1]
+    for prompt in llama.prompts(*[6] * 20):
+        engine.add_request(prompt, greedy(5))
+    outputs = drain(engine)
+    assert len(outputs) == 20 and len(engine.store.open._rows) <= 3
+    assert engine.store.open.keys.shape[1] == num_rows
+
+
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
 def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
     config = small(kv_dtype=kv_dtype, prefix_cache=False)

@@ -1,7 +1,7 @@
 """Engines with tiers and little room, all closed at the end of a test."""
 
 import pytest
-from helpers import small, with_weights
+from helpers import small
 
 from minikv import Engine
 
@@ -19,10 +19,3 @@ def engine_of(llama):
     for engine in made:
         if engine.tiers is not None and engine.tiers.disk is not None:
             engine.tiers.disk.close()
-
-
-@pytest.fixture(scope="session")
-def other_lm(llama):
-    """The same shapes with other weights."""
-    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
-    return with_weights(llama.lm, state)

@@ -117,12 +117,11 @@ def test_a_salt_without_a_spelling_stays_on_the_device(engine_of):
     assert engine.tiers.host.num_named == 0
 
 
-def test_new_weights_never_meet_old_blocks(engine_of, llama, other_lm, tmp_path):
+def test_new_weights_never_meet_old_blocks(engine_of, llama, other_lm, other_state, tmp_path):
     engine = engine_of(**TINY, host_blocks=16, disk_path=tmp_path)
     generate(engine, [PROMPT], params())
     fill(engine)
-    state = {name: tensor * 1.01 for name, tensor in llama.hf.state_dict().items()}
-    engine.update_weights(state)
+    engine.update_weights(other_state)
     assert engine.tiers.where(PROMPT) == [""] * 8
     [out] = generate(engine, [PROMPT], params())
     assert out.token_ids == greedy_tokens(other_lm, PROMPT, 4)

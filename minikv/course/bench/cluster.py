@@ -110,7 +110,7 @@ def measure_store(table: BenchTable, args: argparse.Namespace) -> None:
     from minikv.course.bench import cluster_store  # here, because it needs a server
 
     try:
-        cluster_store.add_rows(table, args.hidden, args.layers, args.length, args.repeats)
+        cluster_store.add_rows(table, args)
     except (ImportError, OSError, RuntimeError) as error:
         table.notes.append(f"no rows of a prefix from the store: {error}")
 

@@ -22,7 +22,6 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from statistics import quantiles
@@ -33,9 +32,9 @@ import torch
 
 import minikv
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
+from minikv.course.bench.random_model import random_model
 from minikv.course.measure.timing import no_gc
 from minikv.course.measure.workload import chat_like, write_code
-from minikv.model import Transformer
 from minikv.tiers import tiers_of
 from minikv.tiers.blocks import read_block
 
@@ -53,13 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    lm = random_model(args.hidden, args.layers)
-    per_token = lm.config.kv_bytes_per_token(lm.dtype)
-    table = BenchTable("tiers: under the prefix cache", args.repeats)
-    table.notes.append(
-        f"a random model of {num_weights(lm) / 1e6:.0f} million weights, {per_token:,} bytes of K "
-        f"and V per token, blocks of {SIZE}"
-    )
+    lm, what = model_of(args)
+    table = BenchTable("tiers: under the prefix cache", args.repeats, [f"{what}, blocks of {SIZE}"])
     for name in args.only:
         PARTS[name](table, lm, args)
     return table
@@ -370,35 +364,16 @@ def engine_of(lm: minikv.LanguageModel, on_disk: bool, **config: Any) -> Iterato
                 disk.close()
 
 
-def random_model(hidden: int, layers: int, max_context: int = 2048) -> minikv.LanguageModel:
-    """A Llama of this size with random weights, for speed alone."""
-    config = replace(
-        minikv.load("tinypy").config, hidden_size=hidden, intermediate_size=3 * hidden,
-        num_layers=layers, num_heads=hidden // 64, num_kv_heads=max(1, hidden // 128), head_dim=64,
-        max_context=max_context, windows=(None,) * layers, eos_ids=(),
+def model_of(args: argparse.Namespace) -> tuple[minikv.LanguageModel, str]:
+    """A model with --hidden and --layers, and what it is."""
+    lm, size = random_model(
+        vocab_size=2048, hidden_size=args.hidden, intermediate_size=3 * args.hidden,
+        num_layers=args.layers, num_heads=args.hidden // 64, max_context=2048,
+        num_kv_heads=max(1, args.hidden // 128),
     )  # fmt: skip
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(0))
-    heads, kv = config.num_heads * 64, config.num_kv_heads * 64
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (heads, hidden), "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden), "self_attn.o_proj": (hidden, heads),
-        "mlp.gate_proj": (3 * hidden, hidden), "mlp.up_proj": (3 * hidden, hidden),
-        "mlp.down_proj": (hidden, 3 * hidden), "input_layernorm": (hidden,),
-        "post_attention_layernorm": (hidden,),
-    }  # fmt: skip
-    state = {f"model.layers.{i}.{name}.weight": 0.02 * draw(*shape)
-             for i in range(layers) for name, shape in shapes.items()}  # fmt: skip
-    state["model.embed_tokens.weight"] = 0.02 * draw(config.vocab_size, hidden)
-    state["model.norm.weight"] = torch.ones(hidden)
-    transformer = Transformer(config, state, torch.device("cpu"), torch.float32)
-    return minikv.LanguageModel("random", transformer, None)
-
-
-def num_weights(lm: minikv.LanguageModel) -> int:
-    c = lm.config
-    attention = c.hidden_size * c.head_dim * 2 * (c.num_heads + c.num_kv_heads)
-    layer = attention + 3 * c.hidden_size * c.intermediate_size
-    return c.vocab_size * c.hidden_size + c.num_layers * layer
+    per_token = lm.config.kv_bytes_per_token(lm.dtype)
+    what = f"a random model of {size / 4e6:.0f} million weights, {per_token:,} bytes of K and V per"
+    return lm, f"{what} token"
 
 
 PARTS = {
