@@ -1,5 +1,5 @@
 # make lab     set up, check the machine, open JupyterLab on the first notebook
-# make test    set up if needed, then test the course and the engine
+# make test    set up if needed, then test the course and the engine; make test-all: all there is
 # make site    the course as pages for a browser, in build/site
 #
 # All need Python 3.11 or newer, make and git, and install into .venv (the site: .venv-site) alone.
@@ -59,12 +59,13 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test units test-class test-site test-install wheel lint environment \
+.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint environment \
 	notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
-	@echo "make test       set up if needed, then lint, unit and property tests, notebooks"
+	@echo "make test       set up if needed, then lint, unit and property tests, notebooks, a browser"
+	@echo "make test-all   that, every known mistake, long random programs, faults, and the three below"
 	@echo "make setup      only make .venv and install into it"
 	@echo "make lint       ruff over Python files and notebooks, mypy over the package and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
@@ -129,18 +130,27 @@ else
 	@$(LAB)
 endif
 
+# What `make test` leaves to `make test-all`.
+MARKED := -m "not thorough"
+
 ifdef CHAPTER
 test: setup
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) --chapter=$(CHAPTER) tests/course \
 		notebooks/$(CHAPTER)_*.ipynb
 else
 # The long part begins when the kernels of the CPU are compiled, and not at all if lint has failed.
-# Tests of what has an environment of its own have a command of their own; CI runs them, too.
 test:
 	@$(MAKE) --no-print-directory $(DISTRIBUTED)
 	@$(MAKE) --no-print-directory -j2 environment lint units
 	@echo "== All passed"
 endif
+
+# And what has an environment of its own.
+test-all:
+	@$(MAKE) --no-print-directory test MARKED=
+	@$(MAKE) --no-print-directory test-class
+	@$(MAKE) --no-print-directory test-site
+	@$(MAKE) --no-print-directory test-install
 
 # What only chapter 13 uses. Without it, its tests are skipped.
 $(DISTRIBUTED): $(STAMP)
@@ -168,7 +178,7 @@ test-class: $(CLASS)/installed
 units: environment
 	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
 	@echo "   is what the code prints"
-	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) -o faulthandler_timeout=900 \
+	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) $(MARKED) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
 		--ignore=tests/site tests notebooks
 

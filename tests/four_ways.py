@@ -8,7 +8,7 @@ import runpy
 from functools import cache
 from pathlib import Path
 
-from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of, chapters
+from minikv.course.exercises.manifest import Chapter, Exercise, chapters
 from minikv.course.exercises.mistakes import Mistake, mistakes_of, reference_sources
 from minikv.course.exercises.skeletons import fill, skeleton
 
@@ -37,7 +37,7 @@ def right_otherwise(number: str) -> dict[str, dict[str, str]]:
 
 def text_with(exercise: Exercise, sources: dict[str, str]) -> str:
     """The skeleton with this exercise's places filled; "" is code above them."""
-    return fill(skeleton(chapter_of(exercise.id)), sources)
+    return fill(skeleton(exercise.chapter), sources)
 
 
 def right(exercise: Exercise) -> str:
@@ -62,10 +62,18 @@ def on_the_way(exercise: Exercise) -> dict[str, str]:
 def checked_by_reader(exercise: Exercise) -> bool:
     """Whether `test_journey` checks it as a reader does: the last that is built on others of a
     chapter that compiles, and of the last chapter."""
-    chapter, last = chapter_of(exercise.id), list(chapters().values())[-1]
+    chapter, last = exercise.chapter, list(chapters().values())[-1]
     builds = [one for one in chapter.exercises if one.kind == "build"]
     return exercise is builds[-1] and (chapter.needs is not None or chapter is last)
 
 
 def all_mistakes() -> list[tuple[Exercise, Mistake]]:
     return [(e, mistake) for e in EXERCISES for mistake in mistakes_of(e)]
+
+
+def is_representative(exercise: Exercise, mistake: Mistake) -> bool:
+    """Whether `make test` makes it, or `make test-all` alone: the first in each part of an
+    exercise, and the last of all."""
+    known = mistakes_of(exercise)
+    same_part = [one for one in known if one.sources.keys() == mistake.sources.keys()]
+    return mistake in (same_part[0], known[-1])

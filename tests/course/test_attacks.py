@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from four_ways import right, text_with
+from thorough import thorough_after
 
 from minikv.course.exercises.manifest import find
 from minikv.course.grading import grade
@@ -72,7 +73,7 @@ ATTEMPTS = {  # at what: name, and a line that raises OSError where it is stoppe
         "send from a pair": "socket.socketpair(type=socket.SOCK_DGRAM)[0].sendto(b'x', MAILBOX)",
     },
     "fill the disk": {"large files": "[large(f'{SCRATCH}/{i}', 200 << 20) for i in range(3)]"},
-}  # fmt: skip
+}
 HEAD = """
 import ctypes, os, resource, signal, socket, tempfile
 SCRATCH, reached = tempfile.gettempdir(), []
@@ -162,7 +163,7 @@ def check(code, parts=WRONG):
     return grade._report(grade.grade_file(ONE.id, text_with(ONE, {"": code, **parts}).encode()))
 
 
-@pytest.mark.parametrize("level", LEVELS, indirect=True)
+@pytest.mark.parametrize("level", thorough_after(1, LEVELS), indirect=True)
 def test_what_gets_through_is_what_is_announced(level, folder):
     name, _, can = level
     victim = subprocess.Popen(
@@ -202,6 +203,7 @@ def test_what_gets_through_is_what_is_announced(level, folder):
     assert grade.grade_file(ONE.id, right(ONE).encode())["status"] == "passed", "the next one"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("level", ["every fence", "no namespaces"], indirect=True)
 def test_violence_ends_with_its_check(level, folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(folder / "temporary"))

@@ -6,13 +6,14 @@ from four_ways import (
     EXERCISES,
     all_mistakes,
     different,
+    is_representative,
     on_the_way,
     reference_sources,
     right,
     text_with,
 )
 
-from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.manifest import chapters, find
 from minikv.course.exercises.mistakes import mistake_named, mistakes_of, text_of_mistake
 from minikv.course.exercises.skeletons import skeleton, targets
 from minikv.course.judge import scenarios
@@ -24,7 +25,8 @@ from minikv.course.judge.scenarios import Difference, Outcome, Played, diagnose
 def case(exercise, *more):
     """Named by its exercise, and by the mistake if there is one."""
     name = ": ".join([exercise.id, *(mistake.name for mistake in more)])
-    return pytest.param(exercise, *more, id=name)
+    thorough = any(not is_representative(exercise, mistake) for mistake in more)
+    return pytest.param(exercise, *more, id=name, marks=[pytest.mark.thorough] * thorough)
 
 
 EACH = [case(exercise) for exercise in EXERCISES]
@@ -33,7 +35,7 @@ MISTAKES = [case(*pair) for pair in all_mistakes()]
 
 @pytest.mark.parametrize("exercise", EACH)
 def test_the_skeleton_is_not_a_solution(exercise):
-    report = examine(exercise, skeleton(chapter_of(exercise.id)))
+    report = examine(exercise, skeleton(exercise.chapter))
     assert report.status == "not started"
     assert any(not line.ok for line in report.lines), "no check fails on the skeleton"
     failures = [line for line in report.lines if not line.ok]
@@ -41,6 +43,19 @@ def test_the_skeleton_is_not_a_solution(exercise):
         assert not any(line.cause or line.look for line in failures)
     else:
         assert any(f"Exercise {exercise.id}" in line.what for line in failures)
+
+
+@pytest.mark.parametrize("exercise", [case(e) for e in EXERCISES if e.id[:2] in ("08", "09")])
+def test_a_case_that_goes_well_is_not_told(exercise, request):
+    """Of kernels a program is several cases in turn, and only one that goes wrong has a story."""
+    import_checks(exercise.id)
+    if exercise.chapter.needs == "triton":
+        request.getfixturevalue("quick_interpreter")
+    for scenario in scenarios.SCENARIOS[exercise.id]:
+        for group in scenario.groups:
+            for program in group.programs:
+                events = scenario.on(scenarios.reference_module(exercise.id), program)
+                assert events and not any(one.error or one.text for one in events), group.name
 
 
 def not_compiled(exercise):
@@ -55,13 +70,14 @@ def examined(pytestconfig, monkeypatch):
     reader's parts, it plays as it is played here. To judge what the model does on one text it runs
     the model on the reference, too: so that is not done here either.
     """
+    with_journey = not pytestconfig.option.markexpr  # which is thorough
 
     def report(exercise, text):
         import_checks(exercise.id)
         there = text == text_with(exercise, on_the_way(exercise))
         elsewhere = there and not pytestconfig.getoption("chapter")
         if elsewhere:
-            if exercise.kind != "build":
+            if exercise.kind != "build" and with_journey:
                 pytest.skip("test_journey checks the same text")
             monkeypatch.setitem(CHECKS, exercise.id, not_compiled(exercise))
         if elsewhere or text == right(exercise):
@@ -142,7 +158,7 @@ def half_fixed():
     for exercise in EXERCISES:
         if exercise.id not in ("07.5", "08.6"):
             continue
-        for path, target in targets(chapter_of(exercise.id)).items():
+        for path, target in targets(exercise.chapter).items():
             if target.exercise == exercise.id:
                 name = f"{exercise.id}: {path}"
                 yield pytest.param(exercise, path, target.skeleton, id=name)

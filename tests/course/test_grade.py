@@ -28,7 +28,7 @@ from minikv.course.grading.similarity import fingerprints, pairs_alike
 from minikv.course.judge.result import Line, Result
 
 ONE = find("04.1")
-FILE = chapter_of(ONE.id).file_name
+FILE = ONE.chapter.file_name
 HOSTILE = """
 import os
 for _number in range(3, 64):
@@ -47,7 +47,7 @@ def a_class(tmp_path):
         "ada": right(ONE),
         "ben": right(ONE).replace("self._free.pop()", "0"),
         "cleo": "import time\n" + right(ONE).replace("def allocate", LOOP),
-        "dan": skeleton(chapter_of(ONE.id)),
+        "dan": skeleton(ONE.chapter),
     }
     for name, text in texts.items():
         folder = tmp_path / name / ("exercises" if name == "ben" else "")
@@ -114,7 +114,8 @@ HOSTILE_FILES = {  # name of the student: what stands in the place of the file, 
     "deep": (  # Python can read it, and not write it again
         lambda file: file.write_text(
             right(ONE).replace("def allocate(self)", f"def allocate(self, a={'-' * 700}1)")
-        ), "nested|recursion",
+        ),
+        "nested|recursion",
     ),
     "latin": (lambda file: file.write_bytes("# fün".encode("latin-1")), "not UTF-8"),
     "pipe": (os.mkfifo, "no file"),
@@ -127,7 +128,7 @@ HOSTILE_FILES = {  # name of the student: what stands in the place of the file, 
     "locked": (lambda file: (file.touch(), file.parent.chmod(0)), "Permission denied"),
     "circle": (lambda file: (file.parent.rmdir(), file.parent.symlink_to(file.parent)), "symbolic"),
     "not utf-8 \udcff": (lambda file: file.write_text("def broken(:"), "cannot read this"),
-}  # fmt: skip
+}
 
 
 def without_the_rights_of_root():
@@ -136,6 +137,7 @@ def without_the_rights_of_root():
         ctypes.CDLL(None).prctl(24, right_, 0, 0, 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has all of these files")
 def test_half_of_a_class_is_hostile(tmp_path):
     """All are marked, the bad ones with the reason, and the tables are written."""
@@ -223,6 +225,7 @@ def test_a_file_that_two_students_handed_in_is_checked_once(a_class):
     assert sorted(names) == ["ada", "ben", "cleo", "dan"]
 
 
+@pytest.mark.thorough
 def test_control_c_leaves_tables_of_what_was_checked(a_class, tmp_path):
     table = tmp_path / "marks.csv"
     command = [sys.executable, "-m", "minikv", "grade", *map(str, a_class), "--jobs", "1"]
@@ -276,7 +279,7 @@ def test_renaming_and_layout_do_not_hide_a_copy():
 def test_a_copy_among_solutions_of_ones_own_is_found():
     texts = {f"student {i}": made_up(i) for i in range(12)}
     texts["copy"] = texts["student 3"].replace("total", "summe") + "\n# mine\n"
-    given = skeleton(chapter_of(ONE.id))
+    given = skeleton(ONE.chapter)
     [(share, *pair)] = pairs_alike({k: given + v for k, v in texts.items()}, (given,))
     assert sorted(pair) == ["copy", "student 3"] and share > 0.9
 
@@ -318,5 +321,5 @@ def test_honest_solutions_are_not_named(tmp_path, exercise):
 
 def _student(folder, text, exercise=ONE):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / chapter_of(exercise.id).file_name).write_text(text)
+    (folder / exercise.chapter.file_name).write_text(text)
     return folder

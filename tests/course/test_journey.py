@@ -18,7 +18,7 @@ from four_ways import EXERCISES, checked_by_reader, on_the_way
 from minikv.course import lab
 from minikv.course.commands import main
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.manifest import chapters, find
 from minikv.course.exercises.skeletons import fill, skeleton
 from minikv.course.judge.checking import MODEL_RUNS
 from minikv.course.judge.examine import import_checks
@@ -26,6 +26,8 @@ from minikv.course.judge.result import Line
 from minikv.course.reader import progress_file
 from minikv.course.reader.update import merge
 from minikv.course.reports.report import Report, in_terminal
+
+pytestmark = pytest.mark.thorough
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def own_parts(tmp_path_factory):
 
 def solve(exercise):
     """Fill in this exercise alone, in a file that already holds the earlier ones."""
-    file = reader_files.folder() / chapter_of(exercise.id).file_name
+    file = reader_files.folder() / exercise.chapter.file_name
     file.write_text(fill(file.read_text(), on_the_way(exercise)))
 
 

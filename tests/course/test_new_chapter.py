@@ -12,6 +12,7 @@ import pytest
 from minikv.course.maker import new_chapter
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.thorough
 NUMBER, NAME = "97", "tried_out"
 MAKE_AND_TELL = f"""
 from minikv.course.__main__ import main
@@ -81,17 +82,12 @@ def test_it_passes_lint(copy):
         assert done.returncode == 0, done.stdout
 
 
-def test_its_exercise_is_checked_four_ways(copy):
+def test_its_exercise_is_checked_four_ways_and_its_notebook_has_its_form(copy):
     root, _, told = copy
-    done = python(
-        root,
-        "-m",
-        "pytest",
-        "-q",
-        "tests/course/test_four_ways.py",
-        "-k",
-        f"{NUMBER}.1 and not enough",
-    )
+    form = f"{NUMBER}_{NAME} and (opens or closes or asks or tags or short)"
+    files = [f"tests/course/{name}.py" for name in ("test_four_ways", "test_notebook_files")]
+    asked = f"{NUMBER}.1 and not enough or {form}"
+    done = python(root, "-m", "pytest", "-q", *files, "-k", asked)
     assert done.returncode == 0, done.stdout
     assert "not started" in told
 

@@ -18,14 +18,14 @@ from pathlib import Path
 import pytest
 from four_ways import right
 
-from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.manifest import find
 from minikv.course.exercises.skeletons import skeleton
 from minikv.course.reader import unpacked
 
 ROOT = Path(__file__).parents[2]
 LARGEST = 15_000_000  # bytes of the wheel; docs/SETUP.md says "14 MB"
 ONE = find("04.1")
-FILE = f"exercises/{chapter_of(ONE.id).file_name}"
+FILE = f"exercises/{ONE.chapter.file_name}"
 LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__")
 BUILD = "from setuptools.build_meta import build_sdist as build; print(build({!r}))"
 START_AND_PROGRESS = """
@@ -120,7 +120,7 @@ def test_starting_unpacks_notebooks_and_exercises(started):
     folder, said = started
     names = {path.name for path in (folder / "notebooks").iterdir()}
     assert names == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
-    assert (folder / FILE).read_text() == skeleton(chapter_of(ONE.id))
+    assert (folder / FILE).read_text() == skeleton(ONE.chapter)
     assert (folder / "engine" / "minikv" / "blocks.py").exists()
     assert f"{folder} is your copy of the course: {len(names)} notebooks" in said
 

@@ -12,9 +12,11 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import cache
 
 import pytest
 import torch
+from thorough import thorough_after
 
 if __name__ != "__main__" and importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
@@ -50,8 +52,6 @@ FLOAT32_HEAD_DIMS = {89: (256,), 90: (64,)}
 CODES = {89: NAMES, 100: ("int4",)}
 CODES_HEAD_DIM = {89: 128, 100: 64}
 KV_HEADS = 8
-# GPUs that one process compiles for: to begin takes it as long as three kernels.
-TOGETHER = ((80, 90), (89, 100))
 
 
 # ── The program ───────────────────────────────────────────────────────────────────────────
@@ -174,8 +174,7 @@ def compile_all(arch):
 
 
 if __name__ == "__main__":
-    for arch in sys.argv[1:]:
-        compile_all(int(arch))
+    compile_all(int(sys.argv[1]))
     sys.exit()
 
 
@@ -184,32 +183,23 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """`compiled(arch)`: what came out, a list of dicts. Two processes compile at once."""
-    cache = str(tmp_path_factory.mktemp("triton"))
-    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+    """`compiled(arch)`: what came out, a list of dicts."""
+    folder = str(tmp_path_factory.mktemp("triton"))
+    env = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": folder}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    pipe = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    programs = {
-        archs: subprocess.Popen([sys.executable, __file__, *map(str, archs)], **pipe)
-        for archs in TOGETHER
-    }
-    results = {}
 
+    @cache
     def get(arch):
-        if arch not in results:
-            archs = next(archs for archs in TOGETHER if arch in archs)
-            out, error = programs[archs].communicate()
-            assert programs[archs].returncode == 0, error
-            results.update(zip(archs, map(json.loads, out.splitlines()), strict=True))
-        return results[arch]
+        line = [sys.executable, __file__, str(arch)]
+        done = subprocess.run(line, capture_output=True, text=True, env=env)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
-    yield get
-    for program in programs.values():
-        program.kill()
-        program.wait()
+    return get
 
 
-on_every_gpu = pytest.mark.parametrize("arch", LIMITS)
+# 90 alone is given odd shapes, too.
+on_every_gpu = pytest.mark.parametrize("arch", thorough_after(1, (90, 80, 89, 100)))
 
 
 @on_every_gpu
