@@ -56,8 +56,8 @@ class BlockTable(blocks.BlockTable):
     """One sequence's blocks in logical order: the token at `position` lies in block
     `block_ids[position // block_size]`.
 
-    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
-    What else would fit into the last block is not counted.
+    `num_tokens` is the number of tokens that room was asked for, with `grow` or `share`, and not
+    taken back, with `shrink`. What else would fit into the last block is not counted.
     """
 
     def __init__(self, pool: BlockPool, block_size: int):
@@ -114,7 +114,7 @@ def blockwise_attention(
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v
 
-    and the result is o / s (Milakov and Gimelshein, 2018).
+    and the result is o / s (m and s: Milakov and Gimelshein, 2018; o: Rabe and Staats, 2021).
     """
     raise NotImplementedError("Exercise 04.4: blockwise_attention")
 

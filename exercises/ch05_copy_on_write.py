@@ -16,8 +16,8 @@ class BlockTable(blocks.BlockTable):
     """One sequence's blocks in logical order: the token at `position` lies in block
     `block_ids[position // block_size]`.
 
-    `num_tokens` is the number of tokens that room was asked for so far, with `grow` or `share`.
-    What else would fit into the last block is not counted.
+    `num_tokens` is the number of tokens that room was asked for, with `grow` or `share`, and not
+    taken back, with `shrink`. What else would fit into the last block is not counted.
     """
 
     def __init__(self, pool: BlockPool, block_size: int):

@@ -69,8 +69,8 @@ def promote(
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
     already is not copied; without `keep` it still leaves the host. `device.allocate` may demote
     another block to make room, and that may evict the host's oldest block that has one holder,
-    perhaps this one: hold it first. All or nothing: raises ValueError if the block is not on the
-    host, and OutOfBlocks if the device has no room; what `copy` raises is raised again.
+    perhaps this one. All or nothing: raises ValueError if the block is not on the host, and
+    OutOfBlocks if the device has no room; what `copy` raises is raised again.
     """
     raise NotImplementedError("Exercise 12.2: promote")
 

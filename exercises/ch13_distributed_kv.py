@@ -1,4 +1,4 @@
-"""Distributed K and V: names, a store that may lie, routing, hand-over.
+"""Distributed K and V: names, an unreliable store, routing, hand-over.
 
 Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
 Then check("13.1") in the notebook, or in a terminal: python -m minikv check 13.1
@@ -21,7 +21,7 @@ from minikv.tiers.costs import Link
 from minikv.tiers.entry import EntryError
 
 
-# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+# ── 13.1 Block names that cannot collide ──────────────────────────────────────────
 def identity_of(facts: dict[str, str]) -> bytes:
     """32 bytes for what K and V depend on besides the tokens: model, dtypes, layout, version.
 
@@ -31,7 +31,7 @@ def identity_of(facts: dict[str, str]) -> bytes:
     raise NotImplementedError("Exercise 13.1: identity_of")
 
 
-# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+# ── 13.1 Block names that cannot collide ──────────────────────────────────────────
 def spell(salt: Hashable) -> str | None:
     """A text that no other salt has, the same in every process.
 
@@ -43,7 +43,7 @@ def spell(salt: Hashable) -> str | None:
     raise NotImplementedError("Exercise 13.1: spell")
 
 
-# ── 13.1 A name that nobody can collide ───────────────────────────────────────────
+# ── 13.1 Block names that cannot collide ──────────────────────────────────────────
 def block_name(parent: bytes, token_ids: Seq[int]) -> bytes:
     """The name of the block that holds these tokens and follows `parent`: 32 bytes.
 
@@ -71,7 +71,7 @@ def block_names(root: bytes, token_ids: Seq[int], block_size: int) -> list[bytes
     return names
 
 
-# ── 13.2 Fetch from a store that may lie ──────────────────────────────────────────
+# ── 13.2 Fetch from an unreliable store ───────────────────────────────────────────
 def fetch_prefix(
     names: Sequence[bytes],
     store,
@@ -119,7 +119,7 @@ class ByPrefix(routing.ByPrefix):
     by name of a block, the workers that are believed to hold it.
     """
 
-    # ── 13.3 By prefix, with a bound ──────────────────────────────────────────────
+    # ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
     def choose(self, names: Seq[Name], num_tokens: int, session: Hashable) -> tuple[int, int]:
         """The worker for a prompt of `num_tokens`, and how many of its blocks need no computing
         there; the worker is believed to hold all of `names` from now on (`stored`).
@@ -134,7 +134,7 @@ class ByPrefix(routing.ByPrefix):
         """
         raise NotImplementedError("Exercise 13.3: ByPrefix.choose")
 
-    # ── 13.3 By prefix, with a bound ──────────────────────────────────────────────
+    # ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
     def hits(self, names: Seq[Name]) -> dict[int, int]:
         """How many of the first blocks each worker is believed to hold. Workers that do not hold
         the first one are left out."""
@@ -167,7 +167,7 @@ class Receiver:
         self.transfers[self.last] = Transfer(sender, blocks)
         return self.last, blocks
 
-    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
     def stopped(self, number: int, num_written: int) -> None:
         """The sender says that it writes no more, and has written its first `num_written` blocks:
         all of them, or fewer if it gave up. A message about a transfer that is over is ignored."""
@@ -176,7 +176,7 @@ class Receiver:
             return
         transfer.complete = True
 
-    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
     def cancel(self, number: int) -> None:
         """The request is no longer wanted. The sender is told so, and will answer `stopped`; until
         then it may still write."""
@@ -185,7 +185,7 @@ class Receiver:
             return
         self.forget(number)
 
-    # ── 13.4 A hand-over that survives: broken, fix it ────────────────────────────
+    # ── 13.4 A hand-over that survives failures: broken, fix it ───────────────────
     def died(self, sender: str) -> None:
         """A sender is dead and its connection closed: it writes no more, and says nothing more.
         What it had completed is whole."""
@@ -262,7 +262,7 @@ class Breaker(breaker.Breaker):
         """Whether the last call failed."""
         return self.wait > 0
 
-    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
     def allows(self) -> bool:
         """Whether to call now. After True, report with `worked` or `failed`.
 
@@ -272,12 +272,12 @@ class Breaker(breaker.Breaker):
         """
         raise NotImplementedError("Exercise 13.6: Breaker.allows")
 
-    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
     def worked(self) -> bool:
         """Close. Returns whether it was open."""
         raise NotImplementedError("Exercise 13.6: Breaker.worked")
 
-    # ── 13.6 A breaker before the store ───────────────────────────────────────────
+    # ── 13.6 A circuit breaker for the store ──────────────────────────────────────
     def failed(self) -> bool:
         """Open, from now on: the next trial is a whole wait from now. If it was open, the wait is
         as long as before, because the trial has doubled it already. Returns whether it was closed.

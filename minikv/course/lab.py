@@ -78,7 +78,7 @@ def check(exercise_id: str, own_parts: bool = False, trace: bool = False) -> Rep
     """
     exercise = find(exercise_id)
     own = progress_file.passed() - {exercise.id} if own_parts else set()
-    saved = reader_files.saved_at(chapter_of(exercise.id))
+    saved = reader_files.saved_at(exercise.chapter)
     report = Report.of(process.run(exercise, own))
     report.saved, report.show_trace = saved, trace
     progress_file.note(report, alone=not own)
@@ -120,7 +120,7 @@ def _show_with_buttons(report: Report) -> None:
 
 def _file_buttons(exercise: Exercise, at: int | None = None) -> str:
     """The buttons that check the exercise's file and open it, at the function with line `at`."""
-    file, line = reader_files.path_of(chapter_of(exercise.id)), reader_files.line_of(exercise, at)
+    file, line = reader_files.path_of(exercise.chapter), reader_files.line_of(exercise, at)
     return markup.check_button() + markup.open_button(file, line)
 
 
@@ -152,7 +152,7 @@ def diff(exercise_id: str) -> SideBySide | Page:
     exercise = find(exercise_id)
     if not _may_see(exercise):
         return Refusal(f'`diff` opens once check("{exercise.id}") passes.')
-    text = reader_files.read(chapter_of(exercise.id))
+    text = reader_files.read(exercise.chapter)
     if not reader_files.progress_of(exercise, text).started:
         return Refusal(
             "There is nothing of yours to compare. "
@@ -175,7 +175,7 @@ def solution(exercise_id: str, sure: bool | None = None) -> Page:
         entry = progress_file.entry(exercise.id)
         entry.seen_solution = True
         progress_file.save(exercise.id, entry)
-    asked = targets(chapter_of(exercise.id)).values()
+    asked = targets(exercise.chapter).values()
     texts = [target.solved.rstrip() for target in asked if target.exercise == exercise.id]
     return Page(f"{exercise.id} {exercise.title}", "\n\n\n".join(texts), code=True)
 
@@ -253,7 +253,7 @@ def begin(exercise_id: str) -> Page:
     if exercise.begins is None:
         raise ReaderError(f"{exercise.id} does not start from an earlier function")
     new, earlier = exercise.begins
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     file, text = reader_files.path_of(chapter), reader_files.read(chapter)
     found = definitions(reader_files.parse(chapter, text))
     gone = [path for path in exercise.begins if path not in found]

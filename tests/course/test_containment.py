@@ -12,24 +12,21 @@ import pytest
 from four_ways import text_with
 
 from minikv.course import lab
-from minikv.course.exercises.manifest import chapter_of, find
-from minikv.course.judge import containment
+from minikv.course.exercises.manifest import find
+from minikv.course.judge import containment, namespaces
 
 ONE = find("04.1")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone can limit this")
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch):
+def check(exercises, monkeypatch):
     """`check(code)`: the report of a file that runs `code` when it is imported."""
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
 
     def run(code):
         sources = {"": code, "BlockPool.allocate": "def allocate(self):\n    return 0"}
-        (folder / chapter_of(ONE.id).file_name).write_text(text_with(ONE, sources))
+        (exercises / ONE.chapter.file_name).write_text(text_with(ONE, sources))
         return lab.check(ONE.id)
 
     return run
@@ -68,6 +65,30 @@ def test_a_flood_of_processes_is_stopped(check, monkeypatch):
         "        os._exit(0)\ntime.sleep(60)"
     )
     assert f"more than {containment.PROCESS_LIMIT} processes" in report.text()
+
+
+def start_processes(most):
+    """For a process that stands apart: raises OSError when it can start no more."""
+    for _ in range(most):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(60)
+            os._exit(0)
+
+
+def refused_one(most):
+    with pytest.raises(BlockingIOError):
+        start_processes(most)
+
+
+@LINUX
+@pytest.mark.skipif(not namespaces.limits_tasks(), reason="Linux 6.14 brought this limit")
+@pytest.mark.skipif(not namespaces.allowed(), reason="no namespaces here")
+@pytest.mark.parametrize("then", [start_processes, refused_one])
+def test_processes_that_leave_their_group_run_into_a_limit(monkeypatch, then):
+    monkeypatch.setattr(namespaces, "MOST_TASKS", 310)  # Linux reserves 300
+    most = 310 if then is refused_one else 20
+    assert namespaces.attempted(lambda: namespaces.stand_apart() and then(most))
 
 
 @LINUX

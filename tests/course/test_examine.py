@@ -16,18 +16,12 @@ from minikv.course.judge import examine, process
 from minikv.course.reader import progress_file
 
 ONE = find("04.1")  # BlockPool.allocate is one of its places
-FILE = chapter_of(ONE.id).file_name
+FILE = ONE.chapter.file_name
 
 
-@pytest.fixture
-def exercises(tmp_path, monkeypatch):
-    """A folder of exercises of this test's own."""
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "30")  # of a busy machine
-    (folder / FILE).write_text(skeleton(chapter_of(ONE.id)))
-    return folder
+@pytest.fixture(autouse=True)
+def begun(exercises):
+    (exercises / FILE).write_text(skeleton(ONE.chapter))
 
 
 def write(exercises, body, extra=None):
@@ -63,7 +57,7 @@ def test_a_right_solution_passes_and_is_remembered(exercises):
     assert report.passed and report.total == len(report.lines), report.text()
     assert report.model, "tinypy did not run on it"
     assert "04.1" in progress_file.passed()
-    (exercises / FILE).write_text(skeleton(chapter_of(ONE.id)))
+    (exercises / FILE).write_text(skeleton(ONE.chapter))
     write(exercises, "return 0")
     assert not lab.check("04.1").passed
     assert "04.1" not in progress_file.passed()
@@ -206,7 +200,7 @@ def test_what_an_exercise_begins_with_is_there():
     for exercise in EXERCISES:
         if exercise.begins is not None:
             new, earlier = exercise.begins
-            places = chapter_of(exercise.id).places
+            places = exercise.chapter.places
             assert places[new] == exercise.id and places[earlier] < exercise.id
 
 
@@ -225,7 +219,7 @@ def test_a_damaged_progress_file_is_put_aside(exercises):
 
 def test_a_method_that_asks_the_reference_is_not_a_solution(exercises):
     fork = find("05.1")
-    (exercises / chapter_of(fork.id).file_name).write_text(
+    (exercises / fork.chapter.file_name).write_text(
         text_with(fork, {"BlockTable.fork": "def fork(self):\n    return super().fork()"})
     )
     report = lab.check(fork.id)

@@ -18,7 +18,7 @@ from four_ways import EXERCISES, different, reference_sources, right
 from IPython.core.interactiveshell import InteractiveShell
 
 from minikv.course import commands, lab, terminal
-from minikv.course.exercises.manifest import chapter_of, chapters, find
+from minikv.course.exercises.manifest import chapters, find
 from minikv.course.exercises.skeletons import fill, skeleton, targets
 from minikv.course.judge.result import Line
 from minikv.course.reader import panel, predictions, progress_file
@@ -28,19 +28,14 @@ from minikv.course.reports.markup import GREEN, VERMILION
 from minikv.course.reports.report import Report
 
 ONE = find("04.1")
-FILE = chapter_of(ONE.id).file_name
+FILE = ONE.chapter.file_name
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def exercises(tmp_path, monkeypatch):
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
+def begun(exercises, monkeypatch):
     monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    (folder / FILE).write_text(skeleton(chapter_of(ONE.id)))
-    return folder
+    (exercises / FILE).write_text(skeleton(ONE.chapter))
 
 
 # ── The skeletons in the repository ───────────────────────────────────────────
@@ -65,9 +60,7 @@ def test_every_exercise_has_its_texts(exercise):
     assert 5 <= exercise.minutes <= 60
     assert len(exercise.works.strip()) > 200
     assert len(set(exercise.hints)) == 3
-    assert any(
-        target.exercise == exercise.id for target in targets(chapter_of(exercise.id)).values()
-    )
+    assert any(target.exercise == exercise.id for target in targets(exercise.chapter).values())
 
 
 # ── Hints and solutions ───────────────────────────────────────────────────────
@@ -347,7 +340,7 @@ def test_the_panel_opens_the_function_that_failed(buttons, exercises, monkeypatc
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "3")
     sources = reference_sources(ONE)
     sources["BlockPool.release"] = f"def release(self, block_id):\n    {release}"
-    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    (exercises / FILE).write_text(fill(skeleton(ONE.chapter), sources))
     html, _ = buttons("04.1")
     assert "def release" in line_that_opens(html, exercises)
 
@@ -356,7 +349,7 @@ def test_the_first_failure_is_what_opens(buttons, exercises):
     sources = reference_sources(ONE)
     sources["BlockPool.allocate"] = "def allocate(self):\n    return 1 / 0"
     sources["BlockPool.release"] = "def release(self, block_id):\n    return"
-    (exercises / FILE).write_text(fill(skeleton(chapter_of(ONE.id)), sources))
+    (exercises / FILE).write_text(fill(skeleton(ONE.chapter), sources))
     html, _ = buttons("04.1")
     assert "def allocate" in line_that_opens(html, exercises)
 
@@ -390,7 +383,7 @@ def test_the_panel_asks_before_it_gives_away_or_puts_back(buttons, exercises):
     assert "Click again" in click("Reset")
     assert (exercises / FILE).read_text() == BROKEN
     assert "is kept in" in click("Reset")
-    assert (exercises / FILE).read_text() == skeleton(chapter_of(ONE.id))
+    assert (exercises / FILE).read_text() == skeleton(ONE.chapter)
     [copy] = (exercises / ".progress" / "backups").iterdir()
     assert copy.read_text() == BROKEN
 
@@ -694,3 +687,26 @@ def test_a_prediction_that_no_cell_measures_is_told(fresh, tmp_path, monkeypatch
     cells[0]["source"].append("\nmeasured(name, found)")
     notebook.write_text(json.dumps({"cells": cells}))
     assert "measures" not in repr(lab.predict("block for 8 samples", 3)), "not all are known"
+
+
+# ── On a machine that lacks a package ─────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("number", "package", "solved"),
+    [("08", "Triton", "tl.program_id(0) * TILE"), ("09", "Numba", "max(new_top, scores[t])")],
+)
+def test_a_machine_without_a_package_is_told_so(exercises, number, package, solved):
+    chapter = chapters()[number]
+    (exercises / chapter.file_name).write_text(skeleton(chapter))
+    code = (
+        f"import sys; sys.modules[{package.lower()!r}] = None\n"
+        "from minikv.course import lab\n"
+        f"lab.progress(), print(lab.check('{number}.1'), lab.solution('{number}.1', sure=True))\n"
+        f"try:\n    import {chapters()['09'].package}.needed\n"
+        "except ValueError as error:\n    print('cell:', error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "cannot run" in done.stdout and solved in done.stdout, done.stderr
+    assert f"chapter {number} needs {package}" in done.stdout, done.stderr
+    assert ("cell: chapter 09 needs Numba" in done.stdout) == (number == "09"), done.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 from four_ways import text_with
 
-from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.manifest import find
 from minikv.course.judge import process
 from minikv.course.judge.observing import Confused, There
 from minikv.course.judge.plain_data import Unreadable, Words, kept, pack, unpack
@@ -106,19 +106,15 @@ LIARS = {  # a class, and what the solution returns
         "torch.zeros(end - start).as_subclass(Yes)",
     ),
     "a class with another's name": ("class list(list):\n    __len__ = lambda _: 0", "list([1])"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
-def check(tmp_path, monkeypatch):
+def check(exercises):
     """`check(exercise, sources)`: the report of a file with these parts."""
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
 
     def run(exercise, sources):
-        (folder / chapter_of(exercise.id).file_name).write_text(text_with(exercise, sources))
+        (exercises / exercise.chapter.file_name).write_text(text_with(exercise, sources))
         return process.run(exercise)
 
     return run

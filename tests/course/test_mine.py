@@ -17,15 +17,11 @@ from minikv.course.reader import progress_file
 from minikv.course.reports.report import in_terminal
 
 
-@pytest.fixture
-def exercises(tmp_path, monkeypatch):
-    """A reader's folder, with nothing solved."""
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
+@pytest.fixture(autouse=True)
+def begun(exercises):
+    """Nothing is solved."""
     for chapter in chapters().values():
-        (folder / chapter.file_name).write_text(skeleton(chapter))
-    return folder
+        (exercises / chapter.file_name).write_text(skeleton(chapter))
 
 
 def file_of(exercises, exercise_id):

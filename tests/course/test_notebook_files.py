@@ -220,11 +220,6 @@ def test_absolute_paths_are_told_from_others(text, found):
 PROMPT = "def area(width, height):\n    return"
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
 @pytest.fixture
 def make_engine(lm):
     def make(**config):
@@ -356,12 +351,6 @@ def test_draws_without_a_tokenizer(lm):
 # ── What the chapters share ───────────────────────────────────────────────────
 
 
-@pytest.fixture
-def unsolved(tmp_path, monkeypatch):
-    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
-    return tmp_path
-
-
 def links(shown):
     return re.findall(r'<a href="([^"]+)"', shown._repr_html_())
 
@@ -374,7 +363,7 @@ def test_pictures_shrink_beside_an_editor_and_folded_cells_are_cut():
 
 
 @pytest.mark.parametrize("number", [int(path.stem[:2]) for path in NOTEBOOKS])
-def test_the_ladder_links_every_notebook_but_its_own(unsolved, number):
+def test_the_ladder_links_every_notebook_but_its_own(exercises, number):
     shown = ladder.ladder(number)
     own = name_of(f"{number:02}")
     others = [path.name for path in NOTEBOOKS if path.name != own]
@@ -387,15 +376,15 @@ def test_the_ladder_links_every_notebook_but_its_own(unsolved, number):
         assert "0 of 6 exercises passed, 1 h 45 min" in text
 
 
-def test_a_ladder_is_open_where_one_stands_and_in_the_contents(unsolved):
+def test_a_ladder_is_open_where_one_stands_and_in_the_contents(exercises):
     assert ladder.ladder(4)._repr_html_().count("<details open>") == 1
     html = ladder.ladder(0)._repr_html_()
     assert html.count("<details open>") == html.count("<details")
 
 
-def test_a_ladder_shows_what_is_passed(unsolved):
+def test_a_ladder_shows_what_is_passed(exercises):
     chapter = chapter_of("05")
-    (unsolved / chapter.file_name).write_text(skeleton(chapter))
+    (exercises / chapter.file_name).write_text(skeleton(chapter))
     for exercise in chapter.exercises:
         progress_file.save(exercise.id, progress_file.Entry(passed=1.0))
     shown = ladder.ladder(4)
@@ -405,10 +394,10 @@ def test_a_ladder_shows_what_is_passed(unsolved):
     )
 
 
-def test_navigation_links_its_neighbours_and_the_exercises(unsolved, monkeypatch):
-    monkeypatch.chdir(unsolved)
-    exercises = "ch04_paged_blocks.py"
-    around = ["03_kv_memory.ipynb", "00_start_here.ipynb", exercises, "05_copy_on_write.ipynb"]
+def test_navigation_links_its_neighbours_and_the_exercises(exercises, monkeypatch):
+    monkeypatch.chdir(exercises)
+    file = "ch04_paged_blocks.py"
+    around = ["03_kv_memory.ipynb", "00_start_here.ipynb", file, "05_copy_on_write.ipynb"]
     assert links(ladder.navigation(4)) == around
     assert links(ladder.ladder(4))[:4] == around
     assert links(ladder.navigation(0)) == ["01_naive_attention.ipynb"]

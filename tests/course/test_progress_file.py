@@ -3,22 +3,19 @@
 import pytest
 
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.manifest import find
 from minikv.course.exercises.skeletons import skeleton, solved
 from minikv.course.reader import progress_file
 from minikv.course.reports.report import Report
 
 ONE = find("04.3")
-CHAPTER = chapter_of(ONE.id)
+CHAPTER = ONE.chapter
 RIGHT, OTHER = solved(CHAPTER), solved(CHAPTER).replace("+ offset", "- offset")
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
-    folder = tmp_path / "exercises"
-    folder.mkdir()
-    monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
-    return folder / CHAPTER.file_name
+def file(exercises):
+    return exercises / CHAPTER.file_name
 
 
 def tried(file, text, status, monkeypatch, at, alone=True):

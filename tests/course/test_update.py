@@ -79,7 +79,7 @@ def function(text, path):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_an_unchanged_course_changes_nothing(exercise):
-    base = skeleton(chapter_of(exercise.id))
+    base = skeleton(exercise.chapter)
     for mine in (right(exercise), different(exercise)):
         assert merge(base, mine, base).text == mine
 
@@ -93,7 +93,7 @@ def test_what_a_reader_has_not_touched_is_the_courses(chapter):
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_solutions_survive_a_course_that_has_changed_elsewhere(exercise):
-    base = skeleton(chapter_of(exercise.id))
+    base = skeleton(exercise.chapter)
     theirs = (
         base.replace('"""', '"""New words. ', 1) + "\n\ndef new_in_this_version():\n    return 1\n"
     )

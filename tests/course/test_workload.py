@@ -6,7 +6,6 @@ from statistics import mean, pstdev
 
 import pytest
 
-import minikv
 from minikv.course.measure.workload import (
     Length,
     chat_like,
@@ -15,11 +14,6 @@ from minikv.course.measure.workload import (
     shared_prompts,
     write_code,
 )
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
 
 
 def test_shrunk_lengths_are_the_chats_own_divided():

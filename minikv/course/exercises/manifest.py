@@ -71,6 +71,10 @@ class Exercise:
     # The function to write, and an earlier one of the same file whose body it starts from.
     begins: tuple[str, str] | None = None
 
+    @property
+    def chapter(self) -> "Chapter":
+        return chapter_of(self.id)
+
     def __post_init__(self):
         if self.kind not in ("build", "debug", "predict"):
             raise ValueError(f"{self.id}: kind must be build, debug or predict, was {self.kind!r}")

@@ -27,7 +27,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
-from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of
+from minikv.course.exercises.manifest import Chapter, Exercise
 from minikv.course.exercises.skeletons import definitions, fill, skeleton, targets
 
 TEXTS = ("name", "cause", "look")
@@ -46,7 +46,7 @@ class Mistake:
 
 def mistakes_of(exercise: Exercise) -> tuple[Mistake, ...]:
     """The known mistakes of one exercise, in the order of its chapter's file."""
-    return _of_chapter(chapter_of(exercise.id)).get(exercise.id, ())
+    return _of_chapter(exercise.chapter).get(exercise.id, ())
 
 
 def mistake_named(exercise: Exercise, name: str) -> Mistake:
@@ -57,14 +57,14 @@ def mistake_named(exercise: Exercise, name: str) -> Mistake:
 
 def reference_sources(exercise: Exercise) -> dict[str, str]:
     """The reference's text of each part of one exercise, by path."""
-    asked = targets(chapter_of(exercise.id))
+    asked = targets(exercise.chapter)
     return {path: t.solved for path, t in asked.items() if t.exercise == exercise.id}
 
 
 def text_of_mistake(exercise: Exercise, mistake: Mistake) -> str:
     """The chapter's skeleton with this mistake in the parts of the exercise."""
     sources = reference_sources(exercise) | mistake.sources
-    return fill(skeleton(chapter_of(exercise.id)), sources)
+    return fill(skeleton(exercise.chapter), sources)
 
 
 def read(file: Traversable, chapter: Chapter) -> dict[str, tuple[Mistake, ...]]:

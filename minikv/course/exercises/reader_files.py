@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import minikv
-from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
+from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError
 from minikv.course.exercises.skeletons import (
     definitions,
     docstring_of,
@@ -158,7 +158,7 @@ class Progress:
 
 def progress_of(exercise: Exercise, text: str) -> Progress:
     """Which parts of an exercise `text` has. Raises WorkbookError if Python cannot read it."""
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     found = definitions(parse(chapter, text))
     written, unwritten, missing = [], {}, []
     for path, target in targets(chapter).items():
@@ -184,7 +184,7 @@ def fingerprint(exercise: Exercise, text: str) -> str:
 
     Raises WorkbookError if Python cannot read it.
     """
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     found, asked = _code(chapter, text), chapter.places
     others = {*asked, *(path.partition(".")[0] for path in asked)}  # not looked into from outside
     todo = [path for path, id_ in asked.items() if id_ == exercise.id]
@@ -223,7 +223,7 @@ def _code(chapter: Chapter, text: str) -> dict[str, ast.stmt]:
 def line_of(exercise: Exercise, at: int | None = None) -> int:
     """Where the exercise's function that holds line `at` of the reader's file begins, else its
     first function. Of a file that Python cannot read, line `at` itself; 1 where there is none."""
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     try:
         found = definitions(parse(chapter, read(chapter)))
     except WorkbookError:

@@ -76,7 +76,7 @@ class Student:
     def file(self, exercise: Exercise) -> bytes | None:
         """The file that holds an exercise; None if there is none. Raises OSError for one that
         cannot be read, or not at once."""
-        path = self.folder / chapter_of(exercise.id).file_name
+        path = self.folder / exercise.chapter.file_name
         try:
             kind = path.lstat().st_mode
         except FileNotFoundError:
@@ -234,7 +234,7 @@ def grade_file(exercise_id: str, file: bytes | None) -> dict:
             folder = Path(place, "exercises")
             folder.mkdir()
             if file is not None:
-                (folder / chapter_of(exercise.id).file_name).write_bytes(file)
+                (folder / exercise.chapter.file_name).write_bytes(file)
             with reader_files.in_folder(folder):
                 return asdict(process.run(exercise))
     except Exception as error:  # whatever a file brings about, the others are graded
@@ -333,7 +333,7 @@ class Store:
 def _name(exercise: Exercise, file: bytes | None) -> str:
     """What a report depends on: the exercise, the file, and the version of the checks."""
     content = "nothing" if file is None else hashlib.sha256(file).hexdigest()
-    return f"{minikv.__version__} {exercise.id} {_checks(chapter_of(exercise.id).number)} {content}"
+    return f"{minikv.__version__} {exercise.id} {_checks(exercise.chapter.number)} {content}"
 
 
 @cache
@@ -352,7 +352,7 @@ def _checks(number: str) -> str:
 def to_be_read(student: Student, exercise: Exercise) -> list[str]:
     """Lines of the student's file that import or name more than an exercise needs, and that its
     skeleton does not have: "line 12: import gc"."""
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     return list(_reaching(student.text(exercise), chapter.number))
 
 
@@ -452,10 +452,11 @@ def as_text(results: Results) -> str:
     width = max((len(name) for name in [*lines, "student"]), default=7)
     head = "student".ljust(width) + "  " + " ".join(ids) + "  passed"
     rows = [
-        f"{name.ljust(width)}  " + " ".join(m.center(4) for m in row).ljust(5 * len(ids) - 1)
+        f"{name.ljust(width)}  "
+        + " ".join(m.center(4) for m in row).ljust(5 * len(ids) - 1)
         + f"  {row.count('✓'):3} of {len(ids)}"
         for name, row in lines.items()
-    ]  # fmt: skip
+    ]
     places = dict.fromkeys(
         f"{student.name}, {chapter_of(report.exercise).file_name}, {line}"
         for student, report in results

@@ -37,7 +37,7 @@ def examine(
     run beside the same code.
     `tell` hears of each check as it begins and ends.
     """
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     own = set(own)
     import_checks(exercise.id, own)
     player = player or Here(exercise, own)
@@ -224,9 +224,9 @@ def import_checks(what: str, own: Iterable[str] = ()) -> None:
 def _inherited(exercise: Exercise, text: str) -> list[Line]:
     """A failed line for each method that hands its work to the one it should replace: classes of
     a skeleton inherit what they do not show, and with it the reference's answer."""
-    found = definitions(reader_files.parse(chapter_of(exercise.id), text))
+    found = definitions(reader_files.parse(exercise.chapter, text))
     lines = []
-    for path, target in targets(chapter_of(exercise.id)).items():
+    for path, target in targets(exercise.chapter).items():
         owner, _, method = path.rpartition(".")
         if target.exercise != exercise.id or not owner or path not in found:
             continue
@@ -260,7 +260,7 @@ def _borrow(own: set[str], called: set[str], before: str = "99") -> None:
 
 def place_of(exercise: Exercise, done: reader_files.Progress) -> str | None:
     """Which parts are not there yet, and where they belong."""
-    name = reader_files.display_name(chapter_of(exercise.id))
+    name = reader_files.display_name(exercise.chapter)
     if done.missing:
         return (
             f"{name} has no {', '.join(done.missing)} any more; "

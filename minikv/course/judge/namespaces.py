@@ -11,11 +11,13 @@ Ubuntu's AppArmor do not, so `allowed` tries before anything relies on it.
 
 import ctypes
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 SCRATCH_LIMIT = 512 << 20  # bytes in each of the two places that can be written to
 MOST_FILES = 20_000  # in each
+MOST_TASKS = 1_000  # processes and threads together: what forks without end meets an error
 
 # Linux's numbers, the same on every architecture that torch runs on.
 NEW_FILES, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
@@ -61,7 +63,16 @@ def stand_apart() -> bool:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         os._exit(status if status >= 0 else 1)
     _call("mount", b"proc", b"/proc", b"proc", 0, None)
+    if limits_tasks():
+        Path("/proc/sys/kernel/pid_max").write_text(str(MOST_TASKS))
     return True
+
+
+def limits_tasks() -> bool:
+    """Whether this Linux has the limit for each process namespace. (Before 6.14 there was one limit
+    for the machine, which we must not touch.)"""
+    version = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return version is not None and (int(version[1]), int(version[2])) >= (6, 14)
 
 
 def private_files(scratch: str) -> None:

@@ -18,7 +18,7 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Chapter, Exercise, chapter_of
+from minikv.course.exercises.manifest import Chapter, Exercise
 from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy, witnesses
 from minikv.course.judge.plain_data import LARGEST, Words, pack, unpack
 from minikv.course.judge.raised import Failure, Raised, Told
@@ -60,7 +60,7 @@ class Here:
     def load(self, text: str) -> None:
         with _failing():
             keep = {self.exercise.id, *self.own}
-            self.mine = reader_files.load(chapter_of(self.exercise.id), text, keep)
+            self.mine = reader_files.load(self.exercise.chapter, text, keep)
 
     def events(self, played: Played, place: int) -> list[Event]:
         with _failing():
@@ -94,7 +94,7 @@ def _failing() -> Iterator[None]:
 def disagreement(exercise: Exercise, check: Check | None, found: list) -> str | None:
     """How a passing run, of a check by hand or (None) of the model, was not the reference's."""
     if check is None:
-        expected = _of_its_model(chapter_of(exercise.id), MODEL_RUNS[exercise.id])
+        expected = _of_its_model(exercise.chapter, MODEL_RUNS[exercise.id])
     else:
         expected = _of_the_reference(exercise, check) if check.hands_over else []
     if len(found) == len(expected) and all(map(same, found, expected)):

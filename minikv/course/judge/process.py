@@ -70,7 +70,7 @@ FORKS = sys.platform == "linux"
 
 def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
     """Check the reader's file as it is now. Never raises for what is in that file."""
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     report = Result(exercise.id, "failed", 0)
     try:
         text = reader_files.read(chapter)
@@ -388,7 +388,7 @@ def _judge(job: dict, control: socket.socket, answer: Callable[[dict], None]) ->
         else:
             exercise = find(job["what"])
             import_checks(exercise.id)
-            text = reader_files.read(chapter_of(exercise.id))
+            text = reader_files.read(exercise.chapter)
             player = There(exercise, ours, control)
             report = examine(exercise, text, tell=tell, player=player)
             tell({"report": asdict(report)})
@@ -515,7 +515,7 @@ def _do_all(job: dict, tell: Callable[[dict], None]) -> None:
             run_parts(own, tell)
         else:
             exercise = find(job["what"])
-            text = reader_files.read(chapter_of(exercise.id))
+            text = reader_files.read(exercise.chapter)
             report = examine(exercise, text, own, tell_and_begin)
             tell({"report": asdict(report)})
         tell({"end": True})

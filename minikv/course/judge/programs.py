@@ -10,7 +10,12 @@ from types import ModuleType
 from minikv.blocks import BlockPool
 from minikv.course.exercises.manifest import find
 from minikv.course.exercises.mistakes import mistake_named
+from minikv.course.judge.checking import Wrong, witness
 from minikv.course.judge.scenarios import Group, Log, difference, reference_module, sealed
+from minikv.kv_cache import PreallocatedCache
+from minikv.language_model import LanguageModel
+
+LINES_ABOVE = "the lines above: which of them fails?"  # where to look, of random programs
 
 
 def counted(count: float, thing: str) -> str:
@@ -30,6 +35,48 @@ def scramble(pool: BlockPool, seed: int = 5) -> BlockPool:
     for block_id in ids:
         pool.release(block_id)
     return pool
+
+
+def under(*settings) -> Callable[..., list]:
+    """Programs with the same settings: under(8)("A+6", "A+8") is [(8, "A+6"), (8, "A+8")]."""
+    return lambda *programs: [(*settings, one) for one in programs]
+
+
+def blocks_of(lm: LanguageModel, prompt: list[int], size: int) -> list:
+    """K and V of a prompt's whole blocks, but for the one that holds its last token."""
+    cache = PreallocatedCache(lm.config, 256)
+    lm.logits(prompt, cache)
+    return list(cache.kv[:, :, : (len(prompt) - 1) // size * size].clone().split(size, 2))
+
+
+def go_on(lm: LanguageModel, prompt: list[int], blocks: list) -> list[int]:
+    """8 tokens after a prompt whose first blocks are these."""
+    cache = PreallocatedCache(lm.config, 256)
+    for block in blocks:
+        cache.kv[:, :, cache.num_tokens : cache.num_tokens + block.shape[2]] = block
+        cache.num_tokens += block.shape[2]
+    new: list[int] = []
+    while len(new) < 8:
+        logits = lm.logits(new[-1:] or prompt[cache.num_tokens :], cache)
+        new.append(int(logits[-1].argmax()))
+    return new
+
+
+def decoded(lm: LanguageModel, prompts: list[list[int]], outputs: list) -> str:
+    """A sentence about requests that an engine has decoded by the reader's kernel. Raises Wrong for
+    other tokens than the oracle's."""
+    for prompt, output in zip(prompts, outputs, strict=True):
+        found = list(output.token_ids)
+        expected = lm.generate_naively(prompt, len(found))
+        witness(found)
+        if found != expected:
+            raise Wrong(
+                f"{found}, the oracle: {expected}",
+                "something that no check covers: other lengths or tables, slots with old tokens",
+                f"your kernel on contexts of {len(prompt)} tokens or more, in blocks of 16",
+            )
+    lengths = " and ".join(str(len(prompt)) for prompt in prompts)
+    return f"{lengths} prompt tokens, {len(found)} new ones each, same tokens as the oracle"
 
 
 def advice(exercise: str, name: str) -> tuple[str, str]:

@@ -122,23 +122,12 @@ EXERCISE = """### {number}.1 TODO · 10 min · difficulty 1 of 5
 TODO: the contract, with shapes, and a small worked example.
 
 **Write** `blocks_needed` in [exercises/ch{number}_{name}.py](../exercises/ch{number}_{name}.py)."""
-CLOSING = """## Summary
-
-TODO
-
-## The running table
-
-TODO: `RunningTable(lm, upto="{number}")`
-
-## Three open questions
-
-1. TODO
-2. TODO
-3. TODO
-
-## What to read next
-
-TODO: the paper, and the file of a real engine with its version."""
+CLOSING = {
+    "summary": "## Summary\n\nTODO",
+    "table": '## The running table\n\nTODO: `RunningTable(lm, upto="{number}")`',
+    "questions": "## Three open questions\n\n1. TODO\n2. TODO\n3. TODO",
+    "reading": "## What to read next\n\nTODO: the paper, and a file of a real engine.",
+}
 LEFT = """\
 Laid out:
 {files}
@@ -148,7 +137,10 @@ Left to do, in this order:
   3. tests/course/ch{number}/different.py: a correct solution per exercise, written differently
   4. python -m minikv.course skeletons            writes exercises/ch{number}_{name}.py
   5. rung.py: its line in the ladder, and how it runs in the running table
-  6. notebooks/{number}_{name}.ipynb, then: make notebooks NOTEBOOKS=notebooks/{number}_{name}.ipynb
+  6. notebooks/{number}_{name}.ipynb: titles and reasons as chapter.py has them, two predictions, a
+     player with a picture beside it, a cell that raises AssertionError for other tokens than the
+     oracle's. Then: make notebooks NOTEBOOKS=notebooks/{number}_{name}.ipynb
+     and python -m minikv.course buttons
   7. README.md: the table of the ladder; CHANGELOG.md
   8. make test CHAPTER={number}, and before you are done: make test
 """
@@ -195,7 +187,7 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
         ("exercise", v4.new_markdown_cell(EXERCISE.format(**words))),
         ("check", v4.new_code_cell(f'check("{words["number"]}.1")')),
         ("parts", v4.new_code_cell("your_parts()")),
-        ("closing", v4.new_markdown_cell(CLOSING.format(**words))),
+        *((name, v4.new_markdown_cell(text.format(**words))) for name, text in CLOSING.items()),
         ("navigation", v4.new_code_cell(f"navigation(here={number})", metadata=varies)),
     ]  # fmt: skip
     for name, cell in cells:

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Patch, PathPatch, Polygon, Rectangle
@@ -520,8 +521,7 @@ def film(steps: Sequence[Snapshot], chosen: Sequence[int]) -> Figure:
     def panel(pen: Pen, place: int, x: float, y: float) -> None:
         Panel(pen, layout, x, y, shown, place).draw()
 
-    titles = [(f"{i}  {steps[i].words}", steps[i].warnings) for i in chosen]
-    return strip(titles, across, [layout.height] * len(chosen), panel, _legend(shown))
+    return strip(steps, chosen, across, [layout.height] * len(chosen), panel, _legend(shown))
 
 
 def evenly(panels: int, most: int) -> int:
@@ -530,20 +530,21 @@ def evenly(panels: int, most: int) -> int:
 
 
 def strip(
-    titles: Sequence[tuple[str, Sequence[str]]],
+    steps: Sequence[Any],
+    chosen: Sequence[int],
     across: int,
     heights: Sequence[float],
     panel: Callable[[Pen, int, float, float], None],
     legend: Legend,
 ) -> Figure:
-    """Panels of one width, `across` on a line, under their words and warnings.
+    """The chosen steps as panels of one width, `across` on a line, under words and warnings.
 
     `panel(pen, place, x, y)` draws the place-th of them; (x, y) is its upper left corner.
     """
-    wrapped = [_wrapped(words, warnings, room(across)) for words, warnings in titles]
+    wrapped = [_wrapped(f"{i}  {steps[i].words}", steps[i].warnings, room(across)) for i in chosen]
     line = 1.35 * WORDS / 72
     tops, starts, bottom = [], [], MARGIN  # of each line: its words, and its panels
-    for first in range(0, len(titles), across):
+    for first in range(0, len(chosen), across):
         tops.append(bottom)
         starts.append(bottom + line * max(map(len, wrapped[first : first + across])) + 0.08)
         bottom = starts[-1] + max(heights[first : first + across]) + 0.12

@@ -632,6 +632,6 @@ class TreeRecording(Recording):
             scene = scenes[place]
             Panel(pen, layout, x, y, scene, layout.foot([scene])).draw()
 
-        titles = [(f"{i}  {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
         heights = [layout.height([scene]) for scene in scenes]
-        return block_drawing.strip(titles, across, heights, panel, _legend(scenes, self.meanings))
+        legend = _legend(scenes, self.meanings)
+        return block_drawing.strip(self.steps, chosen, across, heights, panel, legend)

@@ -43,10 +43,10 @@ def mine(*exercise_ids: str) -> Any:
         raise ValueError('mine: name at least one exercise, as in mine("04.2")')
     asked: dict[tuple[str, str], list[str]] = {}  # (chapter, name): the exercises that ask for it
     for exercise in map(find, exercise_ids):
-        if why := chapter_of(exercise.id).cannot_run:
+        if why := exercise.chapter.cannot_run:
             raise ValueError(f"{exercise.id}: {why}")
         for name in _names(exercise):
-            asked.setdefault((chapter_of(exercise.id).number, name), []).append(exercise.id)
+            asked.setdefault((exercise.chapter.number, name), []).append(exercise.id)
     parts = Parts({number for number, _ in asked})
     for (number, name), ids in asked.items():
         print(f"{name}: {parts.whose(chapters()[number], name, ids)}")
@@ -104,7 +104,7 @@ def engine_chapters() -> list[Chapter]:
 def _names(exercise: Exercise) -> list[str]:
     """What a cell uses of an exercise: its functions and classes, in the order of the file. For
     a kernel it is the function that starts it, which the chapter gives."""
-    chapter = chapter_of(exercise.id)
+    chapter = exercise.chapter
     names: dict[str, None] = {}
     for path, id_ in chapter.places.items():
         if id_ == exercise.id:

@@ -68,9 +68,10 @@ class Session:
         a, letter = self._next()
         tokens = text.encode()
         ready = self.run(
-            f"hit = cache.match({_ids(tokens)})", f"cache.lock(hit.node); {a}_node = hit.node",
+            f"hit = cache.match({_ids(tokens)})",
+            f"cache.lock(hit.node); {a}_node = hit.node",
             f"{a} = {self._table}",
-        )  # fmt: skip
+        )
         if not ready:
             return
         self.texts[letter] = b""
@@ -194,30 +195,21 @@ class Sandbox(widgets.VBox):
             [
                 self._row(
                     self.text,
-                    ("new", "New sequence", "A sequence that computes its whole prompt",
-                     lambda: self.session.new(self.text.value)),
-                    ("begin", "New, from the cache", "A sequence that shares what the tree has",
-                     lambda: self.session.begin(self.text.value)),
-                    ("match", "Match", "How much of this text the tree has",
-                     lambda: self.session.match(self.text.value)),
+                    ("new", "New sequence", "A sequence that computes its whole prompt"),
+                    ("begin", "New, from the cache", "A sequence that shares what the tree has"),
+                    ("match", "Match", "How much of this text the tree has"),
                 ),
                 self._row(
                     self.sequence,
-                    ("grow", "Grow by the text", "Room for the letters of the text",
-                     lambda: self.session.grow(self.sequence.value, self.text.value)),
-                    ("write", "Write the last token", "Its slot; a shared block is copied first",
-                     lambda: self.session.write(self.sequence.value)),
-                    ("fork", "Fork", "A second sequence over the same blocks",
-                     lambda: self.session.fork(self.sequence.value)),
-                    ("insert", "Insert in the tree", "Its full blocks, for others to find",
-                     lambda: self.session.insert(self.sequence.value)),
-                    ("release", "Release", "The sequence gives its blocks back",
-                     lambda: self.session.release(self.sequence.value)),
+                    ("grow", "Grow by the text", "Room for the letters of the text", self._grow),
+                    ("write", "Write the last token", "Its slot; a shared block is copied first"),
+                    ("fork", "Fork", "A second sequence over the same blocks"),
+                    ("insert", "Insert in the tree", "Its full blocks, for others to find"),
+                    ("release", "Release", "The sequence gives its blocks back"),
                 ),
                 self._row(
                     self.count,
-                    ("evict", "Evict", "Blocks of the tree, the least recently used first",
-                     lambda: self.session.evict(self.count.value)),
+                    ("evict", "Evict", "Blocks of the tree, the least recently used first"),
                     ("again", "Start again", "An empty pool", self._start_again),
                 ),
                 self.message, self.picture, self.words,
@@ -226,10 +218,12 @@ class Sandbox(widgets.VBox):
         self._show()
 
     def _row(self, field, *buttons) -> widgets.HBox:
+        """Buttons do what the session calls so with the field's value, if they name no action."""
         made = []
-        for name, words, tooltip, action in buttons:
+        for name, words, tooltip, *actions in buttons:
             button = widgets.Button(description=words, tooltip=tooltip)
             button.layout.width = "auto"
+            [action] = actions or [lambda name=name: getattr(self.session, name)(field.value)]
             button.on_click(lambda _, action=action: self._do(action))
             self.buttons[name] = button
             made.append(button)
@@ -238,6 +232,9 @@ class Sandbox(widgets.VBox):
     def _do(self, action: Callable[[], None]) -> None:
         action()
         self._show()
+
+    def _grow(self) -> None:
+        self.session.grow(self.sequence.value, self.text.value)
 
     def _start_again(self) -> None:
         self.session = self._make()

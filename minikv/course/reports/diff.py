@@ -8,7 +8,7 @@ from html import escape
 from itertools import zip_longest
 
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import Exercise, chapter_of
+from minikv.course.exercises.manifest import Exercise
 from minikv.course.exercises.skeletons import (
     definition,
     definitions,
@@ -44,7 +44,7 @@ class SideBySide:
     """Shows itself in two columns, or one above the other where they do not fit."""
 
     def __init__(self, exercise: Exercise):
-        chapter = chapter_of(exercise.id)
+        chapter = exercise.chapter
         text = reader_files.read(chapter)
         found = definitions(reader_files.parse(chapter, text))
         self.exercise = exercise

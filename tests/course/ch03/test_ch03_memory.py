@@ -37,11 +37,6 @@ from minikv.kv_cache import PreallocatedCache
 # ── Bytes per token ───────────────────────────────────────────────────────────
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
 def tinypy_config():
     return json.loads((minikv.BUNDLED["tinypy"] / "config.json").read_text())
 
@@ -334,7 +329,7 @@ def test_a_trace_may_tell_no_times_and_be_out_of_order(tmp_path):
         ("t.jsonl", MOONCAKE.replace("30535", "NaN"), "line 3: timestamp must be a number"),
         ("t.jsonl", MOONCAKE.replace("[46, 47]", '"46"'), "line 1: hash_ids must be a list"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_trace_is_refused(name, content, said, tmp_path):
     file = tmp_path / name
     if content is not None:

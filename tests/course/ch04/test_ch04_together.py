@@ -10,11 +10,6 @@ from minikv.course.chapters.ch04_paged_blocks import together
 
 
 @pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
-@pytest.fixture(scope="module")
 def expected(lm):
     return together.expect(lm)
 

@@ -17,11 +17,6 @@ from minikv.sequence import Request
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
 def make_engine(lm, block_size=4):
     return Engine(lm, EngineConfig(num_blocks=256, block_size=block_size, prefix_cache=False))
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 
-import minikv
 from minikv import EngineConfig
 from minikv.course.chapters.ch06_continuous_batching.pictures import (
     crossover_picture,
@@ -48,11 +47,6 @@ from minikv.course.measure.workload import Job, Length, Request, shared_prompts
 from minikv.course.pictures import style
 
 SMALL = EngineConfig(max_num_seqs=4, max_batch_tokens=48, num_blocks=80)
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
 
 
 @pytest.fixture(scope="module")

@@ -90,9 +90,10 @@ def test_three_ways_to_read_the_same(launches):
     assert by_head.num_bytes == 2 * grouped.num_bytes == 2 * split.num_bytes
     for launch in launches:
         read = {
-            (block, program.kv_head) for program in launch.programs
+            (block, program.kv_head)
+            for program in launch.programs
             for block in launch.blocks(program)
-        }  # fmt: skip
+        }
         held = {block for table in launch.tables for block in table}
         assert read == {(block, kv_head) for block in held for kv_head in (0, 1)}
         for program in launch.programs:
@@ -130,6 +131,7 @@ def test_splits_are_counted_as_on_the_device():
 # ── What the compiler makes of it ─────────────────────────────────────────────
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not HAS_TRITON, reason="compiles")
 def test_the_decode_kernel_is_compiled_in_a_process_of_its_own():
     from minikv.course.chapters.ch08_triton_paged_attention import compiled

@@ -1,9 +1,6 @@
 """Chapter 09's kernels against naive attention and the model; what its checks see and say."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -35,7 +32,6 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
 from minikv.course.exercises.manifest import chapter_of, find
 from minikv.course.exercises.skeletons import broken, fill, skeleton
 from minikv.course.judge import process
-from minikv.course.judge.scenarios import SCENARIOS, reference_module
 from minikv.course.reports.report import Report
 
 DECODES = (ch09.decode, ch09.decode_by_group, ch09.decode_in_threads, ch09.decode_in_pieces)
@@ -197,72 +193,39 @@ def test_float64_sums_are_seen():
     assert widens(compiled_code(kernel)) and not widens(compiled_code(ch09.matmul))
 
 
-PROGRAMS = [
-    pytest.param(scenario, group, program, id=f"{scenario.exercise} {group.name}")
-    for exercise in chapter_of("09").exercises for scenario in SCENARIOS[exercise.id]
-    for group in scenario.groups for program in group.programs
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("scenario", "group", "program"), PROGRAMS)
-def test_the_reference_is_played_without_an_error(scenario, group, program):
-    events = scenario.on(reference_module(scenario.exercise), program)
-    assert events and all(event.error is None and not event.text for event in events)
-
-
 # ── In a process of its own ───────────────────────────────────────────────────────────────
 
 
-def checked(tmp_path, monkeypatch, id_, text):
-    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
-    (tmp_path / chapter_of(id_).file_name).write_text(text)
+def checked(exercises, id_, text):
+    (exercises / chapter_of(id_).file_name).write_text(text)
     return Report.of(process.run(find(id_)))
 
 
-def test_a_contained_check_compiles_and_passes(tmp_path, monkeypatch):
+def test_a_contained_check_compiles_and_passes(exercises):
     """One of them: `test_journey` has every exercise."""
-    report = checked(tmp_path, monkeypatch, "09.4", right(find("09.4")))
+    report = checked(exercises, "09.4", right(find("09.4")))
     assert report.passed and not report.printed, report.text()
 
 
-def test_a_wild_index_ends_in_a_sentence(tmp_path, monkeypatch):
+def test_a_wild_index_ends_in_a_sentence(exercises):
     text = right(find("09.1")).replace(
         "block = block_tables[s, i]", "block = block_tables[s, i + 9]"
     )
-    report = checked(tmp_path, monkeypatch, "09.1", text)
+    report = checked(exercises, "09.1", text)
     said = report.text()
     assert not report.passed and "IndexError" in said and "not compiled yet" in said, said
 
 
-def test_a_kernel_without_its_decorator_is_told(tmp_path, monkeypatch):
+def test_a_kernel_without_its_decorator_is_told(exercises):
     text = right(find("09.5")).replace("@compiled\ndef matmul", "def matmul")
-    assert "`@compiled` is missing above it" in checked(tmp_path, monkeypatch, "09.5", text).text()
+    assert "`@compiled` is missing above it" in checked(exercises, "09.5", text).text()
 
 
-def test_what_numba_refuses_is_told_with_a_line(tmp_path, monkeypatch):
+def test_what_numba_refuses_is_told_with_a_line(exercises):
     text = right(find("09.1")).replace("    num_seqs, heads, dim = q.shape\n",
                                        "    num_seqs, heads, *[dim] = q.shape\n")  # fmt: skip
-    said = checked(tmp_path, monkeypatch, "09.1", text).text()
+    said = checked(exercises, "09.1", text).text()
     assert "Numba refuses line" in said and "*[dim]" in said, said
-
-
-def test_a_machine_without_numba_is_told_so(tmp_path):
-    environment = os.environ | {"MINIKV_EXERCISES": str(tmp_path)}
-    chapter = chapter_of("09")
-    (tmp_path / chapter.file_name).write_text(skeleton(chapter))
-    code = (
-        "import sys; sys.modules['numba'] = None\n"
-        "from minikv.course import lab\n"
-        "lab.progress(), print(lab.check('09.1')), print(lab.solution('09.1', sure=True))\n"
-        "try:\n    import minikv.course.chapters.ch09_cpu_kernels.needed\n"
-        "except ValueError as error:\n    print('cell:', error)\n"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert "cannot run" in done.stdout and "chapter 09 needs Numba" in done.stdout, done.stderr
-    assert "new_top = max(new_top, scores[t])" in done.stdout, done.stderr
-    assert "cell: chapter 09 needs Numba" in done.stdout, done.stderr
 
 
 # ── Pictures, and what this machine can do ────────────────────────────────────────────────

@@ -28,11 +28,6 @@ from minikv.quant.store import block_bytes
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
 def drawn(seed, *shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 

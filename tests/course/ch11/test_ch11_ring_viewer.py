@@ -1,8 +1,8 @@
 """Chapter 11's own code: the viewer of the ring, the comparison with blocks, the rung, the bugs."""
 
 import pytest
+from viewer_case import check_empty, check_looks, texts
 
-import minikv
 from minikv.course.chapters.ch11_ring_cache import comparison, rung
 from minikv.course.chapters.ch11_ring_cache.given import (
     filled,
@@ -14,13 +14,7 @@ from minikv.course.exercises.skeletons import broken
 from minikv.course.judge.checking import in_place_of
 from minikv.course.measure import running_table
 from minikv.course.pictures import style
-from minikv.course.pictures.player import Player
 from minikv.ring import Cells, SelfExtendCache, SelfExtendRing, cache, context_shift
-
-
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
 
 
 def story():
@@ -66,19 +60,13 @@ def test_the_picture_in_words():
     assert "All 4 cells are free" in RingHistory(Cells(4)).snap("empty").describe()
 
 
-def texts_of(figure):
-    return [text.get_text() for text in figure.axes[0].texts]
-
-
 def test_the_drawing_has_positions_owners_and_pending_turns():
     _, history = story()
-    third = texts_of(history.frame(2))
+    third = texts(history.frame(2))
     assert third.count("−2") == 2 and "head" in third
     assert third.count("×") == 3 + 1  # one in the legend
-    assert texts_of(history.frame(1)).count("AB") == 2
-    assert "shared by A and B" not in texts_of(story_of_one())
-    sizes = {tuple(history.frame(i).get_size_inches()) for i in range(3)}
-    assert len(sizes) == 1  # things keep their places
+    assert texts(history.frame(1)).count("AB") == 2
+    assert "shared by A and B" not in texts(story_of_one())
     assert len(style.svg(history.picture().figure)) < style.MOST_BYTES
 
 
@@ -94,14 +82,12 @@ def test_a_long_ring_goes_over_several_rows():
     short = RingHistory(Cells(20))
     short.snap("")
     assert history.frame(0).get_figheight() > 2 * short.frame(0).get_figheight() - 1
-    assert "59" in texts_of(history.frame(0))
+    assert "59" in texts(history.frame(0))
 
 
-def test_the_player_and_what_is_no_ring():
-    _, history = story()
-    player = history.widget()
-    assert isinstance(player, Player) and player.slider.max == 2
-    assert "keys to be turned" in player.caption.value or player.slider.value == 0
+def test_every_step_can_be_looked_at():
+    check_looks(story()[1])
+    check_empty(RingHistory(Cells(4)))
     with pytest.raises(TypeError, match="cells: must have"):
         RingHistory(object())
 

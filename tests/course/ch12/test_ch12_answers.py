@@ -33,11 +33,6 @@ ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
 
 
 @pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
-
-
-@pytest.fixture(scope="module")
 def streams(lm):
     return ids_of_jobs(conversations(lm, 40, turns=4, real_answers=False))
 
@@ -187,10 +182,10 @@ def test_the_reference_leaves_the_old_file_or_the_new_one():
 
 
 def test_measured_times_say_from_where_fetching_is_faster():
-    lengths, computed = (10, 110, 200), [2.0, 12.0, 99.0]  # the line is 1 + length / 10
-    assert crossing(lengths, computed, [2.5, 7.5, 0.0]) == pytest.approx(20)
-    assert crossing(lengths, computed, [1.0, 6.0, 0.0]) == 0
-    assert crossing(lengths, computed, [1.0, 11.0, 0.0]) == float("inf")
+    lengths, computed = (10, 110, 200), [2.0, 12.0, 21.0]  # 1 + length / 10
+    assert crossing(lengths, computed, [2.5, 7.5, 12.0]) == pytest.approx(20)
+    assert crossing(lengths, computed, [1.0, 6.0, 10.5]) == 0
+    assert crossing(lengths, computed, [1.0, 12.0, 21.9]) == float("inf")
 
 
 # ── The others ────────────────────────────────────────────────────────────────

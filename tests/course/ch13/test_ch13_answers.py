@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from store_case import needs_a_store
+from tiers_case import fetch_everything
 
 import minikv
 from minikv.cluster.breaker import Breaker
@@ -36,14 +37,16 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
 from minikv.course.chapters.ch13_distributed_kv.store_viewer import STORE, StoreFlow
 from minikv.course.measure.workload import write_code
 from minikv.errors import OutOfBlocks
+from minikv.tiers import tiers
 from minikv.tiers.costs import Link
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
 
 
-@pytest.fixture(scope="module")
-def lm():
-    return minikv.load("tinypy")
+@pytest.fixture(autouse=True)
+def no_hurry(monkeypatch):
+    """A store's answer is waited for, however busy this machine is."""
+    monkeypatch.setattr(tiers, "ANSWER_SOON", 20.0)
 
 
 def loop(conversations, workers, blocks, store=0, worker_of=lambda turn, talk: turn):
@@ -130,6 +133,7 @@ def test_the_viewer_says_where_blocks_are(lm, tmp_path):
     engine.cache.evict(12)
     engine.tiers.flush()
     other = minikv.Engine(lm, settings)
+    fetch_everything(other)
     other.generate([texts["2"]], ONE_TOKEN)
     second = flow.snap("shared", {"engine A": engine, "engine B": other})
     assert [len(second.held[row]) for row in ("engine A", "engine B", STORE)] == [0, 3, 3]
@@ -151,6 +155,8 @@ def two_engines_share(lm, where):
     one = minikv.Engine(lm, minikv.EngineConfig(**settings, **where))
     flow.run(one, ids, "the first", {"engine A": one, "engine B": None})
     two = minikv.Engine(lm, minikv.EngineConfig(**settings, **where))
+    fetch_everything(one)
+    fetch_everything(two)
     last = flow.run(two, ids, "the second", {"engine A": one, "engine B": two})
     assert len(flow.steps) > 4 and len(last.held[STORE]) == 3
     return last.fetched["engine B"]

@@ -24,7 +24,7 @@ from minikv.course.pictures.style import (
     ink_on,
     new_axes,
     tint,
-)  # fmt: skip
+)
 from minikv.course.pictures.timeline import visible
 
 BLUE, ORANGE, GREEN, YELLOW = PALETTE[0], PALETTE[3], PALETTE[5], PALETTE[4]
@@ -228,7 +228,7 @@ def shared_heads() -> Picture:
 
 def two_heads(tokens, heads: dict[str, torch.Tensor], outlined: torch.Tensor) -> Picture:
     """Weights (queries, keys) of two heads, by name; in the second, some squares are outlined."""
-    title = "Two heads of tinypy: one fetches the token before, one copies what followed last time"
+    title = "Two heads of tinypy: one looks at the token before, one at what followed last time"
     figure, row = panels(title, 2, 4.7)
     for axes, (name, weights) in zip(row, heads.items(), strict=True):
         shades = [

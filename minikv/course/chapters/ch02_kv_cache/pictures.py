@@ -13,7 +13,7 @@ from minikv.course.pictures.timeline import visible
 from minikv.language_model import LanguageModel
 
 IN_PLACE, CAT = PALETTE[0], PALETTE[3]
-LEFT, SIDE, TALL = 1.25, 0.34, 2.0  # inches
+LEFT, SIDE, TALL = 1.25, 0.3, 2.0  # inches
 
 
 def speedup(ratios: torch.Tensor) -> Picture:
@@ -41,8 +41,9 @@ def copies(written: Mapping[str, int], megabytes: Mapping[str, float]) -> Pictur
     for place, (name, color) in enumerate((("concat", CAT), ("in place", IN_PLACE))):
         axes.barh(-place, megabytes[name], 0.6, color=color)
         text = f"{megabytes[name]:,.1f} MB, {written[name]:,} tokens"
-        axes.annotate(text, (megabytes[name], -place), (6, 0), textcoords="offset points",
-                      va="center")  # fmt: skip
+        axes.annotate(
+            text, (megabytes[name], -place), (6, 0), textcoords="offset points", va="center"
+        )
     axes.set_yticks([0, -1], labels=["torch.cat", "in place"])
     axes.set_xlim(0, 1.3 * megabytes["concat"])
     return Picture(figure, f"Two bars: {written['concat']:,} and {written['in place']:,} tokens.")
@@ -140,8 +141,9 @@ class Film:
         self._row(pen, top + 0.5, "cat: before", one.num_old, one.num_old, one.num_old, step)
         fresh = 0 if one.by_cat else all_
         self._row(pen, top + 0.92, "cat: after", all_, all_, fresh, step, lambda p: p.by_cat)
-        self._row(pen, top + 1.5, "in place", self.capacity, all_, one.num_old, step,
-                  lambda p: p.in_place)  # fmt: skip
+        self._row(
+            pen, top + 1.5, "in place", self.capacity, all_, one.num_old, step, lambda p: p.in_place
+        )
 
     def _row(
         self, pen: Pen, y: float, label: str, num_slots: int, filled: int, written_from: int,

@@ -75,7 +75,7 @@ LEGEND = (
     ("used", "holds a token"),
     ("future", "for the request's future"),
     ("internal", "never used: internal"),
-    ("free", "free: external, if the next request needs more in one piece"),
+    ("free", "free: external, if too small"),
 )
 
 
@@ -149,8 +149,9 @@ def served_picture(served: Mapping[str, Served]) -> style.Picture:
     left = [0.0] * len(names)
     for kind, (words, color) in enumerate(KINDS.items()):
         widths = [100 * share[kind] for share in shares]
-        axes.barh(names, widths, 0.6, left, color=color, edgecolor=style.INK, linewidth=0.7,
-                  label=words)  # fmt: skip
+        axes.barh(
+            names, widths, 0.6, left, color=color, edgecolor=style.INK, linewidth=0.7, label=words
+        )
         for row, width in enumerate(widths):
             if width > 3:  # else there is no room for it
                 axes.text(left[row] + width / 2, row, f"{width:.0f}", ha="center", va="center",
@@ -244,8 +245,9 @@ class MemoryFilm:
         figure, axes = canvas(self.y(self.memory.size) + 0.85)
         for address in range(0, self.memory.size + 1, max(1, self.memory.size // 5)):
             label = f"{address} {self.unit}" if address == 0 else f"{address}"
-            axes.text(0.5, self.y(address), label, fontsize=7, ha="right", va="center",
-                      color=style.FAINT)  # fmt: skip
+            axes.text(
+                0.5, self.y(address), label, fontsize=7, ha="right", va="center", color=style.FAINT
+            )
         if marked is not None:
             box = (0.52 + self.wide * marked, 0.3), self.wide - 0.04, figure.get_figheight() - 0.34
             axes.add_patch(FancyBboxPatch(*box, facecolor="#f1f1f1", edgecolor=style.FAINT,

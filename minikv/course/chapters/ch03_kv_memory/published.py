@@ -22,7 +22,8 @@ CONFIGS: dict[str, dict] = {
     },
     "meta-llama/Llama-3.1-8B": {
         "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "num_key_value_heads": 8,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+        "tie_word_embeddings": False,
     },
     "meta-llama/Llama-3.2-1B": {
         "hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -75,28 +76,25 @@ class Claim(NamedTuple):
 BANDWIDTH = 1_008e9  # bytes per second: a large consumer GPU's, as in the claim about speed
 
 CLAIMS: dict[str, Claim] = {
-    "7B 4K": Claim(
-        "Llama-2-7B at 4,096 tokens takes about 2 GB", "meta-llama/Llama-2-7b-hf", 2e9
-    ),
+    "7B 4K": Claim("Llama-2-7B at 4,096 tokens takes about 2 GB", "meta-llama/Llama-2-7b-hf", 2e9),
     "70B 8K": Claim(
         "Llama-3-70B at 8K in fp16 takes 4 GB with GQA, and 16 GB with MHA",
-        "meta-llama/Meta-Llama-3-70B", 4e9,
+        "meta-llama/Meta-Llama-3-70B",
+        4e9,
     ),
-    "1B token": Claim(
-        "32 KB per token for Llama-3.2-1B", "meta-llama/Llama-3.2-1B", 32 * 2**10
-    ),
-    "3B token": Claim(
-        "84 KB per token for Llama-3.2-3B", "meta-llama/Llama-3.2-3B", 84 * 2**10
-    ),
+    "1B token": Claim("32 KB per token for Llama-3.2-1B", "meta-llama/Llama-3.2-1B", 32 * 2**10),
+    "3B token": Claim("84 KB per token for Llama-3.2-3B", "meta-llama/Llama-3.2-3B", 84 * 2**10),
     "11B token": Claim(
         "5 MB per token for the 11B Vision, so 2.5 TB for four contexts of 128K",
-        "meta-llama/Llama-3.2-11B-Vision", 5 * 2**20,
+        "meta-llama/Llama-3.2-11B-Vision",
+        5 * 2**20,
     ),
     "1B speed": Claim(
         "1,990 tokens per second with Llama-3.2-1B on one consumer GPU of 1,008 GB/s",
-        "meta-llama/Llama-3.2-1B", 1990,
+        "meta-llama/Llama-3.2-1B",
+        1990,
     ),
-}  # fmt: skip
+}
 
 # What may have gone wrong in a published figure.
 MISTAKES = {

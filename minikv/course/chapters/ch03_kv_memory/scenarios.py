@@ -15,35 +15,16 @@ from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, shown, witness
-from minikv.course.judge.programs import counted
-from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.judge.programs import LINES_ABOVE, counted
+from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.measure.workload import Length, chat_like
 from minikv.kv_cache import PreallocatedCache
-
-LINES_ABOVE = "the lines above: which of them fails?"
-
-
-class Said(str):
-    """A value in words: shown without quotes."""
-
-    __repr__ = str.__str__
-
-
-class Short(float):
-    """A number that is shown with six digits, and compared with all of them."""
-
-    def __repr__(self) -> str:
-        return f"{float(self):.6g}"
 
 
 def whole(value):
     """A number that has to be an int: 8.0 is told from 8."""
     value = plain(value)
-    return Said(f"{value} (a float)") if isinstance(value, float) else value
-
-
-def is_number(value) -> bool:
-    return type(value) in (int, float)
+    return Words(f"{value} (a float)") if isinstance(value, float) else value
 
 
 # ── 03.1 Bytes a token ────────────────────────────────────────────────────────
@@ -179,8 +160,7 @@ def ceiling(mine, program, log: Log) -> None:
     text += f", {amount(bandwidth)} per second"
     options = dict(zip(("batch", "kv_bytes"), rest, strict=False))
     call = partial(mine.decode_ceiling, weights, bandwidth, **options)
-    found = plain(log.call(text, call, see=False))
-    log(text, {"result": Short(found) if is_number(found) else found})
+    log(text, {"result": plain(log.call(text, call, see=False))})
 
 
 scenario(
@@ -198,18 +178,18 @@ scenario(
 
 def judgements(mine, key: str, log: Log) -> None:
     found = plain(log.call("judge_claims()", mine.judge_claims, see=False))
-    answer = found.get(key, Said("missing")) if isinstance(found, dict) else found
+    answer = found.get(key, Words("missing")) if isinstance(found, dict) else found
     text = f"{key!r}"
-    if isinstance(answer, str) and not isinstance(answer, Said):
+    if isinstance(answer, str) and not isinstance(answer, Words):
         answer = answer.strip().lower()
         if answer in MISTAKES and key != "1B speed":
             times = CLAIMS[key].said / figure(key, answer)
             text += f", claim divided by what this mistake gives: {times:.3g}"
         elif answer not in MISTAKES:
-            answer = Said(f"{answer!r}, which is not among MISTAKES")
+            answer = Words(f"{answer!r}, which is not among MISTAKES")
     # The right answer is not given away.
     right = answer == RIGHT[key]
-    log(text, {"your answer is": Said("another one" if right else shown(answer))})
+    log(text, {"your answer is": Words("another one" if right else shown(answer))})
 
 
 RIGHT = answers.judge_claims()
@@ -251,9 +231,7 @@ def shares(mine, program, log: Log) -> None:
     who = f"requests of {words} tokens" if len(pairs) < 6 else f"{len(pairs)} chat-like requests"
     given = [Length(*pair) for pair in pairs], RESERVE[reserve]
     text = f"{who}, {reserve}"
-    found = plain(log.call(text, mine.shares_over_lives, *given, see=False))
-    numbers = isinstance(found, list) and all(map(is_number, found))
-    log(text, {"result": list(map(Short, found)) if numbers else found})
+    log(text, {"result": plain(log.call(text, mine.shares_over_lives, *given, see=False))})
 
 
 scenario(
@@ -293,25 +271,26 @@ scenario(
 # ── 03.5 Five processes ───────────────────────────────────────────────────────
 
 
-def process(mine, key: str, log: Log) -> None:
-    found = plain(log.call("five_processes()", mine.five_processes, see=False))
-    value = found.get(key, Said("missing")) if isinstance(found, dict) else found
-    right = is_number(value) and value == answers.five_processes()[key]
-    # The number itself is not given away.
-    log(f"{key!r}", {"result": Said("another number" if right else shown(value))})
-
-
-scenario(
-    "03.5", process,
-    Group("what is free once B and D have left", ["free"], "how much did B and D have?"),
-    Group("what can then start", ["largest"], "where are the two holes?"),
-    Group("after how many of the 10 pairs 5 KB fit", ["pairs"],
-          "AB leaves one hole of 8; what does AC leave?"),
-    Group("after how many of the 10 triples", ["triples"],
-          "which triples have no two neighbours in them?"),
-    Group("the most that can be free while 5 KB do not fit", ["most"],
-          "how many can leave so that no two touch?"),
-)  # fmt: skip
+numbers(
+    "03.5",
+    "five_processes",
+    {
+        "free": ("what is free once B and D have left", "how much did B and D have?"),
+        "largest": ("what can then start", "where are the two holes?"),
+        "pairs": (
+            "after how many of the 10 pairs 5 KB fit",
+            "AB leaves one hole of 8; what does AC leave?",
+        ),
+        "triples": (
+            "after how many of the 10 triples 5 KB fit",
+            "which triples have no two neighbours in them?",
+        ),
+        "most": (
+            "the most that can be free while 5 KB do not fit",
+            "how many can leave so that no two touch?",
+        ),
+    },
+)
 
 
 # ── 03.6 First fit, and holes that merge ──────────────────────────────────────
@@ -319,8 +298,8 @@ scenario(
 # A program is (size, steps): +4 takes a piece of 4, -4 gives back the one that starts at 4.
 
 
-def holes_of(memory) -> Said:
-    return Said(", ".join(f"({start}, {room})" for start, room in memory.holes) or "none")
+def holes_of(memory) -> Words:
+    return Words(", ".join(f"({start}, {room})" for start, room in memory.holes) or "none")
 
 
 def pieces(mine, program, log: Log) -> None:
@@ -340,7 +319,7 @@ def pieces(mine, program, log: Log) -> None:
             seen = {"NoHole's (needed, largest, free):": [error.needed, error.largest, error.free]}
         seen["holes"] = holes_of(memory)
         noted = sorted(memory.pieces.items())
-        seen["pieces"] = Said(", ".join(f"{at}: {room}" for at, room in noted) or "none")
+        seen["pieces"] = Words(", ".join(f"{at}: {room}" for at, room in noted) or "none")
         log("", seen | {"size": memory.size})
 
 

@@ -177,9 +177,9 @@ For each query head D + 2 numbers are carried, however long the context is. They
 while K and V are read once. And two such triples can be merged by the same formula, so blocks can
 be given to several processors and their results joined: that is split-KV.
 
-The running softmax is Milakov and Gimelshein's (2018). FlashAttention (Dao et al., 2022) tiles
-contiguous K and V with it; reading the tiles through a table is PagedAttention (Kwon et al.,
-2023).""",
+The running maximum and sum are Milakov and Gimelshein's (2018), the rescaled sum of values Rabe and
+Staats's (2021). FlashAttention (Dao et al., 2022) tiles contiguous K and V with them; reading the
+tiles through a table is PagedAttention (Kwon et al., 2023).""",
         ),
         Exercise(
             id="04.5",
@@ -250,9 +250,9 @@ nothing left to gain, while the waste continues to grow. So the best size is the
 reads fast enough.
 
 Kwon et al. (2023, section 7.2) found 16 to 128 best for long chats (ShareGPT), 16 and 32 for
-short ones (Alpaca), where larger blocks were longer than whole requests; vLLM's default has been
-16 since then. Large blocks also have fewer chances to be shared: two prompts share only full
-blocks (chapters 05 and 07).""",
+short ones (Alpaca), where larger blocks were longer than whole requests; vLLM's default on CUDA
+is 16. Large blocks also have fewer chances to be shared: two prompts share only full blocks
+(chapters 05 and 07).""",
         ),
     ),
 )

@@ -18,6 +18,7 @@ from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
+from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -252,7 +253,7 @@ scenario(
           look="the first lines of `grow`"),
     Group("90 random traces",
           [random_growths(seed, 3 + seed // 10) for seed in range(90)],
-          look="the lines above: which of them fails?"),
+          look=LINES_ABOVE),
 )  # fmt: skip
 
 

@@ -212,8 +212,9 @@ class BeamHistory(TreeRecording):
             last = self.steps[before]
             changes = BeamChanges.between(last, step)
             for told, places, blocks in (
-                ("New", changes.new, step.blocks), ("Freed", changes.freed, last.blocks),
-            ):  # fmt: skip
+                ("New", changes.new, step.blocks),
+                ("Freed", changes.freed, last.blocks),
+            ):
                 if places:
                     ids = ", ".join(map(str, sorted(blocks[place].id for place in places)))
                     parts.append(f"{told} in this step: {ids}.")

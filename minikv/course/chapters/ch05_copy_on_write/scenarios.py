@@ -11,7 +11,7 @@ from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.answers import copy_blocks, copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import counted, scramble
+from minikv.course.judge.programs import LINES_ABOVE, counted, scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
 from minikv.sequence import Request, Sequence
 
@@ -206,7 +206,7 @@ scenario(
         [*each("A+N A>B B>C C- A- B-", "ids counts free"), *each("A>B B+2", "ids", [(3, 0)])],
         look="every fork counts each block once more",
     ),
-    Group("90 random traces", RANDOM, look="the lines above: which of them fails?"),
+    Group("90 random traces", RANDOM, look=LINES_ABOVE),
 )
 
 scenario(
@@ -298,7 +298,7 @@ scenario(
         ],
         look="the counts after each copy",
     ),
-    Group("90 random traces", RANDOM, look="the lines above: which of them fails?"),
+    Group("90 random traces", RANDOM, look=LINES_ABOVE),
 )
 
 
@@ -466,7 +466,7 @@ scenario(
     Group(
         "random steps, at several block sizes",
         [random_beams(seed, (1, 3, 4, 16)[seed % 4], 2 + seed // 4) for seed in range(60)],
-        look="the lines above: which of them fails?",
+        look=LINES_ABOVE,
     ),
 )
 
@@ -600,7 +600,7 @@ def branch_on_tinypy(mine, lm, cut: int, block_size: int = 4) -> tuple[list[int]
     "05.5",
     "tinypy: a branch writes what it would write alone",
     cause="the branch attends to a block that does not hold its tokens",
-    look="the lines above: which of them fails?",
+    look=LINES_ABOVE,
 )
 def _(mine):
     lm = tinypy()
@@ -687,7 +687,7 @@ scenario(
     "05.6",
     "tinypy: four samples write what each would write alone",
     cause="some sample reads a block that was never filled",
-    look="the lines above: which of them fails?",
+    look=LINES_ABOVE,
 )
 def _(mine):
     lm = tinypy()

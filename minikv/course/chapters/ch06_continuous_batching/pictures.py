@@ -243,8 +243,9 @@ def timeline_picture(runs: Mapping[str, Run], by: str = "time", title: str = "")
     axes.set_yticks(*zip(*ticks, strict=True), fontsize=7)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    figure.legend(handles=_legend(kinds), loc="outside lower left", ncols=6, frameon=False,
-                  fontsize=9)  # fmt: skip
+    figure.legend(
+        handles=_legend(kinds), loc="outside lower left", ncols=6, frameon=False, fontsize=9
+    )
     return style.Picture(figure, f"The batch, seat by seat. {title}. {'; '.join(words)}.")
 
 

@@ -115,7 +115,7 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="debug",
-            matters="What most requests have in common is a beginning that was never sent as a "
+            matters="What most requests have in common is a prefix that was never sent as a "
             "prompt of its own. A cache that looks for whole prompts saves nothing there, "
             "and raises no error.",
             hints=(
@@ -320,7 +320,7 @@ middle: while something is locked, what can be evicted?""",
             minutes=35,
             difficulty=4,
             kind="debug",
-            matters="The tree is right. But the scheduler uses it wrongly: a hit gives another "
+            matters="The tree is right, but the scheduler uses it wrongly: a hit gives another "
             "request's text, or hangs the engine, or ends in an error far from its cause.",
             hints=(
                 "Take them one at a time; the first three lines of the check are for one each. "

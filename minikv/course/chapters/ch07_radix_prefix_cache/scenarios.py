@@ -11,6 +11,7 @@ from typing import Any
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
 from minikv.course.judge.checking import runs_model, tinypy, witness
+from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.course.reader.mine import Parts
 from minikv.engine import Loop
@@ -398,7 +399,6 @@ def after(name: str, looks: str, programs: dict[str, list[str]], look: str) -> G
     return Group(name, [(size, *one, looks) for one in each for size in SIZES], look)
 
 
-LINES_ABOVE = "the lines above: which of them fails?"
 ALL = "result node counts sound later"
 radix = partial(steps_on, "RadixCache")
 

@@ -615,8 +615,9 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
         axes.plot(places, [roof.attainable(x) / 1e9 for x in places], line, color=color,
                   linewidth=2.4 if roof.measured else 1.6, label=f"{name} ({note})")  # fmt: skip
         for intensity in work.values():
-            axes.plot([intensity], [roof.attainable(intensity) / 1e9], "o", color=color,
-                      markersize=5)  # fmt: skip
+            axes.plot(
+                [intensity], [roof.attainable(intensity) / 1e9], "o", color=color, markersize=5
+            )
     axes.set(xscale="log", yscale="log", xlim=ends)
     bottom = min(roof.attainable(ends[0]) for roof in roofs.values()) / 3e9
     top = 3 * max(roof.rate for roof in roofs.values()) / 1e9

@@ -20,13 +20,10 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
     language_patched_once,
     shown_elements,
 )
-from minikv.course.judge.checking import Wrong, check, runs_model, witness
+from minikv.course.judge.checking import Wrong, check, runs_model
 from minikv.course.judge.examine import COMPILES
-from minikv.course.judge.programs import advice, at_most, counted, line, until_wrong
-from minikv.course.judge.scenarios import (
-    Log,
-    scenario,
-)
+from minikv.course.judge.programs import advice, at_most, counted, decoded, line, until_wrong
+from minikv.course.judge.scenarios import Log, scenario
 
 # ── Under the watch ───────────────────────────────────────────────────────────
 
@@ -536,17 +533,7 @@ def generate(lm: minikv.LanguageModel, attend_all: Callable) -> str:
     params = minikv.SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
     with language_patched_once():
         outputs = engine.generate(prompts, params)
-    for prompt, output in zip(prompts, outputs, strict=True):
-        expected = lm.generate_naively(prompt, NEW_TOKENS)
-        witness(list(output.token_ids))
-        if list(output.token_ids) != expected:
-            raise Wrong(
-                f"{list(output.token_ids)}, the oracle: {expected}",
-                "something that no check covers: other lengths or tables, slots with old tokens",
-                f"your kernel on contexts of {len(prompt)} tokens or more, in blocks of 16",
-            )
-    lengths = " and ".join(str(len(prompt)) for prompt in prompts)
-    return f"{lengths} prompt tokens, {NEW_TOKENS} new ones each, same tokens as the oracle"
+    return decoded(lm, prompts, outputs)
 
 
 class Programs:

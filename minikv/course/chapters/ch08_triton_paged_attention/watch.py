@@ -257,9 +257,10 @@ class Watch:
         who = f"{self.launches[-1].kernel.__name__}, {program} {does}"
         for address in addresses.tolist():
             near = [
-                array for array in self._arrays
+                array
+                for array in self._arrays
                 if -GUARD <= address - array.start < array.size * array.itemsize + GUARD
-            ]  # fmt: skip
+            ]
             if not near:
                 raise Wrong(
                     f"{who} at an address far from all of its arrays",

@@ -66,8 +66,9 @@ def caches() -> dict[str, int]:
     found = {}
     for folder in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
         try:
-            kind, level, size = ((folder / name).read_text().strip()
-                                 for name in ("type", "level", "size"))  # fmt: skip
+            kind, level, size = (
+                (folder / name).read_text().strip() for name in ("type", "level", "size")
+            )
         except OSError:
             continue
         if kind != "Instruction" and size.endswith("K"):

@@ -54,7 +54,7 @@ class Walk:
 
 def walk(
     way: str, module: ModuleType, calls: Seq[Callable], q, kv, tables, lens, num_bytes: int = 4
-) -> Walk:  # fmt: skip
+) -> Walk:
     """Watch `calls`, one for each thread, each a function of (q, kv, tables, lens, out).
 
     The kernels of `module` run as plain Python, so the arrays should be small.
@@ -262,6 +262,7 @@ def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)
     told = "; ".join(
         f"{p.name}, batch {p.batch}: {p.intensity:.1f} operations per byte, {p.rate / 1e9:.1f} "
-        "GFLOP/s" for p in points
-    )  # fmt: skip
+        "GFLOP/s"
+        for p in points
+    )
     return style.Picture(figure, f"Rooflines on log scales. {told}.", "Numbers: the batch.")

@@ -131,10 +131,12 @@ def channels_picture(parts: Mapping[str, torch.Tensor]) -> style.Picture:
         f"{name}: a channel spans {one:.1f} on average, all together {whole:.1f}"
         for name, (one, whole) in wide.items()
     )
-    figure = Figure(figsize=(style.WIDTH, 1.9 * len(parts) + 0.4), layout="constrained",
-                    facecolor=style.PAPER)  # fmt: skip
-    for axes, (name, x) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(),
-                               strict=True):  # fmt: skip
+    figure = Figure(
+        figsize=(style.WIDTH, 1.9 * len(parts) + 0.4), layout="constrained", facecolor=style.PAPER
+    )
+    for axes, (name, x) in zip(
+        figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True
+    ):
         axes.vlines(
             range(x.shape[1]),
             x.amin(0).tolist(),
@@ -158,8 +160,9 @@ def quality_picture(costs: Mapping[str, tuple[float, Interval]]) -> style.Pictur
     """Bytes per token and KL with its interval, by format."""
     of_int4 = [cost[0] for name, (_, cost) in costs.items() if name.startswith("int4")]
     title = f"The forms of int4 cost a KL of {min(of_int4):.2g} to {max(of_int4):.2g}"
-    figure, axes = style.new_axes(title, "bytes per token, scales included",
-                                  "KL per token (nats)", height=3.8)  # fmt: skip
+    figure, axes = style.new_axes(
+        title, "bytes per token, scales included", "KL per token (nats)", height=3.8
+    )
     for index, (size, (value, low, high)) in enumerate(costs.values()):
         color = style.color(index)
         axes.errorbar(size, value, [[value - low], [high - value]], fmt="o", capsize=3,

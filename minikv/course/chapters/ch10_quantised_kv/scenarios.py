@@ -12,10 +12,9 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_together,
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
+from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.quant.formats import quantise_int8
-
-LINES_ABOVE = "the lines above: which of them fails?"
 
 
 def drawn(seed: int, *shape: int, spread: float = 1.0) -> torch.Tensor:

@@ -139,8 +139,8 @@ other raises no error.""",
             minutes=20,
             difficulty=3,
             kind="build",
-            matters="This is what llama.cpp does with `--context-shift` when the buffer is full: "
-            "the text continues, in the same memory, without a pause to compute it again.",
+            matters="The buffer is full, and the text continues in the same memory, without a "
+            "pause to compute it again.",
             hints=(
                 "Three pieces: what is kept, what is discarded, what remains. Which positions "
                 "has each, before and after? What has to happen first, so that no two tokens "
@@ -183,9 +183,9 @@ llama.cpp's example had `n_keep + 1` (its pull request 714).""",
             minutes=30,
             difficulty=4,
             kind="build",
-            matters="A model with a sliding window needs W cells per layer and never one more. But "
-            "then the order of the cells is no longer the order of the tokens, and the mask has to "
-            "take that into account.",
+            matters="A model with a sliding window needs W cells per layer and never one more. "
+            "But the order of the cells is no longer the order of the tokens, and the "
+            "mask must take that into account.",
             hints=(
                 "Window 4, six tokens stored. Which positions lie in cells 0, 1, 2, 3? Then "
                 "write down for a chunk at positions 6 and 7 which of all these positions each "

@@ -146,9 +146,8 @@ class RingHistory(Recording):
             before = chosen[place - 1] if place else i - 1
             draw_ring(pen, layout, x, y, self.steps[i], self.steps[before] if i else None)
 
-        titles = [(f"{i}: {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
-        heights = [layout.height] * len(chosen)
-        return strip(titles, 1, heights, panel, legend([self.steps[i] for i in chosen]))
+        heights, shown = [layout.height] * len(chosen), [self.steps[i] for i in chosen]
+        return strip(self.steps, chosen, 1, heights, panel, legend(shown))
 
     def frame(self, i: int) -> Figure:
         steps = self.taken()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from string import ascii_lowercase
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from minikv.course.judge.checking import (
     tinypy,
     witness,
 )
+from minikv.course.judge.programs import LINES_ABOVE, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.ring import (
     ALL,
@@ -75,9 +77,8 @@ def traffic(mine, program, log: Log) -> None:
         seq, count = ord(step[0]) - ord("A"), int(step[2:] or 0)
         end = cells.seq_pos_max(seq) + 1
         if step[1] == "+":
-            positions = list(range(end, end + count))
             text = f"{count} tokens of {step[0]} are placed"
-            tried(log, text, cells.place, positions, [seq] * count)
+            tried(log, text, cells.place, list(range(end, end + count)), [seq] * count)
         elif end > 0:
             cells.seq_rm(seq, max(0, end - count) if step[1] == "<" else 0)
             log(f"{step[0]} loses {'its last ' + str(count) if step[1] == '<' else 'all'}")
@@ -145,7 +146,7 @@ scenario(
         [("....", 0, 5), ("....", 0, 0), ("....", 0, -1), ("AAAA", 0, 5)],
         look="a number of tokens that no ring of this size can hold: ValueError",
     ),
-    Group("120 random rings", random_layouts(120), look="the lines above: which of them fails?"),
+    Group("120 random rings", random_layouts(120), look=LINES_ABOVE),
 )
 scenario(
     "11.1",
@@ -153,7 +154,7 @@ scenario(
     Group(
         "40 random traces of batches that come and go",
         [random_traffic(seed) for seed in range(40)],
-        look="the lines above: which of them fails?",
+        look=LINES_ABOVE,
     ),
 )
 
@@ -306,6 +307,20 @@ def share(cells, step: str, log: Log) -> None:
     log(f"{target} shares the first {count} of {source}")
 
 
+def append(cells, seq: int, count: int) -> list[int]:
+    """The cells of the next tokens of a sequence."""
+    end = cells.seq_pos_max(seq) + 1
+    return cells.place(list(range(end, end + count)), [seq] * count)
+
+
+def a_move(cells, seq: int, kind: str, rest: str) -> tuple:
+    """ "~" and "2,5,-1" are seq_add of positions 2 to 4, "%" is seq_div: in words, and a call."""
+    p0, p1, by = rest.split(",")
+    move, word = (cells.seq_add, "add") if kind == "~" else (cells.seq_div, "div")
+    text = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
+    return text, move, seq, int(p0), int(p1) if p1 else None, int(by)
+
+
 def lose(cells, step: str, log: Log) -> None:
     """ "A-2,5" removes A's positions 2 to 4."""
     p0, p1 = map(int, step[2:].split(","))
@@ -320,9 +335,7 @@ def shifts(mine, program, log: Log) -> None:
     for step in steps.split():
         seq, kind, rest = ord(step[0]) - ord("A"), step[1], step[2:]
         if kind == "+":
-            end = cells.seq_pos_max(seq) + 1
-            positions = list(range(end, end + int(rest)))
-            cells.place(positions, [seq] * int(rest))
+            append(cells, seq, int(rest))
             log(f"{step[0]} gets {rest} tokens")
         elif kind == ">":
             share(cells, step, log)
@@ -377,31 +390,26 @@ def random_shifts(seed: int) -> tuple[int, str]:
     return 40, " ".join(steps)
 
 
+in_8, in_16 = under(8), under(16)
 scenario(
     "11.3",
     shifts,
     Group(
         "a gap is closed",
-        [(8, "A+6 A/1,3"), (8, "A+6 A/0,2"), (8, "A+6 A/2,3"), (12, "A+9 A/3,8")],
+        [*in_8("A+6 A/1,3", "A+6 A/0,2", "A+6 A/2,3"), (12, "A+9 A/3,8")],
         look="what stands at p1 stands at p0 afterwards",
     ),
     Group(
         "nothing follows, or nothing is left, or nothing goes",
-        [(8, "A+6 A/4,6"), (8, "A+6 A/2,9"), (8, "A+6 A/0,6"), (8, "A+6 A/3,3"), (8, "A+6 A/6,8")],
+        in_8("A+6 A/4,6", "A+6 A/2,9", "A+6 A/0,6", "A+6 A/3,3", "A+6 A/6,8"),
         look="is there a token from p1 on?",
     ),
     Group(
         "half of what is not kept",
         [
-            (8, "A+8 A!0"),
-            (8, "A+8 A!2"),
-            (8, "A+8 A!1"),
-            (16, "A+9 A!4"),
-            (8, "A+4 A!2"),
-            (8, "A+8 A!2,1"),
-            (8, "A+8 A!2,6"),
-            (8, "A+8 A-2,4 A!0"),
-            (8, "A+8 A:4 A!0"),
+            *in_8("A+8 A!0", "A+8 A!2", "A+8 A!1"),
+            *in_16("A+9 A!4"),
+            *in_8("A+4 A!2", "A+8 A!2,1", "A+8 A!2,6", "A+8 A-2,4 A!0", "A+8 A:4 A!0"),
         ],
         look="n_keep, then n_discard, then what remains",
     ),
@@ -412,40 +420,29 @@ scenario(
     ),
     Group(
         "other sequences stay as they are",
-        [(16, "A+6 B+6 A!2"), (16, "B+3 A+8 B!1 A!0"), (16, "A+6 B+2 A/1,4")],
+        in_16("A+6 B+6 A!2", "B+3 A+8 B!1 A!0", "A+6 B+2 A/1,4"),
         look="whose cells are removed and moved?",
     ),
     Group(
         "shared cells: kept, or given up, but never moved for one sequence alone",
         [
-            (16, "A+8 A>B3 A!3"),
-            (16, "A+8 A>B4 A!0"),
-            (16, "A+8 A>B6 A!2"),
-            (16, "A+8 A>B8 A!2"),
-            (16, "A+8 A>B5 A/2,4"),
-            (16, "A+8 A>B8 B!0"),
+            *in_16("A+8 A>B3 A!3", "A+8 A>B4 A!0", "A+8 A>B6 A!2", "A+8 A>B8 A!2"),
+            *in_16("A+8 A>B5 A/2,4", "A+8 A>B8 B!0"),
         ],
         look="check whether a cell is shared before anything is removed",
     ),
     Group(
         "what is impossible is refused, and changes nothing",
         [
-            (8, "A+2 A!1,1"),
-            (8, "A+8 A!7"),
-            (8, "A+8 A!8"),
-            (8, "A+8 A!9"),
-            (8, "A+8 A!-1"),
-            (8, "A+8 A!2,7"),
-            (8, "A+8 A!2,0"),
-            (8, "A+4 B!0"),
-            (8, "A+6 A/4,2"),
+            *in_8("A+2 A!1,1", "A+8 A!7", "A+8 A!8", "A+8 A!9", "A+8 A!-1", "A+8 A!2,7"),
+            *in_8("A+8 A!2,0", "A+4 B!0", "A+6 A/4,2"),
         ],
         look="half of what is left would be nothing: n_keep is too large",
     ),
     Group(
         "60 random traces",
         [random_shifts(seed) for seed in range(60)],
-        look="the lines above: which of them fails?",
+        look=LINES_ABOVE,
     ),
 )
 
@@ -570,7 +567,7 @@ scenario(
     Group(
         "24 random chunkings",
         [random_chunks(seed) for seed in range(24)],
-        look="the lines above: which of them fails?",
+        look=LINES_ABOVE,
     ),
 )
 scenario(
@@ -624,39 +621,27 @@ def random_cells(seed: int) -> str:
 scenario(
     "11.5",
     moves,
-    *(
-        Group(name, programs, look=look)
-        for name, programs, look in (
-            (
-                "nothing to do",
-                ("", "....", "abcd", "abc..", "a"),
-                "without a hole in front nothing has to move",
-            ),
-            (
-                "one hole",
-                (".a", "a.b", "ab.c", "a.bc", ".abcd", "a...b", "ab.cd.."),
-                "which cell is the first that has to move?",
-            ),
-            (
-                "a run into a run: one move",
-                (
-                    "..ab",
-                    "a...bcd",
-                    "ab....cdef",
-                    "...abcdef",
-                    "..abcd",
-                    "." * 20 + "abcdefghijklmnopqrst",
-                ),
-                "both sources and targets are neighbours: the same move, one cell longer",
-            ),
-            (
-                "holes or data in pieces",
-                ("a.b.cd", ".a.b.c", "...a.bc", "..a..b", ".a..bc", "a..b.c.d", "a.b..c.d..e"),
-                "a move ends where its sources or its targets have a gap",
-            ),
-            ("80 random rings", tuple(map(random_cells, range(80))), "the lines above"),
-        )
+    Group(
+        "nothing to do",
+        ("", "....", "abcd", "abc..", "a"),
+        look="without a hole in front nothing has to move",
     ),
+    Group(
+        "one hole",
+        (".a", "a.b", "ab.c", "a.bc", ".abcd", "a...b", "ab.cd.."),
+        look="which cell is the first that has to move?",
+    ),
+    Group(
+        "a run into a run: one move",
+        ("..ab", "a...bcd", "ab....cdef", "...abcdef", "..abcd", "." * 20 + ascii_lowercase[:20]),
+        look="both sources and targets are neighbours: the same move, one cell longer",
+    ),
+    Group(
+        "holes or data in pieces",
+        ("a.b.cd", ".a.b.c", "...a.bc", "..a..b", ".a..bc", "a..b.c.d", "a.b..c.d..e"),
+        look="a move ends where its sources or its targets have a gap",
+    ),
+    Group("80 random rings", tuple(map(random_cells, range(80))), look="the lines above"),
 )
 
 
@@ -681,24 +666,15 @@ def debts(mine, program, log: Log) -> None:
             continue
         seq, kind, rest = -1 if step[0] == "*" else ord(step[0]) - ord("A"), step[1], step[2:]
         if kind == "+":
-            end = cells.seq_pos_max(seq) + 1
-            positions = list(range(end, end + int(rest)))
-            for cell, position in zip(
-                cells.place(positions, [seq] * int(rest)), positions, strict=True
-            ):
-                turned_to[cell] = position
+            for cell in append(cells, seq, int(rest)):
+                turned_to[cell] = cells.positions[cell]
             log(f"{rest} tokens of {step[0]}")
             continue
         if kind == ">":
             share(cells, step, log)
             continue
-        p0, p1, by = rest.split(",")
-        bounds = int(p0), int(p1) if p1 else None
-        move, word = (cells.seq_add, "add") if kind == "~" else (cells.seq_div, "div")
-        called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
-        tried(log, called, move, seq, *bounds, int(by))
-        seen = {"positions:": [p for p in cells.positions if p != FREE]}
-        log("", seen)
+        tried(log, *a_move(cells, seq, kind, rest))
+        log("", {"positions:": [p for p in cells.positions if p != FREE]})
 
 
 def random_debts(seed: int) -> str:
@@ -837,11 +813,7 @@ def unturned(mine, program, log: Log) -> None:
         if kind == "-":
             lose(ring, step, log)
             continue
-        p0, p1, by = step[2:].split(",")
-        bounds = int(p0), int(p1) if p1 else None
-        move, word = (ring.seq_add, "add") if kind == "~" else (ring.seq_div, "div")
-        called = f"seq_{word}({name_of(seq)}, {p0}, {p1 or None}, {by})"
-        log.call(called, move, seq, *bounds, int(by), see=False)
+        log.call(*a_move(ring, seq, kind, step[2:]), see=False)
 
 
 scenario(

@@ -11,7 +11,6 @@ from tempfile import TemporaryDirectory
 import torch
 
 import minikv
-from minikv.blocks import BlockPool
 from minikv.course.chapters.ch12_tiers_and_sessions.given import (
     CrashingFolder,
     Interrupted,
@@ -21,9 +20,8 @@ from minikv.course.chapters.ch12_tiers_and_sessions.given import (
 )
 from minikv.course.chapters.ch12_tiers_and_sessions.tier_rates import WriteBack, WriteThrough
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import counted
+from minikv.course.judge.programs import LINES_ABOVE, blocks_of, go_on, scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
-from minikv.kv_cache import PreallocatedCache
 from minikv.tiers.costs import Link, Prefill
 from minikv.tiers.identity import SessionError, checksum_of, shapes_of
 
@@ -71,6 +69,13 @@ numbers(
 
 # ── 12.2 Down and back ────────────────────────────────────────────────────────
 
+# A program is (blocks of device, blocks of host, steps). Steps, a block by its letter:
+#     A+ A_ A= A?   it is on the device, on the host, on both, nowhere
+#     A* A#         it has one more holder on the device, on the host
+#     Ad Au Ak      down, up, up with keep; Ad! the copy fails, Ad^ it is interrupted
+
+THERE = {"+": "on the device", "_": "on the host", "=": "on both tiers", "?": "nowhere"}
+
 
 def told(machine: SmallMachine, text: str) -> dict:
     """Where a block's text can be read, by what its place says."""
@@ -84,12 +89,6 @@ def told(machine: SmallMachine, text: str) -> dict:
         held = None if block is None else pool.ref_count(block)
         seen[f"holders of {text}'s block on the {name}:"] = held
     return seen
-
-
-def hold(pool: BlockPool, block: int | None) -> None:
-    """One more holder."""
-    assert block is not None
-    pool.acquire(block)
 
 
 class Copying:
@@ -109,11 +108,11 @@ class Copying:
             raise self.fails("the copy failed")
 
 
-def copy_that(fails: type[BaseException] | None) -> str:
-    """How the copy ends, if not well."""
-    if fails is None:
-        return ""
-    return f"; the copy {'is interrupted' if issubclass(fails, Interrupted) else 'fails'}"
+FAILS: dict[str, tuple[type[BaseException] | None, str]] = {
+    "": (None, ""),
+    "!": (OSError, "; the copy fails"),
+    "^": (Interrupted, "; the copy is interrupted"),
+}
 
 
 def afterwards(machine: SmallMachine, log: Log, copy: Copying) -> None:
@@ -133,95 +132,30 @@ def called(log: Log, text: str, function, *arguments) -> None:
         log("it is interrupted")
 
 
-def ways_down(mine, program, log: Log) -> None:
-    """(holders on the device besides the cache, blocks of the host, of them in use, has a copy on
-    the host already, error of the copy)."""
-    others, size, used, has_copy, fails = program
-    machine = SmallMachine(4, size)
-    first = machine.device.allocate()  # so that ids of both pools differ
-    for i in range(used):
-        hold(machine.host, machine.put(f"X{i}", host=True).host)  # in use: is not evicted
-    place = machine.put("A", device=True, host=has_copy)
-    machine.device.release(first)
-    for _ in range(others):
-        hold(machine.device, place.device)
-    log(
-        f"A is on the device{' and on the host' if has_copy else ''}, "
-        f"with {counted(1 + others, 'holder')}; "
-        f"{machine.host.num_free} of {size} blocks of the host are free{copy_that(fails)}"
-    )
-    copy = Copying(machine, machine.down, fails)
-    called(log, "demote", mine.demote, place, machine.device, machine.host, copy)
-    afterwards(machine, log, copy)
-
-
-def nowhere(mine, program, log: Log) -> None:
-    """A block that is not where it should move from."""
-    name, on, *keep = program
-    machine = SmallMachine(3, 3)
-    place = machine.put("A", device=on == "device", host=on == "host")
-    log(f"A is {f'on the {on} alone' if on else 'nowhere'}")
-    move, function = (machine.down, mine.demote) if name == "demote" else (machine.up, mine.promote)
-    copy = Copying(machine, move)
-    text = f"{name}{', keep' if True in keep else ''}"
-    called(log, text, function, place, machine.device, machine.host, copy, *keep)
-    afterwards(machine, log, copy)
-
-
-def ways_up(mine, program, log: Log) -> None:
-    """(blocks of the device, texts on it, in use?, blocks of the host, texts on it, keep, error).
-    The first text of the host is the one that is promoted."""
-    num_device, on_device, in_use, num_host, on_host, keep, fails = program
-    machine = SmallMachine(num_device, num_host)
-    for text in on_host:
-        machine.put(text, host=True)
-    for text in on_device:
-        place = machine.put(text, device=True)
-        if in_use:
-            hold(machine.device, place.device)
-    log(
-        f"device: {', '.join(on_device) or 'empty'}, {machine.device.num_free} free; host: "
-        f"{', '.join(on_host)}, {machine.host.num_free} free; keep={keep}{copy_that(fails)}"
-    )
-    text = on_host[0]
-    copy = Copying(machine, machine.up, fails)
-    place = machine.places[text]
-    called(log, f"promote {text}", mine.promote, place, machine.device, machine.host, copy, keep)
-    afterwards(machine, log, copy)
-
-
-def both(mine, program, log: Log) -> None:
-    """A block that is on both tiers is promoted."""
-    machine = SmallMachine(3, 3)
-    machine.host.allocate()
-    place = machine.put("A", device=True, host=True)
-    log(f"A is on both tiers; keep={program}")
-    copy = Copying(machine, machine.up)
-    called(log, "promote A", mine.promote, place, machine.device, machine.host, copy, program)
-    afterwards(machine, log, copy)
-
-
-def back_and_forth(mine, program, log: Log) -> None:
-    """Steps: d down, u up, k up with keep, of the block named; pools make room by themselves."""
+def moves(mine, program, log: Log) -> None:
+    """Pools make room by themselves."""
     num_device, num_host, steps = program
     machine = SmallMachine(num_device, num_host)
+    scramble(machine.device)  # so that ids of both pools differ
     log(f"{num_device} blocks of device, {num_host} of host")
-    for step in steps.split():
-        text, kind = step[0], step[1:]
-        if kind == "+":
-            machine.put(text, device=True)
-            log(f"{text} is computed")
+    for text, kind, *fails in steps.split():
+        if kind in THERE:
+            machine.put(text, device=kind in "+=", host=kind in "_=")
+            log(f"{text} is {THERE[kind]}")
             continue
         place = machine.places[text]
-        if kind == "d":
-            copy = Copying(machine, machine.down)
-            called(log, f"demote {text}", mine.demote, place, machine.device, machine.host, copy)
-        else:
-            copy = Copying(machine, machine.up)
-            called(
-                log, f"promote {text}{', keep' if kind == 'k' else ''}", mine.promote, place,
-                machine.device, machine.host, copy, kind == "k",
-            )  # fmt: skip
+        if kind in "*#":
+            on_device = machine.device, place.device
+            pool, block = on_device if kind == "*" else (machine.host, place.host)
+            assert block is not None
+            pool.acquire(block)
+            log(f"{text} has another holder on the {'device' if kind == '*' else 'host'}")
+            continue
+        error, ends = FAILS["".join(fails)]
+        copy = Copying(machine, machine.down if kind == "d" else machine.up, error)
+        move, keep = (mine.demote, ()) if kind == "d" else (mine.promote, (kind == "k",))
+        name = {"d": "demote {}", "u": "promote {}", "k": "promote {}, keep"}[kind].format(text)
+        called(log, name + ends, move, place, machine.device, machine.host, copy, *keep)
         if log.events[-1].error is not None:
             log("it is refused")
         afterwards(machine, log, copy)
@@ -239,107 +173,73 @@ def random_ways(seed: int) -> tuple[int, int, str]:
 LEFT = "the order: hold both blocks, copy, let the place say so, and only then release"
 scenario(
     "12.2",
-    ways_down,
-    Group("one block goes down", [(0, 2, 0, False, None), (0, 3, 1, False, None)], look=LEFT),
+    moves,
+    Group("one block goes down", [(4, 2, "A+ Ad"), (4, 3, "X_ X# A+ Ad")], look=LEFT),
     Group(
         "a block with other holders stays",
-        [(1, 2, 0, False, None), (2, 2, 0, True, None), (1, 1, 1, False, None)],
+        [(4, 2, "A+ A* Ad"), (4, 2, "A= A* A* Ad"), (4, 1, "X_ X# A+ A* Ad")],
         look="how many holders does the pool count for this block, and how many may there be?",
     ),
     Group(
         "a copy that is on the host already is used",
-        [(0, 2, 0, True, None), (0, 1, 0, True, None)],
+        [(4, 2, "A= Ad"), (4, 1, "A= Ad")],
         look="has anything to be copied, or allocated?",
     ),
     Group(
         "the host has no room: nothing happens",
-        [(0, 1, 1, False, None), (0, 2, 2, False, None)],
+        [(4, 1, "X_ X# A+ Ad"), (4, 2, "X_ X# Y_ Y# A+ Ad")],
         look="what has been changed before `allocate` raises?",
     ),
     Group(
         "demote, the copy fails: nothing happens",
-        [(0, 2, 0, False, OSError), (0, 1, 0, False, OSError), (0, 2, 0, False, Interrupted)],
+        [(4, 2, "A+ Ad!"), (4, 1, "A+ Ad!"), (4, 2, "A+ Ad^")],
         look="which block was taken for the copy that failed?",
     ),
-)
-scenario(
-    "12.2",
-    nowhere,
     Group(
         "nothing to move",
-        [
-            ("demote", "host"),
-            ("demote", ""),
-            ("promote", "device", False),
-            ("promote", "device", True),
-            ("promote", "", True),
-        ],
+        under(3, 3)("A_ Ad", "A? Ad", "A+ Au", "A+ Ak", "A? Ak"),
         look="which ids may be None?",
     ),
-)
-scenario(
-    "12.2",
-    ways_up,
     Group(
         "one block comes back",
-        [
-            (2, "", False, 2, "A", False, None),
-            (2, "B", False, 2, "A", False, None),
-            (2, "", False, 3, "AC", False, None),
-        ],
+        [(2, 2, "A_ Au"), (2, 2, "A_ B+ Au"), (2, 3, "A_ C_ Au")],
         look=LEFT,
     ),
     Group(
         "with keep, the copy on the host stays",
-        [(2, "", False, 2, "A", True, None), (2, "B", False, 3, "AC", True, None)],
+        [(2, 2, "A_ Ak"), (2, 3, "A_ C_ B+ Ak")],
         look="how many holders has the block on the host afterwards?",
     ),
     Group(
         "the device has no room: nothing happens",
-        [
-            (1, "B", True, 2, "A", False, None),
-            (2, "BC", True, 2, "A", True, None),
-            (1, "B", True, 1, "A", False, None),
-        ],
+        [(1, 2, "A_ B+ B* Au"), (2, 2, "A_ B+ B* C+ C* Ak"), (1, 1, "A_ B+ B* Au")],
         look="is what was held for the copy given back when `allocate` raises?",
     ),
     Group(
         "promote, the copy fails: nothing happens",
-        [
-            (2, "", False, 2, "A", False, OSError),
-            (2, "", False, 2, "A", True, OSError),
-            (2, "", False, 2, "A", False, Interrupted),
-        ],
+        under(2, 2)("A_ Au!", "A_ Ak!", "A_ Au^"),
         look="which blocks were taken or held for the copy that failed?",
     ),
     Group(
         "making room on the device takes room on the host",
         [
-            (1, "B", False, 1, "A", False, None),
-            (1, "B", False, 2, "AC", False, None),
-            (2, "BD", False, 2, "AC", False, None),
-            (1, "B", False, 1, "A", True, None),
-            (1, "B", False, 2, "AC", True, None),
+            *under(1, 1)("A_ B+ Au", "A_ B+ Ak"),
+            *under(1, 2)("A_ C_ B+ Au", "A_ C_ B+ Ak"),
+            (2, 2, "A_ C_ B+ D+ Au"),
         ],
         look="`device.allocate` may evict to the host, and the host's oldest block is the one that "
         "is about to be read",
     ),
-)
-scenario(
-    "12.2",
-    both,
-    Group("a block that is on both tiers", [False, True], look="has anything to be copied?"),
-)
-scenario(
-    "12.2",
-    back_and_forth,
+    Group(
+        "a block that is on both tiers",
+        under(3, 3)("A= Au", "A= Ak"),
+        look="has anything to be copied?",
+    ),
     Group(
         "down, back, and down again",
         [
-            (2, 2, "A+ Ad Au Ad"),
-            (2, 2, "A+ Ad Ak Ad Ak"),
+            *under(2, 2)("A+ Ad Au Ad", "A+ Ad Ak Ad Ak", "A+ B+ Ad Bd Au Bu"),
             (2, 1, "A+ B+ Ad Bd"),
-            (2, 2, "A+ B+ Ad Bd Au Bu"),
         ],
         look="what does the first move leave behind when the second begins?",
     ),
@@ -397,41 +297,37 @@ def random_tier(seed: int) -> tuple[int, str]:
     return 3 + seed % 5, " ".join([*steps, "?ABCD", "?ABCE", "?GH"])
 
 
+in_3, in_4 = under(3), under(4)
 scenario(
     "12.3",
     tier_in_use,
     Group(
         "what is stored is found",
-        [(4, "+A ?A"), (4, "+ABC ?ABC ?AB ?ABD"), (4, "+ABC +ABD ?ABC ?ABD"), (3, "?A +A ?AB")],
+        [*in_4("+A ?A", "+ABC ?ABC ?AB ?ABD", "+ABC +ABD ?ABC ?ABD"), *in_3("?A +A ?AB")],
         look="find: how many blocks from the first one on?",
     ),
     Group(
         "what could not be written is not found",
         [
-            (4, "!A +A ?A"),
-            (4, "+X !ABC +ABC ?ABC"),
+            *in_4("!A +A ?A", "+X !ABC +ABC ?ABC"),
             (2, "+AB +X !Y +Y ?Y"),
-            (4, "!AB +AB /AB +AB ?AB"),
+            *in_4("!AB +AB /AB +AB ?AB"),
         ],
         look="store: which name is known at the moment when `write` raises?",
     ),
     Group(
         "a prefix with a gap",
         [
-            (4, "!AB +ABC ?ABC"),
-            (4, "!A +ABC ?ABC"),
-            (4, "!AC +ABC +ACD ?ACD"),
-            (3, "+ABC +X ?ABC"),
-            (3, "+ABC ?ABC +XY ?ABC"),
+            *in_4("!AB +ABC ?ABC", "!A +ABC ?ABC", "!AC +ABC +ACD ?ACD"),
+            *in_3("+ABC +X ?ABC", "+ABC ?ABC +XY ?ABC"),
         ],
         look="find: a block after a gap is of no use",
     ),
     Group(
         "no block is lost",
         [
-            (2, "!A +A +X +Y ?X ?Y"),
-            (2, "!A +A +A +A +X ?X"),
-            (3, "!AB +ABC +ABC /AB +ABC ?ABC"),
+            *under(2)("!A +A +X +Y ?X ?Y", "!A +A +A +A +X ?X"),
+            *in_3("!AB +ABC +ABC /AB +ABC ?ABC"),
         ],
         look="which block was taken for what could not be written?",
     ),
@@ -560,7 +456,7 @@ scenario(
             *((one, (1.3, 4.7), (0.9, 0.3), 4.1) for one in ALL_TIERS),
             *map(random_plan, range(60)),
         ],
-        look="the lines above: which of them fails?",
+        look=LINES_ABOVE,
     ),
 )
 
@@ -761,99 +657,61 @@ def prints(mine, program, log: Log) -> None:
         log("", {"are the digests equal?": found[0] == found[1]})
 
 
-def session() -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    kv = torch.arange(2 * 3 * 2 * 2, dtype=torch.float32).view(2, 3, 2, 1, 2)
-    tensors = {"tokens": torch.tensor([5, 6, 7]), "kv": kv}
-    header = dict(EXPECTED) | {"num_tokens": "3"}
-    return sealed(header, tensors), tensors
+KV = torch.arange(2 * 3 * 2 * 2, dtype=torch.float32).view(2, 3, 2, 1, 2)
+SAVED = {"tokens": torch.tensor([5, 6, 7]), "kv": KV}
+TITLE = {"title": "a chat about queues"}
+# A change of a session in words, of its fields and of its tensors: None takes one out. Then what is
+# made to fit, so that only this can tell it: shapes and checksum, the checksum alone, or nothing.
+BOTH, CHECKSUM, NOTHING = ("shapes", "checksum"), ("checksum",), ()
+CHANGES: dict[str, tuple[str, dict, dict, tuple[str, ...]]] = {
+    "": (", as it was saved", {}, {}, BOTH),
+    "more": (" with one more field, title", TITLE, {}, BOTH),
+    "kv=cut": (" whose kv has fewer tokens", {}, {"kv": KV[:, :2]}, CHECKSUM),
+    "kv=float16": (" whose kv is in float16", {}, {"kv": KV.half()}, CHECKSUM),
+    "kv=other shape": (" whose kv has another shape", {}, {"kv": KV.mT}, CHECKSUM),
+    "kv=bit": (" in which one number of kv has changed", {}, {"kv": KV + (KV == 23)}, NOTHING),
+    "without=kv": (" without the tensor kv", {}, {"kv": None}, CHECKSUM),
+    "without=tokens": (" without the tensor tokens", {}, {"tokens": None}, CHECKSUM),
+    "tokens=another": (
+        " in which one token has changed", {}, {"tokens": torch.tensor([5, 6, 8])}, NOTHING,
+    ),
+    "tokens=fewer": (
+        " with fewer tokens than num_tokens says", {}, {"tokens": torch.tensor([5, 6])}, BOTH,
+    ),
+    "header": (" with a field that was added after the checksum was made", TITLE, {}, NOTHING),
+    "shapes": (" without the field shapes", {"shapes": None}, {}, CHECKSUM),
+    "checksum": (" without the field checksum", {"checksum": None}, {}, NOTHING),
+    "checksum=00ff": (" whose checksum is '00ff'", {"checksum": "00ff"}, {}, NOTHING),
+}  # fmt: skip
+OTHER_FIELDS = {
+    "format": "another", "version": "2", "model": "77aa", "dtype": "float16", "stored": "int8",
+    "block_size": "32", "num_tokens": "4",
+}  # fmt: skip
+for name, value in OTHER_FIELDS.items():
+    CHANGES[f"{name}={value}"] = f" whose {name} is {value!r}", {name: value}, {}, BOTH
+    CHANGES[name] = f" without the field {name}", {name: None}, {}, BOTH
+for number in ("3", "0", "None"):
+    text = f" without the tensor tokens, whose num_tokens is the text {number!r}"
+    CHANGES[f"no tokens={number}"] = text, {"num_tokens": number}, {"tokens": None}, BOTH
 
 
-def sealed(header: dict[str, str], tensors: dict[str, torch.Tensor], keep=()) -> dict[str, str]:
-    """With shapes and checksum that fit, but for those in `keep`."""
-    header = dict(header)
-    if "shapes" not in keep:
+def changed(
+    header: dict, tensors: dict, more: dict, others: dict, fits: tuple[str, ...]
+) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    tensors = {name: one.clone() for name, one in (tensors | others).items() if one is not None}
+    header = {name: one for name, one in (header | more).items() if one is not None}
+    if "shapes" in fits:
         header["shapes"] = json.dumps(shapes_of(tensors), sort_keys=True)
-    if "checksum" not in keep:
+    if "checksum" in fits:
         header["checksum"] = checksum_of(header, tensors)
-    return header
-
-
-def changed(kind: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """The session after one change. The rest fits, so that only this can tell it."""
-    header, tensors = session()
-    what, _, value = kind.partition("=")
-    if what in EXPECTED or what == "num_tokens":
-        if value:
-            header[what] = value
-        else:
-            del header[what]
-        return sealed(header, tensors), tensors
-    if what == "more":
-        header["title"] = "a chat about queues"
-        return sealed(header, tensors), tensors
-    if what == "checksum":
-        header["checksum"] = value
-        if not value:
-            del header["checksum"]
-    elif what == "shapes":
-        del header["shapes"]
-        header = sealed(header, tensors, keep=["shapes"])
-    elif what == "kv":
-        kv = tensors["kv"].clone()
-        if value == "bit":
-            kv[1, 2, 1, 0, 1] += 1
-        elif value == "cut":
-            kv = kv[:, :2]
-        elif value == "float16":
-            kv = kv.half()
-        elif value == "other shape":
-            kv = kv.view(2, 3, 2, 2, 1)
-        tensors["kv"] = kv
-        if value != "bit":
-            header = sealed(header, tensors, keep=["shapes"])
-    elif what == "tokens":
-        tensors["tokens"] = torch.tensor([5, 6, 8] if value == "another" else [5, 6])
-        if value == "fewer":
-            header = sealed(header, tensors)
-    elif what == "header":
-        header["title"] = "changed after the checksum was made"
-    elif what == "without":
-        del tensors[value]
-        header = sealed(header, tensors, keep=["shapes"])
-    elif what == "no tokens":
-        del tensors["tokens"]
-        header = sealed(header | {"num_tokens": value}, tensors)
     return header, tensors
 
 
-CHANGED = {
-    "": ", as it was saved",
-    "more": " with one more field, title",
-    "kv=cut": " whose kv has fewer tokens",
-    "kv=float16": " whose kv is in float16",
-    "kv=other shape": " whose kv has another shape",
-    "kv=bit": " in which one number of kv has changed",
-    "without=kv": " without the tensor kv",
-    "without=tokens": " without the tensor tokens",
-    "tokens=another": " in which one token has changed",
-    "tokens=fewer": " with fewer tokens than num_tokens says",
-    "header": " with a field that was added after the checksum was made",
-}
-
-
-def described(kind: str) -> str:
-    """A change of a session file, in words."""
-    what, equals, value = kind.partition("=")
-    if kind in CHANGED:
-        return CHANGED[kind]
-    if what == "no tokens":
-        return f" without the tensor tokens, whose num_tokens is the text {value!r}"
-    return f" whose {what} is {value!r}" if equals else f" without the field {what}"
-
-
 def read(mine, program, log: Log) -> None:
-    header, tensors = changed(program) if program else session()
-    log(f"a session file{described(program)}")
+    words, more, others, fits = CHANGES[program]
+    saved = changed(EXPECTED | {"num_tokens": "3"}, SAVED, {}, {}, BOTH)
+    header, tensors = changed(*saved, more, others, fits)
+    log(f"a session file{words}")
     try:
         log.call("check_session", mine.check_session, header, tensors, EXPECTED)
     finally:
@@ -898,9 +756,7 @@ scenario(
     Group("a good session", ["", "more"], look="what has to be equal, and what need not be?"),
     Group(
         "of another engine",
-        [f"{name}={value}" for name, value in (
-            ("format", "another"), ("version", "2"), ("model", "77aa"), ("dtype", "float16"),
-            ("stored", "int8"), ("block_size", "32"))],
+        [f"{name}={OTHER_FIELDS[name]}" for name in EXPECTED],
         look="every field of `expected`",
     ),
     Group(
@@ -976,30 +832,20 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 
 @runs_model("12.3")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """Real K and V in a host on which writes fail."""
-    prompt, size = lm.encode(PROMPT * 3), 8
-    whole = PreallocatedCache(lm.config, 256)
-    lm.logits(prompt, whole)
-    names = [str(prompt[: end + size]) for end in range(0, len(prompt) - size, size)]
-    blocks = [whole.kv[:, :, i * size : (i + 1) * size] for i in range(len(names))]
-    fails = {names[3]}
+    """Real K and V in a host on which a write fails."""
+    prompt = lm.encode(PROMPT * 3)
+    blocks = blocks_of(lm, prompt, 8)
+    names = [str(prompt[: 8 * end]) for end in range(1, len(blocks) + 1)]
 
     def write(memory: list, block: int, content: torch.Tensor) -> None:
-        if any(content is blocks[names.index(name)] for name in fails):
+        if content is blocks[3]:
             raise OSError("no space left")
         memory[block] = content.clone()
 
     tier = mine.HostTier(len(names), write)
     tier.store(names, blocks)
     found = tier.load(names)
-    cache = PreallocatedCache(lm.config, 256)
-    for i, block in enumerate(found):
-        cache.kv[:, :, i * size : (i + 1) * size] = block
-    cache.num_tokens = len(found) * size
-    new = [int(lm.logits(prompt[cache.num_tokens :], cache)[-1].argmax())]
-    while len(new) < 8:
-        new.append(int(lm.logits(new[-1:], cache)[-1].argmax()))
-    same_as_oracle(lm, prompt, new)
+    same_as_oracle(lm, prompt, go_on(lm, prompt, found))
     return f"{len(found)} of {len(names)} blocks came from your host: the oracle's 8 tokens."
 
 

@@ -117,9 +117,8 @@ class TierHistory(Recording):
             before = chosen[place - 1] if place else i - 1
             draw_tree(pen, layout, x, y, self.steps[i], self.steps[before] if i else None)
 
-        titles = [(f"{i}  {self.steps[i].words}", self.steps[i].warnings) for i in chosen]
         heights = [layout.height([self.steps[i]]) for i in chosen]
-        return strip(titles, across, heights, panel, LEGEND)
+        return strip(self.steps, chosen, across, heights, panel, LEGEND)
 
     def frame(self, i: int) -> Figure:
         steps = self.taken()

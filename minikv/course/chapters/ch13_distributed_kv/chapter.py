@@ -1,4 +1,4 @@
-"""Chapter 13: names that no attacker can collide, a store that lies or is down, routing,
+"""Chapter 13: names that cannot collide, a store that may be wrong or down, routing,
 hand-over."""
 
 from minikv.course.exercises.manifest import Bug, Chapter, Class, Exercise, Function
@@ -29,7 +29,7 @@ WAITS_FOR_THE_DEAD = (
 CHAPTER = Chapter(
     number="13",
     name="distributed_kv",
-    doc="Distributed K and V: names, a store that may lie, routing, hand-over.",
+    doc="Distributed K and V: names, an unreliable store, routing, hand-over.",
     skeleton=(
         Function("minikv.tiers.names:identity_of", "13.1"),
         Function("minikv.tiers.names:spell", "13.1"),
@@ -60,20 +60,22 @@ CHAPTER = Chapter(
     exercises=(
         Exercise(
             id="13.1",
-            title="A name that nobody can collide",
+            title="Block names that cannot collide",
             minutes=15,
             difficulty=3,
             kind="build",
             matters="Two prompts with one name share K and V. In a store that many tenants use, a "
-            "tenant who can give two prompts one name reads or spoils another tenant's prefix.",
+            "tenant who can give two prompts one name reads or spoils another tenant's "
+            "prefix. vLLM and Megatron-LM both shipped names that could be made to "
+            "collide.",
             hints=(
                 "What does a name have to depend on, and which part of that can a caller choose? "
                 "If two things are joined into one string of bytes, can you tell where the first "
                 "ends?",
                 "`identity_of`: a spelling with quotes and separators, such as JSON's, sorted. "
                 "`block_name`: every token in the same number of bytes. `spell`: the spelling "
-                "includes the type, and a tuple shows where it begins and ends. And a hash that "
-                "nobody can invert: hashlib.sha256, not `hash`.",
+                "includes the type, and a tuple shows where it begins and ends. And a hash "
+                "without known collisions: hashlib.sha256, not `hash`.",
                 """identity_of:  sha256 of json.dumps(facts, sort_keys=True)
 block_name:   sha256 of parent + each token as 8 bytes       # struct.pack(f"<{n}q", *tokens)
 spell:        tuple:  "(" + spellings joined by "," + ")";  None if one of them is None
@@ -106,7 +108,7 @@ random, and what comes back is verified (13.2).""",
         ),
         Exercise(
             id="13.2",
-            title="Fetch from a store that may lie",
+            title="Fetch from an unreliable store",
             minutes=15,
             difficulty=3,
             kind="build",
@@ -155,12 +157,14 @@ faster.""",
         ),
         Exercise(
             id="13.3",
-            title="By prefix, with a bound",
+            title="Route by prefix, with a bound",
             minutes=25,
             difficulty=4,
             kind="build",
-            matters="A router that looks at prefixes alone sends everybody who has the same system "
-            "prompt to one worker. One that looks at loads alone computes it on all of them.",
+            matters="A router that looks at prefixes alone sends everyone with the same system "
+            "prompt to one worker. A router that looks at loads alone computes that "
+            "prompt on every worker. You write the plain rule here, and meet its "
+            "corrections below.",
             hints=(
                 "A worker holds a beginning of a prompt if it holds the first block, and the "
                 "second, and so on. In which unit can a queue and a hit be compared?",
@@ -205,12 +209,12 @@ without events they assume, as this router does.
         ),
         Exercise(
             id="13.4",
-            title="A hand-over that survives",
+            title="A hand-over that survives failures",
             minutes=20,
             difficulty=4,
             kind="debug",
-            matters="A request is cancelled, its blocks are given to the next one, and the network "
-            "card of another machine still writes into them. Nothing fails.",
+            matters="A request is cancelled, its blocks go to the next one, and the network card "
+            "of another machine still writes into them. Nothing raises an error.",
             hints=(
                 "Who may write into the blocks of a transfer, and until when? Who knows that it "
                 "is over? For each of the three methods: what if the other two come before it, or "
@@ -260,7 +264,7 @@ always be computed again; that is why giving up is safe.""",
             difficulty=2,
             kind="predict",
             matters="Four workers have four times the memory. How much more they find depends on "
-            "which one is asked, and it may be nothing.",
+            "which worker is asked; it may be nothing.",
             hints=(
                 "Write down which worker gets the turns of A, of B, of C. How many different "
                 "conversations does a worker see, and how many can it hold?",
@@ -276,7 +280,7 @@ random, turn k:     1 - (1 - 1/workers)^(k - 1)""",
             ),
             works="""\
 N private caches are one cache with N times the memory only if each block is asked for where it
-lies. Round robin asks anywhere: every worker sees all conversations, and each cache has to hold all
+is. Round robin asks anywhere: every worker sees all conversations, and each cache has to hold all
 of them. The memory of the other workers does not help.
 
 Round robin works by accident with 12 conversations: 12 is a multiple of 4, so each conversation
@@ -300,7 +304,7 @@ says little about routing.""",
         ),
         Exercise(
             id="13.6",
-            title="A breaker before the store",
+            title="A circuit breaker for the store",
             minutes=20,
             difficulty=3,
             kind="build",

@@ -38,6 +38,11 @@ def _turns(talks: int, system: int, seed: int) -> Iterator[Arrival]:
             time += draw.expovariate(1 / 8)
 
 
+def denser(arrivals: Sequence[Arrival], times: int) -> list[Arrival]:
+    """The same requests in a fraction of the time."""
+    return [one._replace(time=one.time / times) for one in arrivals]
+
+
 def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
     """What one cache without a bound would find."""
     blocks, hits = Blocks(), 0
@@ -149,10 +154,12 @@ class Fleets(Table):
             dict(marker="o", linestyle=":", color=style.INK, markersize=11, fillstyle="none"),
         )
         for way, look in zip(WAYS, looks, strict=True):
-            points = sorted((size, one.hit_rate) for (size, w), one in self.found.items()
-                            if w == way)  # fmt: skip
-            axes.plot([size for size, _ in points], [100 * rate for _, rate in points],
-                      label=way, **look)  # fmt: skip
+            points = sorted(
+                (size, one.hit_rate) for (size, w), one in self.found.items() if w == way
+            )
+            axes.plot(
+                [size for size, _ in points], [100 * rate for _, rate in points], label=way, **look
+            )
             told += [f"{way}, {size:,}: {100 * rate:.0f}" for size, rate in points]
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(lambda size, _: f"{size:,.0f}")
@@ -163,22 +170,27 @@ class Fleets(Table):
 
 
 def bound_picture(bounds: Sequence[float], workers: int) -> style.Picture:
-    """Hit rate and balance of a router by prefix, over its bound."""
+    """Hit rate of a router by prefix over its bound. Marked are the bounds of which the number of
+    workers is a multiple."""
     arrivals = chats(workers)
     reports = [fleet(arrivals, ByPrefix(workers, BLOCK, bound)) for bound in bounds]
     rates = [100 * report.hit_rate for report in reports]
-    busy = [report.imbalance for report in reports]
+    unbounded = fleet(arrivals, ByPrefix(workers, BLOCK, workers))
     title = (
-        f"Bound {bounds[0]:g}: {rates[0]:.0f}% found, busiest worker {busy[0]:.2f} times the mean; "
-        f"bound {bounds[-1]:g}: {rates[-1]:.0f}%, {busy[-1]:.2f} times"
+        f"Found with a bound of 1.9, 2 and 2.1: {_at(1.9, bounds, rates)}, {_at(2, bounds, rates)} "
+        f"and {_at(2.1, bounds, rates)}; without one {unbounded.hit_rate:.0%}"
     )
-    figure, axes = style.new_axes(title, "busiest worker / mean", "found (% of all blocks)", 3.2)
-    axes.plot(busy, rates, "o", color=style.PALETTE[0], markersize=6)
-    for bound, x, y in zip(bounds, busy, rates, strict=True):
-        axes.annotate(f"bound {bound:g}", (x, y), xytext=(7, -3), textcoords="offset points",
-                      fontsize=8, color=style.INK)  # fmt: skip
-    axes.margins(x=0.12, y=0.2)
-    told = [
-        f"bound {b:g}: {y:.0f}% and {x:.2f}" for b, x, y in zip(bounds, busy, rates, strict=True)
-    ]
-    return style.Picture(figure, f"Hit against load, {workers} workers. {'; '.join(told)}.")
+    figure, axes = style.new_axes(title, "bound", "found (% of all blocks)", 3.2)
+    whole = [workers / n for n in range(1, workers) if bounds[0] <= workers / n <= bounds[-1]]
+    for bound in whole:
+        label = "all favourites at their bound" if bound == whole[0] else None
+        axes.axvline(bound, color=style.PALETTE[3], linestyle=":", linewidth=1.2, label=label)
+    axes.plot(bounds, rates, "o-", color=style.PALETTE[0], markersize=4)
+    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.margins(y=0.25)
+    told = [f"bound {bound:.1f}: {rate:.0f}%" for bound, rate in zip(bounds, rates, strict=True)]
+    return style.Picture(figure, f"Found over the bound, {workers} workers. {'; '.join(told)}.")
+
+
+def _at(bound: float, bounds: Sequence[float], rates: Sequence[float]) -> str:
+    return f"{next(rate for b, rate in zip(bounds, rates, strict=True) if b == bound):.0f}%"

@@ -17,15 +17,15 @@ from minikv.course.chapters.ch13_distributed_kv.given import (
     unpack_text,
 )
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.judge.programs import blocks_of, go_on, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
-from minikv.kv_cache import PreallocatedCache
 from minikv.tiers import entry, tiers_of
 from minikv.tiers.costs import Link
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."
 
 
-# ── 13.1 A name that nobody can collide ───────────────────────────────────────
+# ── 13.1 Block names that cannot collide ──────────────────────────────────────
 
 FACTS = {"model": "9f0c", "dtype": "float32", "block size": "4", "layout": "1"}
 
@@ -156,14 +156,10 @@ scenario(
         [
             ("a letter moves to the name", {"ab": "c"}, {"a": "bc"}),
             ("a letter moves on", {"a": "bc", "d": "e"}, {"a": "b", "cd": "e"}),
-            ("one fact that looks like two", {"a": "b", "c": "d"}, {"a": "b,c:d"}),
-            ("the same with quotes", {"a": "b", "c": "d"}, {"a": "b', 'c': 'd"}),
-            ("the same with an equals sign", {"a": "b", "c": "d"}, {"a": "b;c=d"}),
-            ("the same with line ends", {"a": "b", "c": "d"}, {"a": "b\nc\nd"}),
-            ("the same with spaces", {"a": "b", "c": "d"}, {"a": "b c d"}),
+            ("one fact that looks like two", {"a": "b", "c": "d"}, {"a": "b', 'c': 'd"}),
             *(
                 (f"the same with {one!r} between", {"a": "b", "c": "d"}, {"a": f"b{one}c{two}d"})
-                for one in "\0\x1f\t|&,;/"
+                for one in "\n \0\x1f\t|&,;/"
                 for two in (one, "=", ":")
             ),
         ],
@@ -256,7 +252,7 @@ scenario(
 )
 
 
-# ── 13.2 Fetch from a store that may lie ──────────────────────────────────────
+# ── 13.2 Fetch from an unreliable store ───────────────────────────────────────
 
 # A prefix is a text of one letter per block. `says`: what the store claims; `sends`: what it hands
 # out, "x" for another block's entry and "." for nothing; `fails`: a call that raises.
@@ -368,10 +364,10 @@ scenario(
 )
 
 
-# ── 13.3 By prefix, with a bound ──────────────────────────────────────────────
+# ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
 
-# A program: number of workers, block size, bound, and steps. ("+", names, tokens) routes a prompt,
-# ("-", i) has the i-th ticket computed, ("/", worker, names) evicts blocks.
+# A program is (workers, block size, bound, steps). Steps: "+AB9" routes a prompt of 9 tokens, whose
+# whole blocks are A and AB; "-0" has the first ticket computed; "/1:A,AB" evicts from worker 1.
 
 
 def ends(text: str) -> list[str]:
@@ -384,22 +380,25 @@ def routed(mine, program, log: Log) -> None:
     router = mine.ByPrefix(workers, size, bound)
     log(f"{workers} workers, blocks of {size}, bound {bound}")
     tickets = []
-    for step in steps:
-        if step[0] == "+":
-            names = ends(step[1])
-            text = f"a prompt of {step[2]} tokens, blocks {', '.join(names) or 'none'}"
-            ticket = log.call(text, router.route, names, step[2], see=False)
+    for step in steps.split():
+        kind, rest = step[0], step[1:]
+        if kind == "+":
+            prompt = rest.rstrip("0123456789")
+            names, num_tokens = ends(prompt), int(rest[len(prompt) :])
+            text = f"a prompt of {num_tokens} tokens, blocks {', '.join(names) or 'none'}"
+            ticket = log.call(text, router.route, names, num_tokens, see=False)
             tickets.append(ticket)
             if ticket is not None:
                 log("", {"goes to worker": ticket.worker, "tokens to compute:": ticket.num_tokens})
             log("", {"hits:": log.call("hits", router.hits, names, see=False)})
-        elif step[0] == "-":
-            log(f"prompt {step[1]} is computed")
-            if tickets[step[1]] is not None:
-                router.computed(tickets[step[1]])
+        elif kind == "-":
+            log(f"prompt {rest} is computed")
+            if tickets[int(rest)] is not None:
+                router.computed(tickets[int(rest)])
         else:
-            log(f"worker {step[1]} evicts {', '.join(step[2])}")
-            router.removed(step[1], step[2])
+            worker, _, names = rest.partition(":")
+            log(f"worker {worker} evicts {', '.join(names.split(','))}")
+            router.removed(int(worker), names.split(","))
 
 
 def held(mine, program, log: Log) -> None:
@@ -426,6 +425,7 @@ def chosen(mine, program, log: Log) -> None:
         log("", {"hits afterwards:": log.call("", router.hits, names, see=False)})
 
 
+two = under(2, 4, 100)
 OVER = "`sent` of a worker against bound times the mean of all, with this prompt"
 LONG = {"A": [0, 1], "AB": [0, 1], "ABC": [0], "ABCD": [0]}
 
@@ -433,22 +433,23 @@ LONG = {"A": [0, 1], "AB": [0, 1], "ABC": [0], "ABCD": [0]}
 def random_route(seed: int):
     draw = random.Random(seed)
     texts = ["ABCD", "ABCE", "ABF", "GHI", "GHJK", "L"]
-    steps: list[tuple] = []
+    steps: list[str] = []
     waiting: list[int] = []
     count = 0
     for _ in range(6 + seed // 2):
         if waiting and draw.random() < 0.45:
-            steps.append(("-", waiting.pop(draw.randrange(len(waiting)))))
+            steps.append(f"-{waiting.pop(draw.randrange(len(waiting)))}")
         elif count and draw.random() < 0.12:
             text = draw.choice(texts)
-            steps.append(("/", draw.randrange(2), ends(text)[draw.randrange(len(text)) :]))
+            worker, first = draw.randrange(2), draw.randrange(len(text))
+            steps.append(f"/{worker}:{','.join(ends(text)[first:])}")
         else:
             text = draw.choice(texts)
             text = text[: draw.randrange(1, len(text) + 1)]
-            steps.append(("+", text, 4 * len(text) + draw.randrange(3)))
+            steps.append(f"+{text}{4 * len(text) + draw.randrange(3)}")
             waiting.append(count)
             count += 1
-    return 2 + seed % 4, 4, draw.choice([1.2, 1.5, 3.0, 100.0]), steps
+    return 2 + seed % 4, 4, draw.choice([1.2, 1.5, 3.0, 100.0]), " ".join(steps)
 
 
 scenario(
@@ -536,60 +537,49 @@ scenario(
     Group(
         "the first prompts",
         [
-            (2, 4, 100, [("+", "A", 5)]),
-            (2, 4, 100, [("+", "A", 4)]),
-            (3, 4, 100, [("+", "A", 5), ("+", "B", 6), ("+", "C", 5)]),
-            (2, 4, 100, [("+", "AB", 9), ("+", "C", 5), ("+", "D", 5), ("+", "E", 5)]),
-            (2, 4, 100, [("+", "", 3), ("+", "", 3)]),
+            *two("+A5", "+A4"),
+            (3, 4, 100, "+A5 +B6 +C5"),
+            *two("+AB9 +C5 +D5 +E5", "+3 +3"),
         ],
         look="the least loaded worker is a candidate, too",
     ),
     Group(
         "a prefix attracts requests",
         [
-            (2, 4, 100, [("+", "AB", 9), ("-", 0), ("+", "ABC", 13)]),
-            (2, 4, 100, [("+", "AB", 8), ("-", 0), ("+", "AB", 8)]),
-            (2, 4, 100, [("+", "ABCD", 17), ("-", 0), ("+", "E", 5), ("-", 1), ("+", "ABCDF", 21)]),
-            (3, 4, 100, [("+", "A", 5), ("+", "BC", 9), ("-", 0), ("-", 1), ("+", "BCD", 13)]),
+            *two("+AB9 -0 +ABC13", "+AB8 -0 +AB8", "+ABCD17 -0 +E5 -1 +ABCDF21"),
+            (3, 4, 100, "+A5 +BC9 -0 -1 +BCD13"),
         ],
         look="tokens held, against tokens that wait; one token at least is computed",
     ),
     Group(
         "until the queue is longer than what it saves",
         [
-            (2, 4, 100, [("+", "AB", 9), ("+", "ABC", 13)]),
-            (2, 4, 100, [("+", "AB", 9), ("-", 0), ("+", "ABC", 13), ("+", "ABD", 13),
-                         ("+", "ABE", 13), ("+", "ABF", 13)]),
-            (2, 4, 100, [("+", "ABCD", 17), ("-", 0), ("+", "AX", 30), ("+", "ABCD", 17)]),
+            *two("+AB9 +ABC13", "+AB9 -0 +ABC13 +ABD13 +ABE13 +ABF13"),
+            *two("+ABCD17 -0 +AX30 +ABCD17"),
         ],
         look="load minus tokens held: both are tokens",
     ),
     Group(
         "the bound",
         [
-            (2, 4, 1.2, [("+", "AB", 9), ("-", 0), ("+", "ABC", 13)]),
-            (2, 4, 1.5, [("+", "AB", 20), ("-", 0), ("+", "AB", 9), ("-", 1), ("+", "AB", 9)]),
-            (3, 4, 1.5, [("+", "A", 30), ("-", 0), *[("+", "AB", 9), ("-", 1), ("+", "AC", 9),
-                         ("-", 2), ("+", "AD", 9)]]),
-            (2, 4, 1.0, [("+", "A", 5), ("+", "A", 5), ("-", 0), ("-", 1), ("+", "A", 5),
-                         ("+", "A", 5)]),
-            (1, 4, 0.5, [("+", "A", 9), ("-", 0), ("+", "AB", 9)]),
+            (2, 4, 1.2, "+AB9 -0 +ABC13"),
+            (2, 4, 1.5, "+AB20 -0 +AB9 -1 +AB9"),
+            (3, 4, 1.5, "+A30 -0 +AB9 -1 +AC9 -2 +AD9"),
+            (2, 4, 1.0, "+A5 +A5 -0 -1 +A5 +A5"),
+            (1, 4, 0.5, "+A9 -0 +AB9"),
         ],
         look="`sent` of a worker, and the mean of all with this prompt",
     ),
     Group(
         "what was evicted",
-        [
-            (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["AB"]), ("+", "ABC", 13)]),
-            (2, 4, 100, [("+", "AB", 9), ("-", 0), ("/", 0, ["A"]), ("+", "ABC", 13)]),
-        ],
+        two("+AB9 -0 /0:AB +ABC13", "+AB9 -0 /0:A +ABC13"),
         look="`hits`, after an eviction",
     ),
     Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
-)  # fmt: skip
+)
 
 
-# ── 13.4 A hand-over that survives ────────────────────────────────────────────
+# ── 13.4 A hand-over that survives failures ───────────────────────────────────
 
 # Steps: "+A2p" begins the transfer A of 2 blocks from sender p; "wA" lets its sender write one more
 # block, as its network card does; "sA" has it say that it stopped; "xA" cancels; "!p" kills a
@@ -671,15 +661,15 @@ def random_hand_over(seed: int) -> tuple[int, str]:
     return 24, " ".join(steps)
 
 
+in_4 = under(4)
 scenario(
     "13.4",
     handed_over,
     Group(
         "K and V arrive",
         [
-            (4, "+A2p wA wA sA ?A -A"),
-            (4, "+A2p ?A wA ?A wA ?A sA ?A ?A"),
-            (4, "+A2p +B2q wB wA wB wA sB sA ?A ?B -A -B"),
+            *in_4("+A2p wA wA sA ?A -A", "+A2p ?A wA ?A wA ?A sA ?A ?A"),
+            *in_4("+A2p +B2q wB wA wB wA sB sA ?A ?B -A -B"),
             (3, "+A2p +B2p"),
         ],
         look="when may the request read?",
@@ -687,46 +677,35 @@ scenario(
     Group(
         "cancelled while K and V arrive",
         [
-            (4, "+A2p wA xA"),
-            (4, "+A2p wA xA wA sA"),
+            *in_4("+A2p wA xA", "+A2p wA xA wA sA"),
             (2, "+A2p xA +B2q"),
             (3, "+A2p wA xA +B1q wB sB wA ?B"),
-            (4, "+A2p wA xA +B2q wB wB sB wA sA ?B -B"),
-            (4, "+A2p xA sA ?A"),
-            (4, "+A2p xA wA wA sA ?A"),
+            *in_4("+A2p wA xA +B2q wB wB sB wA sA ?B -B", "+A2p xA sA ?A", "+A2p xA wA wA sA ?A"),
         ],
         look="who may still write into the blocks?",
     ),
     Group(
         "cancelled afterwards",
         [
-            (4, "+A2p wA wA sA xA"),
-            (4, "+A2p wA wA sA xA ?A"),
-            (4, "+A2p wA wA sA ?A xA -A"),
-            (4, "+A2p wA xA xA wA sA sA xA"),
+            *in_4("+A2p wA wA sA xA", "+A2p wA wA sA xA ?A", "+A2p wA wA sA ?A xA -A"),
+            *in_4("+A2p wA xA xA wA sA sA xA"),
         ],
         look="which call will say that it is over?",
     ),
     Group(
         "the sender gives up",
         [
-            (4, "+A2p wA sA ?A"),
-            (4, "+A2p sA ?A"),
-            (4, "+A2p wA sA +B3q wB wB wB sB ?A ?B"),
-            (4, "+A3p wA wA sA sA ?A"),
+            *in_4("+A2p wA sA ?A", "+A2p sA ?A", "+A2p wA sA +B3q wB wB wB sB ?A ?B"),
+            *in_4("+A3p wA wA sA sA ?A"),
         ],
         look="how many blocks were written, and how many were begun?",
     ),
     Group(
         "the sender dies",
         [
-            (4, "+A2p wA !p ?A"),
-            (4, "+A2p wA !p +B4q wB wB wB wB sB ?B"),
-            (4, "+A2p wA wA sA !p ?A -A"),
-            (4, "+A1p +B1q wA wB !p sB ?B"),
-            (4, "+A2p wA xA !p"),
-            (4, "+A1p +B1p +C1p wA xA wB sB !p ?B ?C"),
-            (4, "+A2p wA !p xA sA !p"),
+            *in_4("+A2p wA !p ?A", "+A2p wA !p +B4q wB wB wB wB sB ?B"),
+            *in_4("+A2p wA wA sA !p ?A -A", "+A1p +B1q wA wB !p sB ?B", "+A2p wA xA !p"),
+            *in_4("+A1p +B1p +C1p wA xA wB sB !p ?B ?C", "+A2p wA !p xA sA !p"),
         ],
         look="for which transfers will `stopped` never be called?",
     ),
@@ -772,7 +751,7 @@ numbers(
 )
 
 
-# ── 13.6 A breaker before the store ───────────────────────────────────────────
+# ── 13.6 A circuit breaker for the store ──────────────────────────────────────
 
 # Steps of a program: "?" asks whether to call, "+" reports that a call worked, "-" that it failed,
 # and a number lets so many seconds pass. Times are multiples of 1/4, which floats hold exactly.
@@ -847,48 +826,36 @@ def random_breaker(seed: int) -> tuple[float, float, str]:
     return draw.choice([0.5, 1.0]), draw.choice([2.0, 4.0]), " ".join(steps)
 
 
+quick = under(0.5, 4.0)
 TWICE = "each wait is twice the one before, and at most `most`"
 scenario(
     "13.6",
     broken,
     Group(
         "closed, then open",
-        [
-            (0.5, 4.0, "?"),
-            (0.5, 4.0, "? + ?"),
-            (0.5, 4.0, "? -"),
-            (0.5, 4.0, "? - ?"),
-            (0.5, 4.0, "? - 0.25 ? ?"),
-            (1.0, 4.0, "2 ? - 0.75 ?"),
-        ],
+        [*quick("?", "? + ?", "? -", "? - ?", "? - 0.25 ? ?"), (1.0, 4.0, "2 ? - 0.75 ?")],
         look="what does one failure change, and for how long?",
     ),
     Group(
         "half-open: one trial",
-        [
-            (0.5, 4.0, "? - 0.5 ?"),
-            (0.5, 4.0, "? - 0.75 ? ?"),
-            (0.5, 4.0, "? - 3 ? ? 0.25 ?"),
-        ],
+        quick("? - 0.5 ?", "? - 0.75 ? ?", "? - 3 ? ? 0.25 ?"),
         look="which other calls go through while the trial runs?",
     ),
     Group(
         "the trial works",
-        [
-            (0.5, 4.0, "? - 0.5 ? +"),
-            (0.5, 4.0, "? - 0.5 ? + ? ?"),
-            (0.5, 4.0, "? - 0.5 ? + ? - 0.25 ? 0.25 ?"),
-            (0.5, 4.0, "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?"),
-        ],
+        quick(
+            "? - 0.5 ? +",
+            "? - 0.5 ? + ? ?",
+            "? - 0.5 ? + ? - 0.25 ? 0.25 ?",
+            "? - 0.5 ? 0.25 - 1 ? + ? - 0.5 ?",
+        ),
         look="after that it starts from the beginning",
     ),
     Group(
         "the trial fails",
         [
-            (0.5, 4.0, "? - 0.5 ? - ?"),
-            (0.5, 4.0, "? - 0.5 ? - 0.75 ? 0.25 ?"),
-            (0.5, 4.0, "? - 0.5 ? 0.5 - 0.75 ? 0.25 ?"),
-            (0.5, 4.0, "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
+            *quick("? - 0.5 ? - ?", "? - 0.5 ? - 0.75 ? 0.25 ?"),
+            *quick("? - 0.5 ? 0.5 - 0.75 ? 0.25 ?", "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
             (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
             (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
         ],
@@ -896,19 +863,14 @@ scenario(
     ),
     Group(
         "the trial says nothing",
-        [
-            (0.5, 4.0, "? - 0.5 ? 0.75 ? 0.25 ?"),
-            (0.5, 4.0, "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
-        ],
+        quick("? - 0.5 ? 0.75 ? 0.25 ?", "? - 0.5 ? 1 ? 1.75 ? 0.25 ?"),
         look="when does the next caller go through, if no report comes?",
     ),
     Group(
         "reports that are late",
         [
-            (0.5, 4.0, "? ? - -"),
-            (0.5, 4.0, "? ? - 0.25 - 0.25 ? 0.25 ?"),
-            (0.5, 4.0, "? ? - +"),
-            (0.5, 4.0, "? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?"),
+            *quick("? ? - -", "? ? - 0.25 - 0.25 ? 0.25 ?", "? ? - +"),
+            *quick("? ? - 0.5 ? - 0.5 - 0.75 ? 0.25 ?"),
         ],
         look="calls that began while it was closed, and report afterwards",
     ),
@@ -941,26 +903,6 @@ scenario(
 # ── tinypy on the reader's parts ──────────────────────────────────────────────
 
 SIZE = 8
-
-
-def blocks_of(lm: minikv.LanguageModel, prompt: list[int]) -> list:
-    """K and V of a prompt's whole blocks, but for the one that holds its last token."""
-    cache = PreallocatedCache(lm.config, 256)
-    lm.logits(prompt, cache)
-    count = (len(prompt) - 1) // SIZE
-    return [cache.kv[:, :, i * SIZE : (i + 1) * SIZE].clone() for i in range(count)]
-
-
-def go_on(lm: minikv.LanguageModel, prompt: list[int], blocks: list) -> list[int]:
-    """8 tokens after a prompt whose first blocks are these."""
-    cache = PreallocatedCache(lm.config, 256)
-    for i, block in enumerate(blocks):
-        cache.kv[:, :, i * SIZE : (i + 1) * SIZE] = block
-    cache.num_tokens = len(blocks) * SIZE
-    new = [int(lm.logits(prompt[cache.num_tokens :], cache)[-1].argmax())]
-    while len(new) < 8:
-        new.append(int(lm.logits(new[-1:], cache)[-1].argmax()))
-    return new
 
 
 @runs_model("13.1")
@@ -996,7 +938,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 def _(mine, lm: minikv.LanguageModel) -> str:
     """Real K and V in a store that has lost a block and damaged another."""
     prompt = lm.encode(PROMPT * 4)
-    blocks = blocks_of(lm, prompt)
+    blocks = blocks_of(lm, prompt, SIZE)
     identity, names = bytes(32), [bytes([i]) * 32 for i in range(len(blocks))]
     contents = {name: block.numpy().tobytes() for name, block in zip(names, blocks, strict=True)}
     entries = {name: entry.pack(identity, name, data) for name, data in contents.items()}
@@ -1040,7 +982,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     """Real K and V, handed over while an earlier transfer is cancelled and writes on."""
     prompts = [lm.encode(text + PROMPT * 3) for text in ("def other(", "class Second:\n")]
     receiver = mine.Receiver(64)
-    contents = [blocks_of(lm, prompt) for prompt in prompts]
+    contents = [blocks_of(lm, prompt, SIZE) for prompt in prompts]
     first, first_blocks = receiver.begin("p", len(contents[0]))
     receiver.cancel(first)
     second, second_blocks = receiver.begin("q", len(contents[1]))
@@ -1063,7 +1005,7 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 def _(mine, lm: minikv.LanguageModel) -> str:
     """Blocks of a real prompt, from a store that is down for a while."""
     prompt = lm.encode(PROMPT * 4)
-    blocks = blocks_of(lm, prompt)
+    blocks = blocks_of(lm, prompt, SIZE)
     names = [bytes([i]) * 32 for i in range(len(blocks))]
     entries = {name: (name, block) for name, block in zip(names, blocks, strict=True)}
     clock, found, calls = Clock(), [], 0

@@ -188,13 +188,15 @@ def _box(
         axes.add_patch(_outline(x, middle, facecolor="none", edgecolor=color, hatch="//////",
                                 linewidth=0, zorder=1.5))  # fmt: skip
     axes.add_patch(_outline(x, middle, linewidth=2.4 if new else 0.8, **kind))
-    axes.text(x + BOX / 2, middle, text, fontsize=7.5, ha="center", va="center", color=ink,
-              bbox=field)  # fmt: skip
+    axes.text(
+        x + BOX / 2, middle, text, fontsize=7.5, ha="center", va="center", color=ink, bbox=field
+    )
 
 
 def _outline(x: float, middle: float, **look: Any) -> FancyBboxPatch:
-    return FancyBboxPatch((x, middle - 0.15), BOX, 0.3, **look,
-                          boxstyle="round,pad=0,rounding_size=0.05")  # fmt: skip
+    return FancyBboxPatch(
+        (x, middle - 0.15), BOX, 0.3, **look, boxstyle="round,pad=0,rounding_size=0.05"
+    )
 
 
 def _legend(axes, x: float, middle: float) -> None:
