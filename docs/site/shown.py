@@ -6,7 +6,7 @@ import re
 from html import escape
 from pathlib import Path
 
-from links import ROOT
+from links import ROOT, page_of
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer, TextLexer
@@ -25,8 +25,11 @@ def highlighted(text: str, anchors: bool = False, python: bool = True) -> str:
 
 
 def first_line(path: Path) -> str:
-    """What a module says it is."""
-    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    """What a module, or a file of data, says it is."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".toml":
+        return text.partition("\n")[0].removeprefix("# ")
+    doc = ast.get_docstring(ast.parse(text)) or ""
     return doc.split("\n\n")[0].replace("\n", " ")
 
 
@@ -55,12 +58,13 @@ def _text(file: str) -> str:
 
 
 def folder_page(file: str, wanted: set[str]) -> str:
-    """A page that lists the Python files of a folder."""
+    """A page that lists the modules of a folder, and its mistakes."""
     rows = []
-    for path in sorted((ROOT / file).glob("*.py")):
+    for path in sorted([*(ROOT / file).glob("*.py"), *(ROOT / file).glob("*.toml")]):
         name = path.relative_to(ROOT).as_posix()
         if path.name != "__init__.py":
             wanted.add(name)
             # The page lies in the folder's own folder, beside those of its files.
-            rows.append(f"- [{path.name}]({path.stem}.md): {escape(first_line(path), False)}")
+            page = Path(page_of(name)).name
+            rows.append(f"- [{path.name}]({page}.md): {escape(first_line(path), False)}")
     return f"{NO_SEARCH}# {file}\n\n" + "\n".join(rows) + "\n"
