@@ -193,6 +193,7 @@ class RunningTable(Table):
             f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy"
             f"{company}; median of {repeats} runs (slowest to fastest){slow}. "
             f"{lm.name}, {machine(lm)}."
+            + "".join(f" {rung}: {why}." for rung, why in self.missing.items())
         )
         expected = next(iter(self.runs.values()))[0].token_ids
         for name, runs in self.runs.items():
@@ -217,7 +218,7 @@ class RunningTable(Table):
                     f"{wasted:.1%}" if wasted is not None else "–",
                 )
             )
-        return table + [(rung, why, "–", "–") for rung, why in self.missing.items()]
+        return table
 
 
 def machine(lm: LanguageModel | None = None) -> str:
