@@ -62,7 +62,8 @@ class Overview:
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
         if exercise.id in self.changed:
-            return "passed, changed since: check again"
+            failing = exercise.id in progress_file.failing({exercise.id})
+            return "passed, changed since: " + ("fails now" if failing else "check again")
         if entry.passed is not None:
             return "passed"
         return f"tried {entry.tries} ×" if entry.tries else "open"
