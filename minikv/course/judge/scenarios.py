@@ -506,7 +506,7 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
         ]
         scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
         best = max(scores, key=scores.__getitem__, default=None)
-        if best is None:
+        if best is None or _is_contradicted(best, outcomes, latest):
             continue
         if not _says_much(best, first):
             if scores[best] < CONTAINED:
@@ -532,6 +532,19 @@ def _tells(mistake: Mistake, failed: Outcome) -> bool:
     place, played = min(failed.differs), failed.played
     wrong = played.scenario.symptoms_of(mistake, played.group, place)
     return bool(failed.differs[place].symptoms & wrong)
+
+
+def _is_contradicted(mistake: Mistake, outcomes: Sequence[Outcome], latest: float) -> bool:
+    """Whether the reader's code is right in most of the programs that the mistake gets wrong."""
+    both = alone = 0
+    for outcome in outcomes:
+        scenario, group = outcome.played.scenario, outcome.played.group
+        both += sum(bool(scenario.symptoms_of(mistake, group, place)) for place in outcome.differs)
+        for place in outcome.right:
+            if process_time() > latest:
+                return alone > both
+            alone += bool(scenario.symptoms_of(mistake, group, place))
+    return alone > both
 
 
 def _says_much(mistake: Mistake, failed: Outcome) -> bool:
