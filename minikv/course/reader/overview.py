@@ -69,7 +69,8 @@ class Overview:
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
         if exercise.id in self.changed:
-            return "changed: check again"
+            failing = exercise.id in progress_file.failing({exercise.id})
+            return "changed: fails now" if failing else "changed: check again"
         if entry.passed is not None:
             return "passed"
         return f"tried {entry.tries} ×" if entry.tries else "open"

@@ -58,14 +58,24 @@ def changed() -> set[str]:
     passed is known by its fingerprint, so with the old code an exercise is passed again."""
     kept, found = entries(), set()
     for id_ in _passed():
-        try:
-            text = reader_files.read(chapter_of(id_))
-            same = kept[id_].fingerprint in (None, reader_files.fingerprint(find(id_), text))
-        except reader_files.WorkbookError:
-            same = False
-        if not same:
+        code = _code_of(id_)
+        if code is None or kept[id_].fingerprint not in (None, code):
             found.add(id_)
     return found
+
+
+def failing(some: set[str]) -> set[str]:
+    """Those of these changed exercises whose code, as it is now, has been checked already."""
+    kept = entries()
+    return {id_ for id_ in some if (code := _code_of(id_)) and code == kept[id_].checked}
+
+
+def _code_of(id_: str) -> str | None:
+    """The fingerprint of an exercise's code; None if it cannot be read."""
+    try:
+        return reader_files.fingerprint(find(id_), reader_files.read(chapter_of(id_)))
+    except reader_files.WorkbookError:
+        return None
 
 
 def _passed() -> set[str]:
