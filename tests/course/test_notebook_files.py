@@ -192,7 +192,8 @@ def test_every_picture_has_words(notebook):
 def test_has_a_widget_and_a_picture_beside_it(notebook):
     kinds = [kind for output in outputs(notebook) for kind in output.get("data", {})]
     assert "application/vnd.jupyter.widget-view+json" in kinds
-    assert "image/png" in kinds
+    shown = [output.get("data", {}).get("text/html", "") for output in outputs(notebook)]
+    assert any("<figure" in html and "src='data:image/" in html for html in shown)
 
 
 def test_stores_a_film_of_each_player(notebook):
