@@ -68,7 +68,8 @@ def text(
 
 def passkey_texts(count: int, length: int) -> list[list[int]]:
     """Texts with KEY within the first 120 positions and ASK at the end."""
-    draw, texts = Random(11), []
+    draw = Random(11)
+    texts: list[list[int]] = []
     while len(texts) < count:
         ids = text(length, draw, draw.randrange(20, 120), length - 24)
         if KEY in ids:
