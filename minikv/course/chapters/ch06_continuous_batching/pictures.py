@@ -77,9 +77,9 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
         run = comparison.typical(way)
         waits[way] = run.latencies if upto == "last token" else run.times_to_first_token
     first, *_, last = waits
-    title = f"Median time to the {upto}: {percentile(waits[first], 50):.2f} s with {first}"
+    title = f"Half wait less than {percentile(waits[first], 50):.2f} s ({first})"
     if last != first:
-        title += f", {percentile(waits[last], 50):.2f} s with {last}"
+        title += f" or {percentile(waits[last], 50):.2f} s ({last})"
     figure, axes = style.new_axes(
         title, f"time from arrival to {upto} (s)", "share of the requests (%)", height=3.3
     )
@@ -350,8 +350,9 @@ def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Pictur
     least = {
         name: crossover(*model, REACHED * accelerator.flops) / 1e9 for name, model in models.items()
     }  # GB/s
-    title = f"{device} has {accelerator.link / 1e9:.0f} GB/s; a swap wins from {least[first]:.0f}"
-    title += f" ({first})" + (f" or {least[last]:.0f} ({last})" if last != first else "")
+    title = f"The link of {device} has {accelerator.link / 1e9:.0f} GB/s. "
+    title += f"Swapping wins above {least[first]:.0f} ({first})"
+    title += f" or {least[last]:.0f} ({last})" if last != first else ""
     figure, axes = style.new_axes(
         title, "operations per second (10¹²)", "link to the host (GB/s each way)", height=4.0
     )
