@@ -94,9 +94,10 @@ class Overview:
 
     def headline(self) -> str:
         """What is passed in all, and the next exercise in the chapter that was worked on last."""
-        return self.on_route() + self._headline()
+        return self.on_route() + self.plain_headline()
 
-    def _headline(self) -> str:
+    def plain_headline(self) -> str:
+        """The same of all exercises, whatever the route."""
         if self.next is not None:
             return (
                 f"{self.count()}. Next: {self.next.id} {self.next.title}, {self.next.minutes} min"
@@ -127,7 +128,8 @@ class Overview:
             for exercise in chapter.exercises if self._is_open(chapter) else ():
                 mark, name, kind, minutes, state = self._line(exercise)
                 out.append(f"  {mark} {name.ljust(43)} {kind:7} {minutes:>6}  {state}")
-        return "\n".join([*out, wrapped(self.headline(), "", terminal_width())])
+        route = self.on_route().removesuffix(" Everything: ")
+        return "\n".join([*out, *([route] if route else []), self.plain_headline()])
 
     def _repr_html_(self) -> str:
         out = []
