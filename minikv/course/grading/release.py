@@ -23,6 +23,7 @@ from minikv.course.chapters import title
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
 from minikv.course.exercises.skeletons import skeleton
+from minikv.course.reports import markup
 
 CONFIG = '''"""nbgrader's settings for assignments of minikv."""
 
@@ -66,15 +67,15 @@ def run(args: argparse.Namespace) -> int:
         chapter = chapter_of(args.chapter)
         write_source(chapter, args.out)
     except ReaderError as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 2
     name = f"ch{chapter.number}"
     print(f"{args.out / 'source' / name}: the source version, {points_of(chapter)} points.")
     generate = ["nbgrader", "generate_assignment", name]
     if find_spec("nbgrader") is None:
         print(
-            "nbgrader is not installed here, so there is no release version yet. "
-            f"pip install 'minikv[class]', then in {args.out}: {' '.join(generate)}"
+            "nbgrader is not installed here, so there is no release version yet.\n"
+            f"    pip install 'minikv[class]'\n    cd {args.out}\n    {' '.join(generate)}"
         )
         return 0
     # nbgrader looks for a program of its environment on the path.
