@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
     if not arguments:
         from minikv.course.terminal import home  # here: a command of the engine needs none of it
 
-        print(home())
+        print(f"{home()}\n\n{listing()}")
         return 0
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _unknown(arguments[0])

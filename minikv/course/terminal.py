@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from minikv.course import lab
-from minikv.course.commands import listing
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.exercises.reader_files import WorkbookError
@@ -56,25 +55,23 @@ def _wrapped(text: str) -> str:
 
 
 def home() -> str:
-    """Where the reader stands, what comes next, and every command."""
+    """Where the reader stands, and what comes next."""
     try:
         known, following = progress_file.entries(), progress_file.to_do_next()
     except ValueError as error:  # there is no course in this folder
-        return f"{_wrapped(str(error))}\n\n{listing()}"
+        return _wrapped(str(error))
     if following is None:
-        here = "Every exercise that this machine can run is passed."
-    else:
-        file, line = reader_files.display_name(following.chapter), reader_files.line_of(following)
-        total = sum(len(chapter.exercises) for chapter in chapters().values())
-        here = (
-            f"{paint(f'{len(progress_file.passed())} of {total} exercises passed.', 'bold')} "
-            f"Next: {_named(following)}\n\n"
-            + ("" if known else "  begin    notebooks/00_start_here.ipynb\n")
-            + f"  read     notebooks/{following.chapter.file_name[2:-3]}.ipynb\n"
-            f"  write    {file}, line {line}\n"
-            f"  check    python -m minikv check {following.id}"
-        )
-    return f"{here}\n\n{listing()}"
+        return "Every exercise that this machine can run is passed."
+    file, line = reader_files.display_name(following.chapter), reader_files.line_of(following)
+    total = sum(len(chapter.exercises) for chapter in chapters().values())
+    return (
+        f"{paint(f'{len(progress_file.passed())} of {total} exercises passed.', 'bold')} "
+        f"Next: {_named(following)}\n\n"
+        + ("" if known else "  begin    notebooks/00_start_here.ipynb\n")
+        + f"  read     notebooks/{following.chapter.file_name[2:-3]}.ipynb\n"
+        f"  write    {file}, line {line}\n"
+        f"  check    python -m minikv check {following.id}"
+    )
 
 
 def _named(exercise: Exercise) -> str:

@@ -3,8 +3,8 @@
     python -m minikv bench decode --repeats 5 --json decode.json
     python -m minikv bench all
 
-Each subcommand prints one table. Its last column says what was aimed at, and whether
-this machine got there.
+Each subcommand prints one table. Its last column says what was aimed at, and
+whether this machine got there.
 """
 
 import argparse

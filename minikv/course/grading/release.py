@@ -1,12 +1,13 @@
-"""`python -m minikv release-assignment 04`: a chapter's exercises as an assignment of nbgrader.
+"""`python -m minikv release-assignment 04`: a chapter as an nbgrader assignment.
 
     FOLDER/nbgrader_config.py
-    FOLDER/source/ch04/     for you: the notebook, with a cell that writes the solution
-    FOLDER/release/ch04/    for students: the same without it, and the exercise file
+    FOLDER/source/ch04/     for you: the notebook, and a cell with the solution
+    FOLDER/release/ch04/    for students: no solution, and the exercise file
 
-Students write into the exercise file and hand in the folder. `nbgrader autograde ch04` in FOLDER
-runs our checks; an exercise gives as many points as it has stars of difficulty, or none.
-`nbgrader generate_feedback ch04` writes pages that say what differs, and the likely cause.
+Students write into the exercise file and hand in the folder. In FOLDER,
+`nbgrader autograde ch04` runs our checks; an exercise gives as many points as
+it has stars of difficulty, or none. `nbgrader generate_feedback ch04` writes
+pages that say what differs, and the likely cause.
 """
 
 import argparse

@@ -84,7 +84,9 @@ def legible(figure: "Figure") -> None:
     from matplotlib.text import Text
 
     least = SMALLEST * 72 * figure.get_figwidth() / NARROW
-    for text in figure.findobj(lambda one: isinstance(one, Text) and one.get_fontsize() < least):
+    for text in figure.findobj(
+        lambda one: isinstance(one, Text) and float(one.get_fontsize()) < least
+    ):
         text.set_fontsize(least)  # type: ignore[attr-defined]
 
 
@@ -137,10 +139,12 @@ class Picture:
         if len(POINT.findall(data)) > MOST_POINTS:
             kind, data = "png", png(self.figure)
         important = "" if least else "!important"  # BESIDE_EDITOR is for those that may scroll
+        wide, high = self.figure.get_size_inches()
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return (  # the first line is what JupyterLab shows of a folded output
             f"<!-- a picture -->\n<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
             f"<img style='width:100%;min-width:{least}px{important};max-width:none;"
+            f"aspect-ratio:{wide:.2f}/{high:.2f};"
             "box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
             f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"

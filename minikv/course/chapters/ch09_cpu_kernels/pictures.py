@@ -237,9 +237,11 @@ class Point(NamedTuple):
 def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
     """Attained over attainable operations per second (Williams et al., 2009), measured both."""
     upper = next(iter(roofs.values()))
-    best = max(points, key=lambda point: point.rate)
-    title = f"{best.name}, batch {best.batch}: {best.rate / upper.attainable(best.intensity):.0%} "
-    title += "of what this CPU can do"
+    most = max(point.batch for point in points)
+    shares = {p.name: p.rate / upper.attainable(p.intensity) for p in points if p.batch == most}
+    least, best = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    title = f"At batch {most}: {least} at {shares[least]:.0%} of its roof, {best} at "
+    title += f"{shares[best]:.0%}"
     figure, axes = style.new_axes(
         title, "operations per byte that must be read", "GFLOP/s: 10⁹ operations per second",
         height=4.4,
@@ -262,7 +264,8 @@ def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
             axes.annotate(", ".join(f"{point.batch}" for point in met), (at, at_y),
                           (7, 5) if above else (7, -12), textcoords="offset points",
                           fontsize=8.5, color=style.INK)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends)
+    lowest = min(point.rate for point in points) / 1e9
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(lowest / 2, 2 * upper.rate / 1e9))
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 3)))
