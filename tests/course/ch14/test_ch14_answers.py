@@ -45,7 +45,7 @@ def test_one_sequence_gets_the_engines_number_of_drafts():
             [chosen] = how_many([[acceptance] * 8], lambda n, c=cost: c[n - 1], 1, 1, 8)
             best = drafts_that_pay(cost, acceptance)
             rates = [expected_tokens(k, acceptance) / cost[k] for k in (chosen, best)]
-            assert rates[0] >= rates[1] / 1.02  # the engine asks for a gain of 2 % at least
+            assert rates[0] >= 0.95 * rates[1]  # it leaves out drafts of little chance or gain
 
 
 def test_the_reports_by_counting():

@@ -10,7 +10,7 @@ import torch
 import minikv
 from minikv import BlockPool, RadixCache
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, scramble, under
+from minikv.course.judge.programs import LINES_ABOVE, counted, scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.speculative import Drafter, Proposal
 
@@ -210,7 +210,7 @@ def publishing(mine, program, log: Log) -> None:
         written = minikv.speculative.keep_equal(drafts, own)
         computed = len(tokens) + len(written) - 1
         tokens += written
-        log(f"{len(drafts)} drafts, {len(written)} tokens are written: {len(tokens)} in all")
+        log(f"{counted(len(drafts), 'draft')}, {counted(len(written), 'new token')}")
         text = f"settle(table, cache, {tokens}, {computed})"
         log.call(text, mine.settle, table, cache, tokens, computed)
         log("", {"tokens in the table:": table.num_tokens, "free blocks:": pool.num_free})
