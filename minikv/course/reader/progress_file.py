@@ -8,6 +8,7 @@ from pathlib import Path
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.reader import routes
 from minikv.course.reports.report import Report
 
 
@@ -119,8 +120,11 @@ def note(report: Report, alone: bool = True) -> None:
 
 def to_do_next(after: str | None = None) -> Exercise | None:
     """The first open exercise after the one with this id: in its chapter, then in the chapters
-    above, then in those below. Without an id, after the one that was checked last."""
-    known, done = entries(), passed()
+    above, then in those below. Without an id, after the one that was checked last. On a route,
+    one of its exercises while any is open."""
+    known, done, route = entries(), passed(), routes.chosen()
+    if route is not None and not route.exercises <= done:
+        done |= {e.id for c in chapters().values() for e in c.exercises} - route.exercises
     if after is None:
         checked = {id_: kept.last or 0.0 for id_, kept in known.items()}
         after = max(checked, key=lambda id_: checked[id_], default="")
