@@ -275,10 +275,14 @@ class Player:
             self.step(0)
 
     def drain(self) -> None:
-        for _ in range(MOST_STEPS):
+        rng = self.rng
+        for step in range(MOST_STEPS):
             if not self.engine.has_unfinished:
                 break
+            if step == MOST_STEPS // 2:  # every interrupt begins all prompts again
+                self.rng = None
             self.one_step()
+        self.rng = rng
         engine = self.engine
         assert not self.requests and not engine.has_unfinished, "a request is lost"
         stats = engine.stats()
@@ -396,13 +400,13 @@ class Player:
 def is_ours(frame) -> bool:
     """Whether it is called from within minikv: what the player itself loses is its own fault. Nor
     where Python would drop it."""
-    if frame.f_code.co_filename.endswith("weakref.py"):
-        return False
+    ours = False
     while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            return True
+        if frame.f_code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
+            return False
+        ours = ours or frame.f_code.co_filename.startswith(PACKAGE)
         frame = frame.f_back
-    return False
+    return ours
 
 
 def is_inside(frame, engine) -> bool:

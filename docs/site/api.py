@@ -26,8 +26,15 @@ def public_names() -> list[tuple[str, list[str]]]:
         if isinstance(node, ast.ImportFrom)
         and node.module not in ("minikv.assembly", "minikv.version")
     }
+    # The core's files as they are read; then a wing's, of which `minikv` hands something on.
     order = re.findall(r"\w+", (ast.get_docstring(tree) or "").split("\n\n")[-1])
-    return [(f"minikv/{name}.py", found[name]) for name in sorted(found, key=order.index)]
+    order += sorted(set(found) - set(order))
+    return [(_file_of(name), found[name]) for name in sorted(found, key=order.index)]
+
+
+def _file_of(name: str) -> str:
+    file = f"minikv/{name}.py"
+    return file if (ROOT / file).exists() else f"minikv/{name}/__init__.py"
 
 
 def definitions(tree: ast.Module) -> dict[str, Definition]:

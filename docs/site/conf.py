@@ -20,14 +20,20 @@ nb_mime_priority_overrides = [("html", "text/html", 0)]
 nb_ipywidgets_js: dict = {}
 myst_enable_extensions = ["dollarmath", "deflist"]
 myst_heading_anchors = 4
+myst_html_meta = {
+    "description": "Build the memory manager of an LLM inference engine, block by block, on your "
+    "laptop: a course of Jupyter notebooks with exercises that are checked, and no GPU needed."
+}
 suppress_warnings = ["misc.highlighting_failure"]
 
 # ── How it looks ──────────────────────────────────────────────────────────────
 html_theme = "sphinx_book_theme"
-html_title = "minikv"
+html_title = "minikv: the KV cache of an LLM inference engine"
+html_favicon = "_static/icon.svg"
 html_baseurl = ""
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = "_static/scorer.js"
 html_js_files = [("site.js", {"defer": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False

@@ -393,7 +393,7 @@ def test_a_hint_opens_under_the_report_and_folds_again(page, screenshots):
     cell.get_by_role("button", name="Reset", exact=True).wait_for()
 
 
-@pytest.mark.parametrize("what", ["google.colab", "sandbox("])
+@pytest.mark.parametrize("what", ["ladder(", "sandbox("])
 def test_a_narrow_page_does_not_scroll_sideways(page, screenshots, what):
     cells = opened()[0]
     at = place(cells, what)

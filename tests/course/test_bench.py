@@ -34,6 +34,7 @@ SMALL = {
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
     "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",
+    "speculative": "--batch 1 2 --prompt 90 --tokens 6",
     "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
     "kv": "--formats auto int8 int4 --contexts 32 --batch 2 --steps 1 --attention torch",

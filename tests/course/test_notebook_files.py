@@ -26,7 +26,8 @@ from minikv.course.pictures import style
 from minikv.course.pictures.timeline import Timeline, _chip, visible
 from minikv.course.reader import ladder, progress_file
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS, EXERCISES = sorted((ROOT / "notebooks").glob("*.ipynb")), ROOT / "exercises"
 OPENING = ("You will be able to", "You need", "Minutes:", "Where this rung stands")
 CLOSING = ["Summary", "The running table", "Three open questions", "What to read next"]
 LONGEST_CELL = 25  # lines
@@ -94,8 +95,7 @@ def test_opens_as_every_notebook_does(path, notebook):
     prose = "\n".join(cell.source for cell in opening if cell.cell_type == "markdown")
     places = [prose.find(f"**{label}") for label in OPENING]
     assert -1 not in places and places == sorted(places)
-    colab, first, *_ = (cell for cell in opening if cell.cell_type == "code")
-    assert colab.id == "colab"
+    first, *_ = (c for c in opening if c.cell_type == "code" and c.id != "colab")
     assert first.source.endswith(f"ladder(here={number})")
 
 
@@ -122,7 +122,8 @@ def test_states_the_oracles_verdict(notebook):
 def test_opens_with_one_click(path):
     """If not: python -m minikv.course buttons"""
     text = path.read_text(encoding="utf-8")
-    assert buttons.in_notebook(path.name, text) == text
+    """If not: python -m minikv.course buttons"""
+    assert buttons.in_notebook(path.name, text, buttons.repository()) == text
 
 
 def test_cells_are_short(notebook):
@@ -213,6 +214,45 @@ def test_stores_a_film_of_each_player(notebook):
 )
 def test_absolute_paths_are_told_from_others(text, found):
     assert bool(ABSOLUTE_PATH.search(text)) == found
+
+
+# ── Numbers, and words ────────────────────────────────────────────────────────
+
+NUMBER = re.compile(r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?(?![\w/]|[.,]\d)")
+NOT_PROSE = re.compile(
+    r"```.*?```|`[^`]*`|\$[^$]*\$|^\|[^\n]*$|chapters? \d\d(?: (?:and|to) \d\d)?|\b\d\d\.\d\b",
+    re.DOTALL | re.MULTILINE,
+)
+# Arithmetic that no cell prints, and givens of a question.
+ALSO_GIVEN = {
+    "00": {"500"}, "07": {"29"}, "08": {"100000"}, "10": {"255", "68", "1024"}, "11": {"150"},
+    "13": {"989"},
+}  # fmt: skip
+
+
+def digits(number):
+    return number.replace(",", "").replace("_", "")
+
+
+def test_numbers_in_prose_stand_in_the_notebook(path, notebook):
+    """Above 12, a number in prose is one that a cell of the same notebook computes or is given,
+    or one of the exercise file, unless its cell cites where it is from, or sets a question."""
+    number = path.stem[:2]
+    known = [cell.source for cell in code_cells(notebook)]
+    for output in outputs(notebook):
+        shown = output.get("data", {}).items()
+        known += [re.sub(r"<[^>]+>", " ", text) for kind, text in shown if "text/" in kind]
+        known.append(output.get("text", ""))
+    if file := next(EXERCISES.glob(f"ch{number}_*.py"), None):
+        known.append(file.read_text(encoding="utf-8"))
+    found = {digits(one) for text in known for one in re.findall(r"\d[\d,_]*(?:\.\d+)?", text)}
+    for cell in notebook.cells[1:]:
+        asks = cell.source.startswith(("### ", "## Three open questions"))
+        if cell.cell_type == "markdown" and not asks and "http" not in cell.source:
+            for one in map(digits, NUMBER.findall(NOT_PROSE.sub("", cell.source))):
+                is_year = re.fullmatch(r"(19|20)\d\d", one)
+                if float(one) > 12 and not is_year:
+                    assert one in found | ALSO_GIVEN.get(number, set()), f"{cell.id}: {one}"
 
 
 # ── The timeline ──────────────────────────────────────────────────────────────
@@ -427,7 +467,9 @@ def test_the_running_table_measures_every_rung(lm):
     missing = [name for name, rung in rungs.items() if rung.why_not(lm)]
     assert list(table.missing) == missing
     assert list(table.runs) == [name for name in rungs if name not in missing]
-    assert all((name, rungs[name].why_not(lm), "–", "–") in table.rows() for name in missing)
+    assert all(f"{name} ({rungs[name].why_not(lm)})" in table.caption for name in missing)
+    [relative] = [row[-1] for row in table.rows() if row[0].startswith("04 ")]
+    assert relative == "1" and all(float(row[-1]) > 0 for row in table.rows()[1:])
     assert len({tuple(run.token_ids) for runs in table.runs.values() for run in runs}) == 1
     kept = {name: {run.kv_bytes_per_token for run in runs} for name, runs in table.runs.items()}
     alone = lm.config.kv_bytes_per_token(lm.dtype)

@@ -8,7 +8,14 @@ from minikv.course.chapters import notebook, title
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Chapter, Exercise, chapters
 from minikv.course.reader import progress_file
-from minikv.course.reports.markup import GREEN, badge, folded, hours
+from minikv.course.reports.markup import (
+    GREEN,
+    badge,
+    folded,
+    hours,
+    terminal_width,
+    wrapped,
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -62,7 +69,7 @@ class Overview:
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
         if exercise.id in self.changed:
-            return "passed, changed since: check again"
+            return "changed: check again"
         if entry.passed is not None:
             return "passed"
         return f"tried {entry.tries} ×" if entry.tries else "open"
@@ -99,10 +106,13 @@ class Overview:
     def __repr__(self) -> str:
         out = []
         for chapter in chapters().values():
-            out.append(f"{_name(chapter).ljust(26)}  {self.count(chapter)}")
+            name = f"{chapter.number} {title(chapter.number)}"
+            out.append(f"{name.ljust(26)}  {self.count(chapter)}")
+            if chapter.cannot_run:
+                out.append(wrapped(chapter.cannot_run, "  ", terminal_width()))
             for exercise in chapter.exercises if self._is_open(chapter) else ():
                 mark, name, kind, minutes, state = self._line(exercise)
-                out.append(f"  {mark} {name.ljust(44)} {kind:8}{minutes:>7}  {state}")
+                out.append(f"  {mark} {name.ljust(43)} {kind:7} {minutes:>6}  {state}")
         return "\n".join([*out, self.headline()])
 
     def _repr_html_(self) -> str:

@@ -91,8 +91,6 @@ class Parts:
 
     def text(self, say: Callable[[str], str] = str) -> str:
         """As text, as wide as the terminal; `say` words the calls that it names."""
-        if not self.passed | self.changed:
-            return NOTHING
 
         def wrapped(text: str, more: str) -> str:
             return textwrap.fill(
@@ -100,6 +98,8 @@ class Parts:
                 break_long_words=False, break_on_hyphens=False,
             )  # fmt: skip
 
+        if not self.passed | self.changed:
+            return wrapped(NOTHING, "")
         out = []
         if self.written:
             out += [self.written.text.rstrip(), "", wrapped(self.written.words(), ""), ""]

@@ -15,6 +15,7 @@ from pathlib import Path
 from minikv.course.exercises.manifest import ReaderError
 from minikv.course.exercises.reader_files import MARK, course_folder
 from minikv.course.reader import unpacked
+from minikv.course.reports import markup
 
 FIRST = "notebooks/00_start_here.ipynb"
 NEW = Path("minikv-course")
@@ -28,9 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     folder = (args.folder or _here()).absolute()
     try:
-        print(put_into(folder))
+        print(markup.wrapped(put_into(folder), width=markup.terminal_width()))
     except ReaderError as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 1
     if args.no_lab:
         return 0

@@ -38,6 +38,7 @@ from minikv.course.exercises.skeletons import (
     text_of,
 )
 from minikv.course.reader import progress_file, unpacked
+from minikv.course.reports import markup
 
 
 class UpdateError(Exception):
@@ -254,9 +255,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             lines = update_unpacked(reader_files.course_folder())
     except (UpdateError, ReaderError) as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 1
-    print("\n".join(lines))
+    print(markup.wrapped("\n".join(lines), width=markup.terminal_width()))
     return 0
 
 

@@ -361,8 +361,9 @@ def test_costs_of_preemption_and_their_pictures(lm):
     # 10 parameters, 4 bytes a token: 20 operations and 8 bytes, out and in.
     assert crossover(10, 4, flops=20) == 8.0
     alt = shown(crossover_picture({"Llama-2-7B": (6.74e9, 524_288), "small": (8e9, 131_072)}))
-    assert "Llama-2-7B on H100, PCIe 5: recompute" in alt
-    assert "small on H100, PCIe 5: swap" in alt
+    assert "Llama-2-7B on H100, PCIe 5: swap at 40% of its operations (crossover 31 GB/s" in alt
+    assert "Llama-2-7B on H100, PCIe 5: recompute at 100%" in alt
+    assert "small on H100, PCIe 5: swap at 100%" in alt
 
 
 # ── Hit rates ─────────────────────────────────────────────────────────────────
