@@ -102,7 +102,7 @@ def front(readme: str) -> str:
 def facts_of(readme: str) -> str:
     """ "14 chapters · 81 exercises · about 41 hours · no GPU", from the README's own figures."""
     [exercises] = re.findall(r"and (\d+) exercises", readme)
-    [hours] = re.findall(r"about (\d+) hours", readme)
+    [hours] = re.findall(r"about (\d+) hours, of which", readme)
     chapters = len(list(ROOT.glob("notebooks/*.ipynb")))
     told = f"{chapters} chapters · {exercises} exercises · about {hours} hours · no GPU needed"
     return f"<p class='facts'>{told}</p>"
