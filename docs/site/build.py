@@ -114,6 +114,9 @@ def with_anchors(glossary: str) -> str:
 
     def anchored(row: re.Match) -> str:
         place = "word-" + re.sub(r"\W+", "-", row[1].lower()).strip("-")
+        place += "-too" * sum(
+            place == other for _, other in words
+        )  # a head of attention, of a ring
         words.append((row[1], place))
         return f"| <span id='{place}'></span>{row[1]} |"
 

@@ -33,13 +33,14 @@ html_favicon = "_static/icon.svg"
 html_baseurl = ""
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_search_scorer = "_static/scorer.js"
+html_search_scorer = str(Path(__file__).with_name("_static") / "scorer.js")
 html_js_files = [("site.js", {"defer": "defer"})]
 html_show_sourcelink = False
 html_copy_source = False
 html_last_updated_fmt = None
 html_context = {"default_mode": "auto"}  # the reader's own: light or dark
 html_theme_options = {
+    "logo": {"text": "minikv"},
     "navbar_persistent": [],
     "show_toc_level": 1,
     "home_page_in_toc": False,

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import minikv
 from minikv.course import lab
+from minikv.course.chapters import each
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
 from minikv.course.exercises.reader_files import WorkbookError
@@ -148,6 +150,10 @@ def _show_with_time(report: Report) -> None:
 
 
 def _parts(args: argparse.Namespace) -> int:
+    if args.serve:
+        [(_, four)] = each("four_requests")
+        return _print(four.FourRequests(minikv.load("tinypy")))
+
     def tell(what: str) -> None:  # in one line, each over the one before
         print(f"\r\033[K{what} …" if sys.stdout.isatty() else f"{what} …", end=end, flush=True)
 
@@ -191,4 +197,7 @@ progress = Command(
 reset = Command(lambda args: _print(lab.reset(args.exercise)), (MANY,))
 begin = Command(lambda args: _print(lab.begin(args.exercise)), (ONE,))
 watch = Command(_watch, (MANY,))
-parts = Command(_parts)
+parts = Command(
+    _parts,
+    (("--serve", {"action": "store_true", "help": "four requests that share a prefix, on them"}),),
+)

@@ -111,8 +111,8 @@ PIXELS = """image => {
     canvas.getContext('2d').drawImage(image, 0, 0);
     return canvas.toDataURL();
 }"""
-MOVED = f"""([image, before, caption, words]) => {{
-    const now = ({PIXELS})(image);
+MOVED = f"""([box, before, caption, words]) => {{
+    const now = ({PIXELS})(box.querySelector("img"));
     return now && now !== before && caption.textContent !== words;
 }}"""
 
@@ -340,13 +340,14 @@ def test_every_player_moves_its_picture(page, screenshots, theme, number):
     cells = opened()[1][number]
     run(page, cells)
     player = cell_in_view(page, cells[-1])
-    image, handle = player.locator("img.widget-image"), player.locator(".noUi-handle")
+    image, handle = player.locator("figure img"), player.locator(".noUi-handle")
+    box = player.locator(".widget-html:has(figure)")  # each step has an image of its own
     caption = player.locator(".widget-html").first
     handle.scroll_into_view_if_needed()
-    assert image.get_attribute("title").startswith(f"{PLAYERS[number]}, step ")
+    assert image.get_attribute("alt").startswith(f"{PLAYERS[number]}, step ")
     for key in ("Home", "ArrowRight"):
         shown = [
-            image.element_handle(), image.evaluate(PIXELS),
+            box.element_handle(), image.evaluate(PIXELS),
             caption.element_handle(), caption.text_content(),
         ]  # fmt: skip
         before = handle.get_attribute("aria-valuenow")

@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 
-from minikv.__main__ import main
 from minikv.course.bench import (
     BENCHMARKS,
     ON_A_GPU,
@@ -21,6 +20,7 @@ from minikv.course.bench import (
     scheduler,
     tiers,
 )
+from minikv.course.commands import main
 from minikv.course.measure.running_table import RunningTable
 from minikv.course.measure.workload import Length
 

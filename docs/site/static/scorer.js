@@ -1,5 +1,5 @@
 // How search results are ordered: a title that has the words first, chapters before the reference.
-const Scorer = {
+var Scorer = {
   score: ([name, title, , , score]) => {
     const words = new URLSearchParams(location.search).get("q").toLowerCase().split(/\s+/);
     const named = words.every((word) => title.toLowerCase().includes(word));

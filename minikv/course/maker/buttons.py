@@ -1,9 +1,10 @@
-"""Where the course is published: `python -m minikv.course buttons`.
+"""What is written into the README and the notebooks: `python -m minikv.course buttons`.
 
-Writes the address into the README (badges, and the line that fetches the course), into every
-notebook (a line of links under the first heading, and a cell that fetches the course in Google
-Colab) and into CITATION.cff. It is `Repository` in pyproject.toml, and is written nowhere else.
-Without one, all of these are left out.
+The address of the published course: into the README (badges, and the line that fetches the
+course), into every notebook (a line of links under the first heading, and a cell that fetches the
+course in Google Colab) and into CITATION.cff. It is `Repository` in pyproject.toml, and is written
+nowhere else. Without one, all of these are left out. And under the headings of sections the routes
+that take them, which are those of routes.toml.
 """
 
 import json
@@ -12,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 from minikv.course.exercises.files import write_whole
+from minikv.course.reader import routes
 
 ROOT = Path(__file__).parents[3]
 BRANCH = "main"
@@ -78,7 +80,8 @@ def in_citation(text: str, address: str | None) -> str:
 
 
 def in_notebook(name: str, text: str, address: str | None) -> str:
-    """A notebook with its links, and with the cell for Colab before the first code cell."""
+    """A notebook with its links and the marks of the routes, and with the cell for Colab before
+    the first code cell."""
     notebook = json.loads(text)
     cells = [cell for cell in notebook["cells"] if cell["id"] != "colab"]
     heading, rest = LINKS.sub("", "".join(cells[0]["source"])).split("\n", 1)
@@ -88,6 +91,10 @@ def in_notebook(name: str, text: str, address: str | None) -> str:
         first = next(i for i, cell in enumerate(cells) if cell["cell_type"] == "code")
         cells.insert(first, _colab_cell(address))
     cells[0]["source"] = f"{heading}\n{rest}".splitlines(keepends=True)
+    prose = [cell for cell in cells if cell["cell_type"] == "markdown"]
+    sources = routes.marked(name[:2], ["".join(cell["source"]) for cell in prose])
+    for cell, source in zip(prose, sources, strict=True):
+        cell["source"] = source.splitlines(keepends=True)
     notebook["cells"] = cells
     return json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
 

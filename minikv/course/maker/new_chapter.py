@@ -167,7 +167,8 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
         path.write_text(text.format(**words), encoding="utf-8")
     notebook = root / "notebooks" / f"{number}_{name}.ipynb"
     text = nbformat.writes(_notebook(words))
-    notebook.write_text(buttons.in_notebook(notebook.name, text), encoding="utf-8")
+    text = buttons.in_notebook(notebook.name, text, buttons.repository())
+    notebook.write_text(text, encoding="utf-8")
     return [*texts, notebook]
 
 

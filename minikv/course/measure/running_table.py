@@ -86,11 +86,13 @@ def run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capa
 def run_in_engine(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
     requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
-    kv_dtype: str = "auto",
+    kv_dtype: str = "auto", speculative: str = "off",
 ) -> Run:  # fmt: skip
     """Chapters 04 and later: in the engine. `attention` is PyTorch's, whatever would be fastest on
     this machine, unless the rung is about kernels."""
-    config = EngineConfig(prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype)
+    config = EngineConfig(
+        prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype, speculative=speculative
+    )
     engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))

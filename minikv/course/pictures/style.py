@@ -140,11 +140,13 @@ class Picture:
             kind, data = "png", png(self.figure)
         important = "" if least else "!important"  # BESIDE_EDITOR is for those that may scroll
         wide, high = self.figure.get_size_inches()
+        # In a widget one picture takes the place of another, which keeps its height meanwhile.
+        place = "" if least else f"aspect-ratio:{wide:.2f}/{high:.2f};"
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return (  # the first line is what JupyterLab shows of a folded output
             f"<!-- a picture -->\n<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
             f"<img style='width:100%;min-width:{least}px{important};max-width:none;"
-            f"aspect-ratio:{wide:.2f}/{high:.2f};"
+            f"{place}"
             "box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
             f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"

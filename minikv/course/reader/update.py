@@ -299,10 +299,11 @@ def update_from(old: Path) -> list[str]:
     merges = merge_all(base, read_folder(old / "exercises"), theirs)
     copies = {name: old / "exercises" / name for name in merges}
     lines = put_back(merges, copies)
-    progress = old / "exercises" / ".progress" / "progress.json"
-    if progress.exists() and not progress_file.entries():
+    progress = old / "exercises" / ".progress"
+    if (progress / "progress.json").exists() and not progress_file.entries():
         progress_file.folder().mkdir(exist_ok=True)
-        (progress_file.folder() / progress.name).write_bytes(progress.read_bytes())
+        for kept in filter(Path.exists, (progress / "progress.json", progress / "route")):
+            (progress_file.folder() / kept.name).write_bytes(kept.read_bytes())
     return lines
 
 
