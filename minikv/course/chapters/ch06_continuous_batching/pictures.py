@@ -71,7 +71,8 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
                       color=style.FAINT)  # fmt: skip
     axes.set(xlim=(0, None), ylim=(0, 103))
     axes.legend(loc="lower right", frameon=False, fontsize=9)
-    return style.Picture(figure, f"Cumulative shares. {title}. " + "; ".join(words) + ".")
+    told = "; ".join(words)
+    return style.Picture(figure, f"Cumulative shares up to the {upto}. {title}. {told}.")
 
 
 def filled_picture(comparison: Comparison) -> style.Picture:
