@@ -29,6 +29,7 @@ SMALL = {
     "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
     "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
     "cpu": "--layers 1 --prompt 20 --tokens 2",
+    "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
     "serving": "--requests 6 --seats 2",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",

@@ -42,8 +42,7 @@ def test_alone_it_says_where_you_stand_and_what_comes_next():
     process = start()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
-    assert re.match(r"\d+ of 81 exercises passed\. Next: (\d\d\.\d+) ", out)
-    following = re.match(r".*Next: (\S+)", out)[1]
+    following = re.match(r"\d+ of \d+ exercises passed\. Next: (\d\d\.\d+) ", out)[1]
     assert f"python -m minikv check {following}\n" in out
     assert all(re.search(rf"\n  {name}\s", out) for name in COMMANDS)
 

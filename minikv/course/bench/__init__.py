@@ -26,6 +26,7 @@ from minikv.course.bench import (
     scheduler,
     serving,
     speculative,
+    step,
     tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
@@ -35,6 +36,7 @@ BENCHMARKS = {
     "decode": (decode, "tokens per second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "cpu": (cpu, "the engine beside the memory's rate, at prefill, and on a busy machine"),
+    "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),

@@ -311,13 +311,13 @@ def _skeletons_of(old: Path) -> dict[str, str]:
     """The skeletons of that copy, made by its own generator."""
     code = (
         "import json\n"
-        "try:\n"
-        "    from minikv.course.exercises.manifest import chapters\n"
-        "    from minikv.course.exercises.skeletons import skeleton\n"
-        "except ImportError:  # 0.1.0 kept them elsewhere\n"
-        "    from minikv.course.exercise import chapters\n"
-        "    from minikv.course.skeletons import skeleton\n"
-        "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
+        "from importlib import import_module\n"
+        "from pathlib import Path\n"
+        "rooms = [one for one in ('exercises', 'harness') if Path('minikv/course', one).is_dir()]\n"
+        "room = '.'.join(['minikv.course', *rooms])\n"
+        "manifest = import_module(room + ('.manifest' if rooms else '.exercise'))  # of 0.1.0\n"
+        "skeleton = import_module(room + '.skeletons').skeleton\n"
+        "print(json.dumps({c.file_name: skeleton(c) for c in manifest.chapters().values()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(old.resolve())}
     done = subprocess.run(

@@ -16,7 +16,6 @@ from minikv.course.chapters.ch06_continuous_batching.pictures import (
     latency_picture,
     preemption_picture,
     stretches,
-    throughput_picture,
     timeline_picture,
 )
 from minikv.course.chapters.ch06_continuous_batching.serving import (
@@ -334,7 +333,6 @@ def shown(picture: style.Picture) -> str:
 
 
 def test_pictures_of_a_comparison(comparison):
-    assert shown(throughput_picture(comparison)).count(";") == 2
     assert "P99" in shown(latency_picture(comparison))
     assert "first token" in shown(latency_picture(comparison, "first token"))
     assert "of the blocks" in shown(filled_picture(comparison))

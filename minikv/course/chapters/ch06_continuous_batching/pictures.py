@@ -1,6 +1,5 @@
 """Pictures of a workload that was served: how fast, how late, who sat where.
 
-throughput_picture(comparison)               # requests per second, each way
 latency_picture(comparison)                  # from arrival to the last token
 latency_picture(comparison, "first token")   # from arrival to the first
 filled_picture(comparison)                   # seats and blocks over time
@@ -36,34 +35,6 @@ EMPTY: dict[str, Any] = {"facecolor": "#ebebeb", "linewidth": 0}
 HOLE: dict[str, Any] = {
     "facecolor": "#dcdcdc", "edgecolor": "#8c8c8c", "hatch": "xxx", "linewidth": 0
 }  # fmt: skip
-
-
-def throughput_picture(comparison: Comparison) -> style.Picture:
-    """Requests per second of each way as a bar: the median, a dot for each repeat."""
-    rates = {
-        way: [run.requests_per_second for run in runs] for way, runs in comparison.runs.items()
-    }
-    first, best = next(iter(rates)), max(rates, key=lambda way: median(rates[way]))
-    title = f"{_capital(best)}: {median(rates[best]):.1f} requests per second"
-    if best != first:
-        title += f", {median(rates[best]) / median(rates[first]):.1f} times {first}"
-    figure, axes = style.new_axes(
-        title, "requests finished per second", "", height=1.0 + 0.45 * len(rates)
-    )
-    for row, values in enumerate(rates.values()):
-        middle = median(values)
-        axes.barh(row, middle, 0.62, color=style.tint(_color(row), 0.55), edgecolor=style.INK,
-                  linewidth=0.8)  # fmt: skip
-        if len(values) > 1:
-            axes.plot(values, [row] * len(values), "o", color=style.INK, markersize=4)
-        axes.annotate(f"{middle:.1f}", (max(values), row), (7, 0), textcoords="offset points",
-                      va="center", fontsize=10, color=style.INK)  # fmt: skip
-    axes.set_yticks(range(len(rates)), list(rates))
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.1 * max(map(max, rates.values())))
-    axes.invert_yaxis()
-    rows = "; ".join(f"{way} {median(values):.1f}" for way, values in rates.items())
-    return style.Picture(figure, f"Bars. {title}. Requests per second: {rows}.")
 
 
 def latency_picture(comparison: Comparison, upto: str = "last token") -> style.Picture:
