@@ -544,6 +544,7 @@ PHASES = 5
 OPEN = 0  # the open phase: its number << 32 | how many chunks << 16 | the next one to take
 DONE = 16  # how many of its chunks are done
 HELPERS = 32  # threads that help
+LEADS = 40  # whether a step is being computed: meanwhile, helpers stay
 PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
 NUM_SHARED = 64
 
@@ -551,21 +552,21 @@ NUM_SHARED = 64
 @kernel
 def run_step(weights, buffers, num_chunks, patience):
     """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16). If that
-    is 0, help the leading thread with its steps: take chunks of whatever phase is open, until none
-    has been opened for `patience` turns of a loop.
+    is 0, help the leading thread with its steps: take chunks of whatever phase is open, until no
+    step has begun for `patience` turns of a loop.
 
     Returns how long the leader has waited for chunks that other threads had taken, in turns of a
     loop: the sum of the waits of more than `patience` turns.
     """
     shared = buffers.shared
     leads = num_chunks > 0
-    if not leads:
-        atomic_add(shared, HELPERS, 1)
+    atomic_add(shared, LEADS if leads else HELPERS, 1)
     number = atomic_load(shared, OPEN) >> 32
     part, waited, lost = np.int64(0), np.int64(0), np.int64(0)
     while waited < patience:
         if leads:
             if part > PHASES * len(weights.norm_1):
+                atomic_add(shared, LEADS, -1)
                 return lost
             _prepare(weights, buffers, part)
             shared[PART], shared[DONE] = part, 0
@@ -585,9 +586,12 @@ def run_step(weights, buffers, num_chunks, patience):
                 waited += 1
             lost, waited = lost + (waited if waited > patience else 0), 0
         else:
-            while waited < patience and atomic_load(shared, OPEN) >> 32 == number:
+            while atomic_load(shared, OPEN) >> 32 == number and (
+                waited < patience or atomic_load(shared, LEADS) > 0
+            ):
                 waited += 1
-            number = atomic_load(shared, OPEN) >> 32
+            opened = atomic_load(shared, OPEN) >> 32
+            waited, number = waited if opened == number else np.int64(0), opened
     atomic_add(shared, HELPERS, -1)
     return lost
 

@@ -36,7 +36,7 @@ from minikv.paged import KVStore
 log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
-PATIENCE = 500_000  # turns of a loop that a helper waits for the next phase: below a millisecond
+PATIENCE = 500_000  # turns of a loop that a helper waits for the next step: below a millisecond
 LONG = 1e-3  # seconds: a chunk of a phase takes less
 
 
