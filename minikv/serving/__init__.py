@@ -1,0 +1,13 @@
+"""An engine, or a cluster of them, served over HTTP to any client of OpenAI's interface.
+
+inbox      one stream's way from an engine's thread into an event loop
+loop       one engine in a thread of its own: submit, cancel, close
+
+Busy and RequestFailed are what a server may answer instead of tokens. A cluster's front raises
+them, too.
+"""
+
+from minikv.serving.inbox import Busy, Inbox, RequestFailed
+from minikv.serving.loop import EngineLoop
+
+__all__ = ["Busy", "EngineLoop", "Inbox", "RequestFailed"]
