@@ -23,6 +23,7 @@ COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course;
     "grade": ("grading.grade", "check the exercises of a whole class"),
     "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
     "generate": ("generate", "continue a prompt, printing it as it comes"),
+    "serve": ("serve", "an engine behind an address, for OpenAI's clients"),
     "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
     "doctor": ("reader.doctor", "check this environment by computing with it"),
     "bench": ("bench", "measure the engine, against transformers where that makes sense"),
@@ -59,5 +60,6 @@ def _missing(command: str, error: ModuleNotFoundError) -> int:
     """`pip install minikv` brings what the engine computes with, and no more."""
     if (error.name or "minikv").startswith("minikv"):
         raise error
-    print(f'{command} needs {error.name}: pip install "minikv[course]"', file=sys.stderr)
+    extra = "serve" if command == "serve" else "course"
+    print(f'{command} needs {error.name}: pip install "minikv[{extra}]"', file=sys.stderr)
     return 2
