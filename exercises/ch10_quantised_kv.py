@@ -11,7 +11,8 @@ from minikv.quant.formats import TINY, dequantise_int4, quantise_int4, round_up
 
 # ── 10.1 A ruler for a vector ─────────────────────────────────────────────────────
 def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
+    """x (..., D), floats of any dtype -> codes (..., D) int8 and scale (...) bfloat16, with x near
+    scale * code. Computed in float32.
 
     Symmetric: 0 stays 0, and the codes -127 and 127 are equally far from it. |x - x^| <= scale / 2.
     A vector of zeros has scale 0 and codes 0.

@@ -64,6 +64,6 @@ __all__ = [
     "first_come_first_served",
     "load",
     "naive_attention",
-]  # fmt: skip
+]
 
 Engine.assemble = staticmethod(assemble)  # the engine itself names none of its wings

@@ -43,6 +43,7 @@ def assemble(
     store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
     host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
     backend = (attention or backend_of(config))(lm.config, store)
+    sampler = getattr(backend, "on_one_thread", lambda choose: choose)(sampler)
     runner, loop = Runner(lm, config, sampler, store, host_store, backend), Loop()
     if lm.device.type == "cuda":
         from minikv.gpu import run_ahead

@@ -45,7 +45,8 @@ def check_looks(history):
         assert history.describe(i, i - 1 if i else None) in caption  # for a screen reader
     assert len(seen) == last + 1
     assert player.slider.description == f"step {last} of {last}"
-    assert player.picture.tooltip == f"the {history.title.lower()}, step {last} of {last}"
+    alt = f"alt='the {history.title.lower()}, step {last} of {last}'"
+    assert alt in player.picture.value
     picture = history.picture(steps=[1, -1])
     assert re.findall(r"Step (\d+), ", picture.alt) == ["1", str(last)]
     assert history.describe(1, 0) in picture.alt and history.describe(last, 1) in picture.alt

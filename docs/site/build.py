@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import escape
 from pathlib import Path
 
 import api
@@ -83,10 +84,49 @@ def front(readme: str) -> str:
         "<a href='docs/SETUP.html'>Run it on your machine</a></p>"
     )
     moving = re.compile(r"!\[[^\]]*\]\(docs/block-tables\.gif\)")
-    text, count = moving.subn(lambda _: f"```{{raw}} html\n{begin}\n{film}```", readme)
-    if count != 1:
-        raise ValueError("README.md: the front page needs docs/block-tables.gif once")
-    return text
+    text, count = moving.subn("", readme)
+    # What it is, for whom and how long is seen first; then the film.
+    before, start, after = text.partition("## Start\n")
+    if count != 1 or not start:
+        raise ValueError("README.md: the front page needs docs/block-tables.gif and ## Start")
+    head, line, rest = before.partition("\n**For** ")
+    facts = facts_of(readme)
+    title, tag = head.split("\n\n", 2)[:2]
+    more = head.split("\n\n", 2)[2]
+    return (
+        f"{title}\n\n{tag}\n\n```{{raw}} html\n{facts}{begin}\n```\n{line}{rest}\n"
+        f"```{{raw}} html\n{film}```\n{more}\n\n{start}{after}"
+    )
+
+
+def facts_of(readme: str) -> str:
+    """ "14 chapters · 81 exercises · about 41 hours · no GPU", from the README's own figures."""
+    [exercises] = re.findall(r"and (\d+) exercises", readme)
+    [hours] = re.findall(r"about (\d+) hours, of which", readme)
+    chapters = len(list(ROOT.glob("notebooks/*.ipynb")))
+    told = f"{chapters} chapters · {exercises} exercises · about {hours} hours · no GPU needed"
+    return f"<p class='facts'>{told}</p>"
+
+
+def with_anchors(glossary: str) -> str:
+    """Each word can be linked to, and all of them stand at the top, by the alphabet."""
+    words: list[tuple[str, str]] = []
+
+    def anchored(row: re.Match) -> str:
+        place = "word-" + re.sub(r"\W+", "-", row[1].lower()).strip("-")
+        place += "-too" * sum(
+            place == other for _, other in words
+        )  # a head of attention, of a ring
+        words.append((row[1], place))
+        return f"| <span id='{place}'></span>{row[1]} |"
+
+    text = re.sub(r"^\| (?!word |---)([^|]+) \|", anchored, glossary, flags=re.MULTILINE)
+    links = " · ".join(
+        f"<a href='#{place}'>{escape(word.replace('`', ''))}</a>"
+        for word, place in sorted(words, key=lambda one: one[0].lower().lstrip("`*"))
+    )
+    first, rest = text.split("\n## ", 1)
+    return f"{first}\n```{{raw}} html\n<p class='words'>{links}</p>\n```\n\n## {rest}"
 
 
 def front_matter_gone(text: str) -> str:
@@ -121,12 +161,19 @@ def lay_out(folder: Path) -> None:
         text = ONLY_README.sub("", text)
         copy_pictures(folder, text, file)
         text = Links(file, wanted).in_markdown(text)
+        if file == "docs/GLOSSARY.md":
+            text = with_anchors(text)
         if file == "README.md":
             text = front(text) + contents(notebooks, exercises)
         write(folder, f"{page_of(file)}.md", text)
     write(folder, "api.rst", api.page())
     for file in exercises:
-        write(folder, f"{page_of(file)}.md", exercise_page(file))
+        mine = [one for one in known.values() if one.file == file]
+        write(
+            folder,
+            f"{page_of(file)}.md",
+            Links(file, wanted).in_markdown(exercise_page(file, mine)),
+        )
     made: set[str] = set(exercises)
     while left := sorted(wanted - made):
         made.update(left)

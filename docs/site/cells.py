@@ -15,6 +15,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 EMBEDDED = re.compile(r"""src=(['"])data:image/(svg\+xml|png);base64,([^'"]+)\1""")
 SUMMARY = re.compile(r"<summary>.*?</summary>", re.DOTALL)  # a click opens it: no links inside
+# An exercise's heading, and what stands in a line below it on the site.
+HEADING = re.compile(r"^(### \d\d\.\d+ [^·\n]+) · (\d+ min · difficulty \d of 5)$", re.MULTILINE)
 NOT_RUN = "It works in the notebook, with a kernel: on this page it stands still."
 
 
@@ -66,7 +68,7 @@ def on_site(file: str, wanted: set[str], pictures: Pictures, exercises: dict[str
             continue  # the theme has its own
         cells.append(cell)
         if cell["cell_type"] == "markdown":
-            cell["source"] = links.in_markdown(source(cell))
+            cell["source"] = HEADING.sub(r"\1\n\n\2.", links.in_markdown(source(cell)))
             continue
         cell["outputs"] = [shown(output, state, pictures, links) for output in cell["outputs"]]
         if cell["cell_type"] == "code":

@@ -10,6 +10,7 @@ from links import ROOT, page_of
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer, TextLexer
+from tasks import Exercise, hint_html
 
 NO_SEARCH = "---\norphan: true\nnosearch: true\n---\n"  # words of the course alone are found
 
@@ -44,11 +45,29 @@ def title_of(folder: str) -> str:
     return "".join(notebook["cells"][0]["source"]).split("\n")[0].partition(" · ")[2]
 
 
-def exercise_page(file: str) -> str:
-    """A page with a skeleton, called as its chapter."""
+def exercise_page(file: str, exercises: list[Exercise]) -> str:
+    """A page with a chapter's exercises: what each asks for, its hints, and the file itself."""
     name = Path(file).stem
-    head = f"# Exercises {name[2:4]} · {title_of(name)}\n\nThe file `{file}`, as you find it.\n"
-    return head + _text(file)
+    out = [
+        f"# Exercises {name[2:4]} · {title_of(name)}\n",
+        f"They are in `{file}`. The [notebook](../notebooks/{name[2:]}.ipynb) leads to each.\n",
+    ]
+    for one in exercises:
+        out += [
+            f"## {one.id} {one.title}\n",
+            f"{one.matters} {one.minutes} minutes, difficulty {one.difficulty} of 5.\n",
+            f"```{{raw}} html\n{highlighted(one.contract)}\n{folded_hints(one)}\n```\n",
+        ]
+    return "\n".join([*out, f"## The file\n\n`{file}`, as you find it.\n", _text(file)])
+
+
+def folded_hints(one: Exercise) -> str:
+    html = "".join(
+        f"<details><summary>Hint {n} of 3<span class='sr'> of exercise {one.id}</span></summary>"
+        f"<div>{hint_html(one, n)}</div></details>"
+        for n in (1, 2, 3)
+    )
+    return f"<div class='exercise'>{html}</div>"
 
 
 def _text(file: str) -> str:

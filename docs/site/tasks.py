@@ -15,6 +15,9 @@ MARK = re.compile(r"^ *# ── (\d\d\.\d+) .*\n", re.MULTILINE)
 class Exercise:
     id: str
     title: str
+    matters: str
+    minutes: int
+    difficulty: int
     hints: tuple[str, ...]
     contract: str  # what the skeleton has of it: signatures and docstrings
     file: str
@@ -58,7 +61,8 @@ def all_exercises() -> dict[str, Exercise]:
         for one in manifest(path.read_text(encoding="utf-8")):
             id_ = str(one["id"])
             hints = tuple(inspect.cleandoc(hint) for hint in one["hints"])
-            found[id_] = Exercise(id_, str(one["title"]), hints, skeleton[id_], file)
+            said = (one[name] for name in ("title", "matters", "minutes", "difficulty"))
+            found[id_] = Exercise(id_, *said, hints, skeleton[id_], file)
     return found
 
 

@@ -33,7 +33,7 @@ ROPE_KEYS = {  # what each kind of rope scaling needs to be told
     "default": (),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}  # fmt: skip
+}
 
 
 def read_config(folder: Path) -> ModelConfig:

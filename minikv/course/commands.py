@@ -2,58 +2,90 @@
 
 import argparse
 import sys
+from difflib import get_close_matches
 from pkgutil import resolve_name
 
-COMMANDS = {  # name: (what has its add_arguments and run, within minikv.course; what it does)
-    "start": (
-        "reader.start",
-        "notebooks and exercises in a folder of yours, and JupyterLab",
-    ),
-    "check": ("terminal:check", "try your solution of an exercise"),
-    "hint": ("terminal:hint", "the next hint for an exercise"),
-    "why": ("terminal:why", "why it works, once an exercise is passed"),
-    "diff": ("terminal:diff", "your solution beside the reference, once it is passed"),
-    "solution": ("terminal:solution", "the reference's solution"),
-    "progress": ("terminal:progress", "what is passed, what is open, what comes next"),
-    "reset": ("terminal:reset", "put an exercise back as it was, keeping a copy of yours"),
-    "begin": ("terminal:begin", "copy your earlier function into the one that starts from it"),
-    "watch": ("terminal:watch", "check again whenever the file is saved"),
-    "parts": ("terminal:parts", "run tinypy on your own parts"),
-    "update": ("reader.update", "a newer version of the course, keeping what you have written"),
-    "grade": ("grading.grade", "check the exercises of a whole class"),
-    "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
-    "generate": ("generate", "continue a prompt, printing it as it comes"),
-    "serve": ("serve", "an engine behind an address, for OpenAI's clients"),
-    "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
-    "doctor": ("reader.doctor", "check this environment by computing with it"),
-    "bench": ("bench", "measure the engine, against transformers where that makes sense"),
-    "train": ("maker.train", "train the bundled model again"),
+# What each group is for, and name: (what has its add_arguments and run, within minikv.course;
+# what it does).
+GROUPS = {
+    "For you": {
+        "start": ("reader.start", "your copy of the notebooks and exercises, in JupyterLab"),
+        "check": ("terminal:check", "try your solution of an exercise"),
+        "hint": ("terminal:hint", "the next hint for an exercise"),
+        "why": ("terminal:why", "why it works, once an exercise is passed"),
+        "diff": ("terminal:diff", "your solution and the reference, once it is passed"),
+        "solution": ("terminal:solution", "the reference's solution"),
+        "progress": ("terminal:progress", "what is passed, what is open, what comes next"),
+        "reset": ("terminal:reset", "put an exercise back, keeping a copy of yours"),
+        "begin": ("terminal:begin", "copy your earlier function where one starts from it"),
+        "watch": ("terminal:watch", "check again whenever the file is saved"),
+        "parts": ("terminal:parts", "run tinypy on your own parts"),
+        "update": ("reader.update", "a newer version of the course, keeping your work"),
+        "doctor": ("reader.doctor", "check this environment by computing with it"),
+    },
+    "For a class": {
+        "grade": ("grading.grade", "check the exercises of a whole class"),
+        "release-assignment": ("grading.release", "a chapter as an assignment of nbgrader"),
+    },
+    "The engine": {
+        "generate": ("generate", "continue a prompt, printing it as it comes"),
+        "serve": ("serve", "an engine behind an address, for OpenAI's clients"),
+        "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
+        "bench": ("bench", "measure the engine, and others beside it"),
+        "train": ("maker.train", "train the bundled model again"),
+    },
 }
+COMMANDS = {name: told for group in GROUPS.values() for name, told in group.items()}
 
 
-FIRST = "Begin with notebooks/00_start_here.ipynb; `progress` says what comes next."
+def listing() -> str:
+    """Every command and what it does, group by group."""
+    width = max(map(len, COMMANDS))
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += ["", f"{group}:"]
+        lines += [f"  {name.ljust(width)}  {text}" for name, (_, text) in commands.items()]
+    return "\n".join(lines[1:])
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m minikv", description=__doc__, epilog=FIRST)
-    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    if not arguments:
+        from minikv.course.terminal import home  # here: a command of the engine needs none of it
+
+        print(f"{home()}\n\n{listing()}")
+        return 0
+    if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+        return _unknown(arguments[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m minikv",
+        usage="%(prog)s COMMAND …",
+        description="The course and the engine from a terminal.",
+        epilog=f"{listing()}\n\n`%(prog)s COMMAND --help` says more about a command.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parsers = parser.add_subparsers(dest="command", required=True, help=argparse.SUPPRESS)
     for name, (place, text) in COMMANDS.items():
         # Only the command that runs is imported: the others may be slow to load.
-        command = parsers.add_parser(name, help=text, description=text)
+        command = parsers.add_parser(name, prog=f"python -m minikv {name}", description=text)
         if arguments[:1] == [name]:
             try:
                 chosen = resolve_name(f"minikv.course.{place}")
             except ModuleNotFoundError as error:
                 return _missing(name, error)
             chosen.add_arguments(command)
-    if not arguments:
-        parser.print_help()
-        return 0
-    args = parser.parse_args(arguments)  # ends here for --help and for a wrong command
+    args = parser.parse_args(arguments)  # ends here for --help
     try:
         return chosen.run(args)
     except ModuleNotFoundError as error:
         return _missing(args.command, error)
+
+
+def _unknown(command: str) -> int:
+    near = get_close_matches(command, COMMANDS, n=1)
+    more = f" Did you mean {near[0]}?" if near else ""
+    print(f'There is no command "{command}".{more}', file=sys.stderr)
+    print("`python -m minikv --help` lists all of them.", file=sys.stderr)
+    return 2
 
 
 def _missing(command: str, error: ModuleNotFoundError) -> int:

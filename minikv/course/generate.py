@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from time import perf_counter
 
 import minikv
+from minikv.course.reports import markup
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,13 +31,19 @@ def run(args: argparse.Namespace) -> int:
         engine = minikv.Engine(minikv.load(args.model))
         deltas = engine.stream(args.prompt, params)
     except ValueError as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 2
     print(args.prompt, end="", flush=True)
+    tokens, started = 0, perf_counter()
     try:
         for delta in deltas:
+            tokens += len(delta.token_ids)
             print(delta.text, end="", flush=True)
     except KeyboardInterrupt:
         pass
     print()
+    if sys.stdout.isatty():
+        rate = tokens / (perf_counter() - started)
+        other = "" if args.temperature else "; another text: --temperature 0.8"
+        print(f"\n{tokens} tokens, {rate:,.0f} per second{other}", file=sys.stderr)
     return 0

@@ -47,13 +47,21 @@ with suppress(ReaderError):
 
 
 class Page:
-    """Text that a cell shows: wrapped in a terminal, and as paragraphs in a notebook."""
+    """Text that a cell shows: wrapped in a terminal, and as paragraphs in a notebook. Of `code`
+    the lines are kept, and those of `python` are never wrapped, so that they can be copied."""
 
-    def __init__(self, title: str, text: str, code: bool = False, button: str = ""):
-        self.title, self.text, self.code, self.button = title, text, code, button
+    def __init__(
+        self, title: str, text: str, code: bool = False, python: bool = False, button: str = ""
+    ):
+        self.title, self.text, self.code, self.button = title, text, code or python, button
+        self.python = python
 
     def __repr__(self) -> str:
-        text = markup.wrapped(self.text, width=markup.terminal_width())
+        text = self.text
+        if not self.code:  # a paragraph is one line, to be broken where the terminal ends
+            text = "\n\n".join(" ".join(block.split()) for block in text.split("\n\n"))
+        if not self.python:
+            text = markup.wrapped(text, width=markup.terminal_width())
         return f"{self.title}\n{text}" if self.title else text
 
     def _repr_html_(self) -> str:
@@ -177,7 +185,7 @@ def solution(exercise_id: str, sure: bool | None = None) -> Page:
         progress_file.save(exercise.id, entry)
     asked = targets(exercise.chapter).values()
     texts = [target.solved.rstrip() for target in asked if target.exercise == exercise.id]
-    return Page(f"{exercise.id} {exercise.title}", "\n\n\n".join(texts), code=True)
+    return Page(f"{exercise.id} {exercise.title}", "\n\n\n".join(texts), python=True)
 
 
 def _may_see(exercise: Exercise) -> bool:
@@ -327,15 +335,11 @@ def sandbox(**classes):
 def your_parts() -> parts.Parts:
     """Run tinypy on your own parts, of every exercise passed so far, and compare its tokens
     with the oracle's."""
-    from IPython import get_ipython
     from IPython.display import clear_output
 
     found = parts.run(lambda what: print(what, end=" … ", flush=True))
     if found.proofs:
-        if get_ipython() is not None or sys.stdout.isatty():
-            clear_output(wait=True)  # that line; or all that this cell has shown so far
-        else:
-            print()
+        clear_output(wait=True)  # that line, and all that this cell has shown so far
     return found
 
 

@@ -1,16 +1,18 @@
-"""`python -m minikv serve-cluster --workers 4`: engines behind one address, until Control-C.
+"""`python -m minikv serve-cluster --workers 4`: engines behind one address.
 
-Each worker is a process with one core. A request goes to the worker that has most of its prefix and
-not too much to do. A worker that dies is replaced, and its requests are computed by others. With
-`--address`, the workers are placed on the machines of a Ray cluster. With `--store`, each finds
-what the others have computed. With `--prefill 1 --decode 3`, one worker computes prompts and three
+Each worker is a process with one core. A request goes to the worker that has
+most of its prefix and not too much to do. A worker that dies is replaced, and
+its requests are computed by others. With `--address`, the workers are placed on
+the machines of a Ray cluster. With `--store`, each finds what the others have
+computed. With `--prefill 1 --decode 3`, one worker computes prompts and three
 continue them, so that no answer waits for another one's prompt.
 
-    curl -N localhost:8000/v1/completions -H "Authorization: Bearer $MINIKV_TOKEN" \\
+    curl -N localhost:8000/v1/completions \\
+        -H "Authorization: Bearer $MINIKV_TOKEN" \\
         -d '{"prompt": "def f(", "stream": true}'
 
-Requests need a token: that of `--token-file`, else that of MINIKV_TOKEN, else one that is made up
-and printed.
+Requests need a token: that of `--token-file`, else that of MINIKV_TOKEN, else
+one that is made up and printed. Control-C ends it.
 """
 
 import argparse
@@ -26,6 +28,8 @@ from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import EVERY_POLICY
 from minikv.cluster.serve import Server
 from minikv.course.bench.harness import positive
+
+ROUTINGS = [name.replace(" ", "-") for name in EVERY_POLICY]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="tinypy", help="bundled name, folder or hub id")
     parser.add_argument("--address", help="of a Ray cluster (default: a Ray on this machine)")
     parser.add_argument(
-        "--routing", choices=[name.replace(" ", "-") for name in EVERY_POLICY],
-        default="by-own-prefix", help="default: %(default)s",
+        "--routing", choices=ROUTINGS, metavar="POLICY", default="by-own-prefix",
+        help=f"one of {', '.join(ROUTINGS)} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each worker's pool")
     parser.add_argument(

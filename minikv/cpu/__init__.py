@@ -3,8 +3,8 @@
 Importing it needs Numba, so `minikv.assembly` does that only for an engine that can use it.
 """
 
-from minikv.cpu.attention import FEW, CpuAttention
-from minikv.cpu.step import Program, can_compile
+from minikv.cpu.attention import CpuAttention
+from minikv.cpu.step import Program, can_compile, on_one_thread, room_for
 from minikv.cpu.tiles import LANES
 
-__all__ = ["FEW", "LANES", "CpuAttention", "Program", "can_compile"]
+__all__ = ["LANES", "CpuAttention", "Program", "can_compile", "on_one_thread", "room_for"]

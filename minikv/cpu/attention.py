@@ -6,16 +6,9 @@ from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
-from minikv.cpu.step import Program, can_compile
+from minikv.cpu.step import Program, can_compile, on_one_thread, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
-
-# Steps of at most this many tokens run as one program. With more, starting operations from Python
-# costs little beside the arithmetic, and oneDNN cuts large products to fit each cache. Measured on
-# a 2-core Xeon, one thread, by processor time: one program takes 0.77 of the time with oneDNN's
-# products at 32 tokens of tinypy, 0.80 at 128; on a model with layers of 47 MB 0.91 at 32 tokens,
-# 1.06 at 128 and 1.25 at 500.
-FEW = 64
 
 
 class CpuAttention(AttentionBackend):
@@ -25,19 +18,19 @@ class CpuAttention(AttentionBackend):
         self.config, self.store = config, store
         self.blocks = [layer.numpy() for layer in store.blocks]
         self.slots = [layer.numpy() for layer in store.slots]
+        self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
+        self.num_threads = torch.get_num_threads()  # for good
 
     def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
         """The logits of a batch, valid until the next call; None if the transformer is not the
         usual one."""
-        width = batch.block_tables.shape[1]
-        if self.program is None or not self.program.fits(transformer, width):
+        if self.program is None or not self.program.fits(transformer, batch):
             if not can_compile(transformer):
                 return None
-            kv = self.store.blocks.numpy()
-            self.program = Program(transformer, self.store, kv, FEW, 2 * width)
-        few = len(batch.token_ids) <= FEW
-        return self.program.run(batch) if few else self.program.run_many(batch)
+            kv, room = self.store.blocks.numpy(), room_for(batch, self.program)
+            self.program = Program(transformer, self.store, kv, self.num_threads, room)
+        return self.program.run(batch)
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for a transformer that is not the usual one."""

@@ -19,7 +19,7 @@ from numba.extending import overload
 
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
 from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
-from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, dot_rows, tile
+from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
 # A bare 0, True or False as an argument has another type, for which a kernel would be compiled
@@ -52,29 +52,32 @@ def matmul(x, panels, out, to, add, first, last):
     x (T, I), panels (O / LANES, I, LANES) (see `tiles`), out (T, any). `first` is a multiple of
     UNIT, and so is `last`, unless it is the end.
 
-    A panel stays in the first cache while all rows of x are multiplied by it, so the weight comes
-    from memory once. The rows are cut evenly: 16 become 8 and 8, not 12 and 4.
+    A panel stays in the first cache while up to CACHED rows of x, which stay in the second, are
+    multiplied by it. So the weight comes from memory once for that many rows. The rows are cut
+    evenly: 16 become 8 and 8, not 12 and 4.
     """
-    num_rows = len(x)
     sums = np.empty((ROWS, UNIT), np.float32)
-    for o in range(first, last, UNIT):
-        width = min(UNIT, last - o)
-        row, num_tiles = 0, (num_rows + ROWS - 1) // ROWS
-        while row < num_rows:
-            count = (num_rows - row + num_tiles - 1) // num_tiles
-            tile(x, row, count, panels, o // LANES, sums)
-            for r in range(count):
-                target, found = out[row + r, to + o : to + o + width], sums[r]
-                if add:
-                    for i in range(width):
-                        target[i] += found[i]
-                else:
-                    for i in range(width):
-                        target[i] = found[i]
-            row, num_tiles = row + count, num_tiles - 1
+    for begin in range(0, len(x), CACHED):
+        end = min(begin + CACHED, len(x))
+        for o in range(first, last, UNIT):
+            width = min(UNIT, last - o)
+            row, num_tiles = begin, (end - begin + ROWS - 1) // ROWS
+            while row < end:
+                count = (end - row + num_tiles - 1) // num_tiles
+                tile(x, row, count, panels, o // LANES, sums)
+                for r in range(count):
+                    target, found = out[row + r, to + o : to + o + width], sums[r]
+                    if add:
+                        for i in range(width):
+                            target[i] += found[i]
+                    else:
+                        for i in range(width):
+                            target[i] = found[i]
+                row, num_tiles = row + count, num_tiles - 1
 
 
 UNIT = PANELS * LANES  # outputs that are computed together
+CACHED = 192  # rows
 
 
 @kernel
@@ -158,9 +161,18 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
         num_blocks = (end + block_size - 1) // block_size
         for begin in range(start // block_size, num_blocks, span):
             blocks = range(begin, min(begin + span, num_blocks))
+            next_row, next_begin = row, begin + span  # what is read after these blocks
+            if next_begin >= num_blocks and item < last:
+                next_row = row + 1
+                next_begin = max(context_lens[next_row] - window, 0) if window > 0 else 0
+                next_begin //= block_size
+            next_end = (context_lens[next_row] + block_size - 1) // block_size
             for g in range(0, num_heads, group):
                 count = START
                 for index in blocks:
+                    soon = next_begin + index - begin
+                    if soon < next_end:
+                        prefetch(kv, block_tables[next_row, soon], kv_head + g // group)
                     lo = max(start - index * block_size, 0)
                     hi = min(end - index * block_size, block_size)
                     place = block_tables[row, index], kv_head + g // group, lo, hi
@@ -279,22 +291,6 @@ def attend(q, kv, tables, lens, query_start, window, out, first, last, border):
 
 
 @kernel
-def share_attention(shared, q, kv, tables, lens, query_start, window, out, border, count):
-    """`attend`, of all items, in `count` chunks. Threads that call this together take chunks
-    until none is left. Returns when all are done. `shared` is zeros at the start."""
-    num_items = len(lens) * kv.shape[3]
-    while True:
-        chunk = atomic_add(shared, OPEN, 1)
-        if chunk >= count:
-            break
-        first, last = _bounds(num_items, chunk, count, 1)
-        attend_items(q, kv, tables, lens, query_start, window, out, first, last, border)
-        atomic_add(shared, DONE, 1)
-    while atomic_load(shared, DONE) < count:
-        pass
-
-
-@kernel
 def norm_heads(heads, first, last, weight, eps):
     """`rms_norm` of each of the heads first to last, in place: heads (T, any, D), weight (D,)."""
     for t in range(len(heads)):
@@ -396,6 +392,12 @@ def dot_keys(q, head, num_heads, kv, place, scores, to):
     raise NotImplementedError
 
 
+def prefetch(kv, block_id, kv_head):
+    """Ask for the keys and values of a block and a head, which will be read soon. A processor
+    guesses what a loop reads next, but not across the places to which a block table leads."""
+    raise NotImplementedError
+
+
 def add_values(weights, at, head, num_heads, kv, place, acc):
     """acc[head + h] += the sum of weights[head + h, at + t] * value t."""
     raise NotImplementedError
@@ -464,6 +466,15 @@ def _add_floats(weights, at, head, num_heads, kv, place, acc):
                 acc[h, d] += weight * value[d]
 
 
+def _prefetch_floats(kv, block_id, kv_head):
+    size = kv.shape[4]
+    stride = 2 * kv.shape[3] * size
+    begin = block_id * kv.shape[1] * stride + kv_head * size
+    ask_for(kv, begin, stride, kv.shape[1], size)
+    ask_for(kv, begin + kv.shape[3] * size, stride, kv.shape[1], size)
+
+
+answer(prefetch, _is_array, _prefetch_floats)
 answer(layer_of, _is_array, lambda kv, layer: kv[layer])
 answer(dims_of, _is_array, lambda kv: (kv.shape[1], kv.shape[3]))
 answer(write_new, _is_array, _write_floats)
@@ -533,6 +544,7 @@ PHASES = 5
 OPEN = 0  # the open phase: its number << 32 | how many chunks << 16 | the next one to take
 DONE = 16  # how many of its chunks are done
 HELPERS = 32  # threads that help
+LEADS = 40  # whether a step is being computed: meanwhile, helpers stay
 PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
 NUM_SHARED = 64
 
@@ -540,21 +552,22 @@ NUM_SHARED = 64
 @kernel
 def run_step(weights, buffers, num_chunks, patience):
     """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16). If that
-    is 0, help the leading thread with its steps: take chunks of whatever phase is open, until none
-    has been opened for `patience` turns of a loop.
+    is 0, help the leading thread with its steps: take chunks of whatever phase is open, until no
+    step has begun for `patience` turns of a loop.
 
-    Returns the longest wait for a chunk that another thread had taken, in turns of a loop.
+    Returns how long the leader has waited for chunks that other threads had taken, in turns of a
+    loop: the sum of the waits of more than `patience` turns.
     """
     shared = buffers.shared
     leads = num_chunks > 0
-    if not leads:
-        atomic_add(shared, HELPERS, 1)
+    atomic_add(shared, LEADS if leads else HELPERS, 1)
     number = atomic_load(shared, OPEN) >> 32
-    part, waited, longest = np.int64(0), np.int64(0), np.int64(0)
+    part, waited, lost = np.int64(0), np.int64(0), np.int64(0)
     while waited < patience:
         if leads:
             if part > PHASES * len(weights.norm_1):
-                return longest
+                atomic_add(shared, LEADS, -1)
+                return lost
             _prepare(weights, buffers, part)
             shared[PART], shared[DONE] = part, 0
             number, part = number + 1, part + 1
@@ -571,13 +584,16 @@ def run_step(weights, buffers, num_chunks, patience):
         if leads:
             while atomic_load(shared, DONE) < num_chunks:
                 waited += 1
-            longest, waited = max(longest, waited), 0
+            lost, waited = lost + (waited if waited > patience else 0), 0
         else:
-            while waited < patience and atomic_load(shared, OPEN) >> 32 == number:
+            while atomic_load(shared, OPEN) >> 32 == number and (
+                waited < patience or atomic_load(shared, LEADS) > 0
+            ):
                 waited += 1
-            number = atomic_load(shared, OPEN) >> 32
+            opened = atomic_load(shared, OPEN) >> 32
+            waited, number = waited if opened == number else np.int64(0), opened
     atomic_add(shared, HELPERS, -1)
-    return longest
+    return lost
 
 
 @inline

@@ -1,13 +1,14 @@
 """Products in vectors: the innermost parts of `kernels.matmul` and of attention.
 
 Numba's loops become SIMD only if the compiler sees how, and it keeps few sums in registers. LLVM,
-the compiler under Numba, can be told both, so three small programs are written for it directly. All
+the compiler under Numba, can be told both, so small programs are written for it directly. All
 take numbers 16 at a time, and keep a tile of results in registers until everything has been added
 to it.
 
     tile        rows of x times panels of a weight
     dot_rows    queries times keys
     add_rows    the weighted sum of values
+    ask_for     nothing but a hint: rows that will be read soon
 
 A weight lies in *panels* of 16 outputs, input by input, so that lanes need not be added up at the
 end:
@@ -187,6 +188,33 @@ def add_rows(typing, weights, at, first, num_heads, codes, begin, stride, count,
     number = types.int64
     arguments = weights, number, number, number, codes, number, number, number, out
     return types.none(*arguments), generate
+
+
+@intrinsic
+def ask_for(typing, codes, begin, stride, count, size):
+    """Ask the memory for `count` rows of `size` codes, of which row t begins at codes.flat[begin +
+    t * stride], to be in the second cache when they are read."""
+
+    def generate(context, builder, signature, args):
+        codes, byte = _array(context, builder, signature, args, 0), ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, SHORT, SHORT, SHORT])
+        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        per_line = LINE // context.get_abi_sizeof(codes.data.type.pointee)
+        lines = builder.udiv(builder.add(args[4], INDEX(per_line - 1)), INDEX(per_line))
+        codes_at = _move(builder, codes.data, args[1])
+        with cgutils.for_range(builder, args[3]) as row:
+            row_at = _move(builder, codes_at, row.index, args[2])
+            with cgutils.for_range(builder, lines) as line:
+                at = _move(builder, row_at, line.index, INDEX(per_line))
+                read, second_cache, data = SHORT(0), SHORT(2), SHORT(1)
+                builder.call(hint, [builder.bitcast(at, byte), read, second_cache, data])
+        return context.get_dummy_value()
+
+    number = types.int64
+    return types.none(codes, number, number, number, number), generate
+
+
+LINE = 64  # bytes that memory gives at a time
 
 
 # ── Codes ─────────────────────────────────────────────────────────────────────

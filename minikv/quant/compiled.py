@@ -8,7 +8,7 @@ import torch
 from minikv.backend import AttentionBackend
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.cpu import FEW, LANES, Program, can_compile
+from minikv.cpu import LANES, Program, can_compile, on_one_thread, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels
@@ -30,7 +30,9 @@ class CompiledAttention(AttentionBackend):
             for i in range(config.num_layers)
         ]
         self.of_all_layers = kind(**arrays)
+        self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
+        self.num_threads = torch.get_num_threads()  # for good
         self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
         self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         scales = self.store.parts.get("v_scale")
@@ -38,12 +40,12 @@ class CompiledAttention(AttentionBackend):
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
 
     def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a step of few tokens, valid until the next call; otherwise None."""
+        """The logits of a batch, valid until the next call; None if no program can compute it."""
         store, program = self.store, self.program
         is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
         if store.open:  # the program cannot write chunks, which fill blocks from their start
             is_possible &= batch.num_decodes == len(batch.context_lens_host)
-        if not is_possible or len(batch.token_ids) > FEW:
+        if not is_possible:
             return None
         is_known = program is not None and program.transformer is transformer
         if not is_known and not can_compile(transformer):
@@ -62,10 +64,10 @@ class CompiledAttention(AttentionBackend):
 
     def _program(self, transformer: Transformer, batch: Batch, kv: Any) -> Program:
         """The program of earlier steps, or a new one for wider tables or grown `OpenKeys`."""
-        width, keys = batch.block_tables.shape[1], self.store.open.keys if self.store.open else None
-        program = self.program
-        if program is None or not program.fits(transformer, width) or self.keys is not keys:
-            program = Program(transformer, self.store, kv, FEW, 2 * width)
+        program, keys = self.program, self.store.open.keys if self.store.open else None
+        if program is None or not program.fits(transformer, batch) or self.keys is not keys:
+            room = room_for(batch, program)
+            program = Program(transformer, self.store, kv, self.num_threads, room)
             self.program, self.keys = program, keys
         return program
 

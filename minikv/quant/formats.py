@@ -47,7 +47,8 @@ def round_down(x: torch.Tensor) -> torch.Tensor:
 
 
 def quantise_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x (..., D) -> codes (..., D) int8 and scale (...) bfloat16, with x near scale * code.
+    """x (..., D), floats of any dtype -> codes (..., D) int8 and scale (...) bfloat16, with x near
+    scale * code. Computed in float32.
 
     Symmetric: 0 stays 0, and the codes -127 and 127 are equally far from it. |x - x^| <= scale / 2.
     A vector of zeros has scale 0 and codes 0.

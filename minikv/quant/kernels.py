@@ -31,10 +31,11 @@ from minikv.cpu.kernels import (
     dot_keys,
     exp,
     layer_of,
+    prefetch,
     write_new,
     zero,
 )  # fmt: skip
-from minikv.cpu.tiles import HEADS, add_rows, dot_rows
+from minikv.cpu.tiles import HEADS, add_rows, ask_for, dot_rows
 from minikv.quant.formats import TINY
 from minikv.quant.tiles import add_by_token, dot_by_channel
 
@@ -544,6 +545,23 @@ def _add_codes(weights, at, head, num_heads, codes, place, acc):
         add_rows(by_group, at, h, count, codes, begin, stride, hi - lo, acc)
 
 
+@kernel
+def _prefetch_codes(codes, block_id, kv_head):
+    """A head's codes of a block lie side by side."""
+    size = codes.shape[2] * codes.shape[3]
+    ask_for(codes, (block_id * codes.shape[1] + kv_head) * size, size, 1, size)
+
+
+def _prefetch_both(kv, block_id, kv_head):
+    _prefetch_codes(kv.k_codes, block_id, kv_head)
+    _prefetch_codes(kv.v_codes, block_id, kv_head)
+
+
+def _prefetch_int4(kv, block_id, kv_head):
+    _prefetch_codes(kv.codes.k_codes, block_id, kv_head)
+    _prefetch_codes(kv.codes.v_codes, block_id, kv_head)
+
+
 def _dot_int8(q, head, num_heads, kv, place, scores, to):
     """The scale of a key is multiplied into its score."""
     _dot_codes(q, head, num_heads, kv.k_codes, place, scores, to)
@@ -638,3 +656,4 @@ for _kind, _layer, _dimensions, _write, _dot, _add, _attend in (
     answer(dot_keys, _kind, _dot)
     answer(add_values, _kind, _add)
     answer(attend_items, _kind, _attend)
+    answer(prefetch, _kind, _prefetch_int4 if _kind is _is_int4 else _prefetch_both)

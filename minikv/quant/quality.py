@@ -27,7 +27,7 @@ from minikv.quant.formats import (
     dequantise_int4,
     format_of,
     quantise_int4,
-)  # fmt: skip
+)
 from minikv.quant.oracle import attend_mixed, read_back
 from minikv.quant.store import block_bytes
 

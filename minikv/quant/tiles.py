@@ -29,7 +29,7 @@ from minikv.cpu.tiles import (
     _shape,
     _store,
     _sum_lanes,
-)  # fmt: skip
+)
 
 
 @intrinsic

@@ -80,10 +80,6 @@ class Cells:
             if p0 <= position < end and (seq == ALL or seq in self.sequences[i])
         ]
 
-    def seq_pos_min(self, seq: int) -> int:
-        """The first position of a sequence; -1 if it owns no cell."""
-        return min(self._positions_of(seq), default=-1)
-
     def seq_pos_max(self, seq: int) -> int:
         """The last position of a sequence; -1 if it owns no cell."""
         return max(self._positions_of(seq), default=-1)

@@ -10,6 +10,7 @@ backend can compute them, with the same kernel and the same order of sums as wit
 """
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -32,21 +33,29 @@ def run_with_drafts(
     started = perf_counter()
     batch = runner.builder.build(plan.sequences, plan.num_tokens, plan.slots)
     logits = runner.compute(expand(batch, plan.sequences, drafts, runner.builder.block_size))
-    first, others, params, draws, row = [], [], [], [], 0
+    params, draws = [], []
     for sequence, ids in zip(plan.sequences, drafts, strict=False):
-        first.append(row)
-        for ahead in range(1, len(ids) + 1):
-            others.append(row + ahead)
+        for ahead in range(len(ids) + 1):
             params.append(sequence.request.params)
             draws.append(sequence.draw(ahead=ahead))
+    rows = as_list(runner.sampler(logits[: len(draws)], params, draws))
+    token_ids, after, row = [], [], 0
+    for ids in drafts:
+        token_ids.append(rows[row])
+        after.append(rows[row + 1 : row + 1 + len(ids)])
         row += 1 + len(ids)
-    first += range(row, len(logits))  # the chunks
-    after_drafts = as_list(runner.sampler(logits[torch.tensor(others)], params, draws))
-    token_ids = as_list(runner.sample(logits[torch.tensor(first)], plan))
+    if plan.num_decodes < len(plan.sequences):
+        first = plan.num_decodes
+        chunks = replace(
+            plan,
+            num_decodes=0,
+            sequences=plan.sequences[first:],
+            num_tokens=plan.num_tokens[first:],
+        )
+        token_ids += as_list(runner.sample(logits[row:], chunks))
     runner.seconds += perf_counter() - started
-    runner.num_tokens += sum(plan.num_tokens) + len(others)
-    rest = iter(after_drafts)
-    return token_ids, [[next(rest) for _ in ids] for ids in drafts]
+    runner.num_tokens += sum(plan.num_tokens) + row - len(drafts)
+    return token_ids, after
 
 
 def expand(batch: Batch, sequences: Seq[Sequence], drafts: Seq[Seq[int]], block_size: int) -> Batch:

@@ -19,7 +19,7 @@ from helpers import (
     naive_kv,
     small,
     step,
-)  # fmt: skip
+)
 from store_case import line_to, needs_a_store
 from tiers_case import PROMPT, TINY, SlowTier, damaged, documents_of, fill, params, prompts_of
 

@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 
-from minikv.__main__ import main
 from minikv.course.bench import (
     BENCHMARKS,
     ON_A_GPU,
@@ -21,6 +20,7 @@ from minikv.course.bench import (
     scheduler,
     tiers,
 )
+from minikv.course.commands import main
 from minikv.course.measure.running_table import RunningTable
 from minikv.course.measure.workload import Length
 
@@ -29,11 +29,13 @@ SMALL = {
     "decode": "--models tinypy --batch 1 3 --prompt 20 --tokens 5",
     "ragged": "--models tinypy --requests 5 --prompts 3 9 --outputs 2 6 --static 2 5",
     "cpu": "--layers 1 --prompt 20 --tokens 2",
+    "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
     "serving": "--requests 6 --seats 2",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
     "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",
+    "speculative": "--batch 1 2 --prompt 90 --tokens 6",
     "tiers": "--hidden 64 --layers 2 --length 64 --conversations 3 --turns 2",
     "paging": "--requests 20 --block-sizes 1 16 --pools 50 100",
     "kv": "--formats auto int8 int4 --contexts 32 --batch 2 --steps 1 --attention torch",

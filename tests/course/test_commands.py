@@ -1,12 +1,32 @@
 """`python -m minikv` as a program."""
 
+import contextlib
+import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from minikv.__main__ import run
 from minikv.course.commands import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+# Says when the exercise's process has been started, which then runs without end.
+INTERRUPTED = """
+import sys
+from minikv.__main__ import run
+from minikv.course.judge import process
+check = process.run
+def started(*arguments):
+    print("running", flush=True)
+    return check(*arguments)
+process.run = started
+sys.exit(run(["check", "04.2"]))
+"""
 
 
 def start(*arguments):
@@ -18,11 +38,61 @@ def start(*arguments):
     )
 
 
-def test_alone_it_shows_what_there_is():
+def test_alone_it_says_where_you_stand_and_what_comes_next():
     process = start()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
-    assert all(re.search(rf"\n    {name}\s", out) for name in COMMANDS)
+    following = re.match(r"\d+ of \d+ exercises passed\. Next: (\d\d\.\d+) ", out)[1]
+    assert f"python -m minikv check {following}\n" in out
+    assert all(re.search(rf"\n  {name}\s", out) for name in COMMANDS)
+
+
+def test_a_mistyped_command_names_the_nearest():
+    process = start("chek", "04.2")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith('There is no command "chek". Did you mean check?')
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "", "--help", "foo", "check 99", "check 04.2", "hint 10.6", "why 04.2", "progress", "parts",
+        "diff 05.1", "generate x --top-p 7", "update --from /no/such/folder",
+        *(f"{name} --help" for name in COMMANDS),
+    ],
+)  # fmt: skip
+def test_every_line_fits_eighty_columns(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    shutil.copytree(ROOT / "exercises", tmp_path / "exercises")
+    monkeypatch.setenv("MINIKV_EXERCISES", str(tmp_path / "exercises"))
+    with contextlib.suppress(SystemExit):
+        run(arguments.split())
+    said = "".join(capsys.readouterr())
+    assert said and [line for line in said.splitlines() if len(line) > 80] == []
+
+
+def test_control_c_ends_a_command_without_a_trace(tmp_path):
+    """While it runs: a terminal sends the signal to the command and to its children."""
+    shutil.copytree(ROOT / "exercises", tmp_path / "exercises")
+    file = tmp_path / "exercises/ch04_paged_blocks.py"
+    text, count = re.subn(
+        r'raise NotImplementedError\("Exercise 04.2[^\n]*', "while True: pass", file.read_text()
+    )
+    assert count == 1
+    file.write_text(text)
+    command = [sys.executable, "-c", INTERRUPTED]
+    environment = os.environ | {
+        "MINIKV_EXERCISES": str(tmp_path / "exercises"), "MINIKV_TIME_LIMIT": "60",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "running\n"
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "\nEnded by Control-C.\n")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["progress"]], ids=" ".join)

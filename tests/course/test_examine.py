@@ -224,7 +224,41 @@ def test_a_method_that_asks_the_reference_is_not_a_solution(exercises):
     )
     report = lab.check(fork.id)
     assert not report.passed and report.total == len(report.lines)
-    assert "it calls super().fork, which is the reference's" in words(report)
+    assert "BlockTable.fork of the engine was called, which is the answer" in words(report)
+
+
+UNDER_OTHER_NAMES = {
+    "imported": "    return __import__('minikv.blo' + 'cks', fromlist='x').BlockTable.fork(self)",
+    "of a table": """\
+    other = minikv.BlockTable(self.pool, self.block_size)
+    vars(other).update(vars(self))
+    return other.fork()""",
+    "in a thread": """\
+    from concurrent.futures import ThreadPoolExecutor
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(minikv.BlockTable.fork, self).result()""",
+    "found": """\
+    import gc
+    is_fork = lambda one: getattr(one, "__qualname__", "") == "BlockTable.fork"
+    for one in filter(is_fork, gc.get_objects()):
+        if one is not type(self).fork:
+            return one(self)""",
+}
+
+
+@pytest.mark.parametrize("name", UNDER_OTHER_NAMES)
+def test_the_reference_is_out_of_reach(name):
+    fork = find("05.1")
+    source = f"def fork(self):\n    import minikv\n{UNDER_OTHER_NAMES[name]}"
+    report = examine.examine(fork, text_with(fork, {"BlockTable.fork": source}))
+    assert not report.passed, report
+
+
+def test_a_name_for_the_reference_is_not_a_solution():
+    mask = find("01.2")
+    text = text_with(mask, reference_sources(mask)) + "\ncausal_mask = minikv.causal_mask\n"
+    report = examine.examine(mask, "import minikv\n" + text)
+    assert report.lines[0].what == "causal_mask of the engine was called, which is the answer"
 
 
 def test_tinypys_run_has_a_time_of_its_own(exercises, monkeypatch):

@@ -67,8 +67,22 @@ def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     page, kept = tmp_path / "class.html", tmp_path / "kept.sqlite"
     command = ("--chapters", "04", "--jobs", "2", "--csv", table, "--junit", xml)
     command += ("--page", page, "--resume", kept)
+    command += ("--moodle", tmp_path / "moodle.csv", "--canvas", tmp_path / "canvas.csv")
     done = grade(*a_class, *command)
     assert done.returncode == 0, done.stderr
+    difficulty = {exercise.id: exercise.difficulty for exercise in chapter_of("04").exercises}
+    most = sum(difficulty.values())
+    reached = dict.fromkeys(("ada", "ben", "cleo", "dan"), 0)
+    for row in csv.DictReader(table.open()):
+        reached[row["student"]] += difficulty[row["exercise"]] * (row["status"] == "passed")
+    [head, *moodle] = csv.reader((tmp_path / "moodle.csv").open())
+    assert head == ["username", f"minikv 04 (of {most})", f"minikv (of {most})"]
+    assert moodle == [[name, str(mark), str(mark)] for name, mark in reached.items()]
+    [head, line, *canvas] = csv.reader((tmp_path / "canvas.csv").open())
+    assert head == ["Student", "ID", "SIS User ID", "SIS Login ID", "Section", "minikv 04"]
+    assert line == ["    Points Possible", "", "", "", "", str(most)]
+    assert canvas == [[name, "", "", name, "", str(mark)] for name, mark in reached.items()]
+    assert 0 < reached["ada"] <= most
     rows = [row for row in csv.DictReader(table.open()) if row["exercise"] == "04.1"]
     assert [row["student"] for row in rows] == ["ada", "ben", "cleo", "dan"]
     assert [row["status"] for row in rows] == ["passed", "failed", "failed", "not started"]

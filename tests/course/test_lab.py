@@ -638,7 +638,7 @@ def test_every_command_explains_itself(capsys):
         "watch",
         "update",
     ):
-        assert re.search(rf"^    {name} ", said, re.MULTILINE)
+        assert re.search(rf"^  {name} ", said, re.MULTILINE)
 
 
 # ── Predictions ───────────────────────────────────────────────────────────────

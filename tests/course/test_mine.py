@@ -14,6 +14,7 @@ from minikv.course.exercises.manifest import Chapter, chapter_of, chapters, find
 from minikv.course.exercises.skeletons import fill, skeleton
 from minikv.course.judge.checking import tinypy
 from minikv.course.reader import progress_file
+from minikv.course.reader.parts import Parts
 from minikv.course.reports.report import in_terminal
 
 
@@ -178,6 +179,15 @@ def test_an_engine_on_them(exercises, capsys):
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("engine: on the reference's parts, until")
     assert re.search(r"yours are BlockPool \(04.1\), BlockTable \(04.2, 05.1, 05.2\)", last)
+
+
+def test_what_was_checked_again_need_not_be_checked(exercises):
+    solve(exercises, "04.3")
+    file = file_of(exercises, "04.3")
+    file.write_text(changed(file.read_text()))
+    assert 'changed since it passed: check("04.3")' in repr(Parts())
+    assert not lab.check("04.3").passed
+    assert "04.3 slot_mapping: changed since it passed, and does not pass now" in repr(Parts())
 
 
 def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):

@@ -38,10 +38,24 @@ def test_the_readme_is_short_and_links_every_notebook_and_page():
         assert f"](docs/{page.name})" in README
 
 
-def test_the_badges_lead_to_the_address_of_the_project():
+def test_what_needs_an_address_is_there_with_it_and_not_without(tmp_path):
     """If not: python -m minikv.course buttons"""
-    assert buttons.in_readme(README) == README
-    assert README.count(buttons.repository().removeprefix("https://github.com/")) == 3
+    address = buttons.repository()
+    notebook = NOTEBOOKS[4].read_text(encoding="utf-8")
+    for name, written in (("README.md", buttons.in_readme), ("CITATION.cff", buttons.in_citation)):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert written(text, address) == text
+        with_it = written(text, "https://github.com/someone/minikv")
+        assert "someone/minikv" in with_it and written(with_it, address) == text
+    with_it = buttons.in_readme(README, "https://github.com/someone/minikv")
+    assert with_it.count("](https://") - README.count("](https://") == 6  # badges, with pictures
+    assert "git clone https://github.com/someone/minikv " in with_it
+    with_it = buttons.in_notebook(NOTEBOOKS[4].name, notebook, "https://github.com/someone/minikv")
+    assert with_it.count("someone/minikv") == 4  # three links, and the cell for Colab
+    assert buttons.in_notebook(NOTEBOOKS[4].name, with_it, address) == notebook
+    if address is None:
+        everything = [README, *(path.read_text(encoding="utf-8") for path in NOTEBOOKS)]
+        assert [text for text in everything if "OWNER" in text or "colab.research" in text] == []
 
 
 def test_hours_and_exercises_are_those_of_the_course():

@@ -132,17 +132,17 @@ def test_annotations_are_a_matter_of_taste():
     assert "return 7" in merged.text and merged.lost == []
 
 
-def test_a_copy_of_the_first_layout_is_read(tmp_path):
-    (tmp_path / "minikv" / "course").mkdir(parents=True)
-    (tmp_path / "minikv" / "__init__.py").touch()
-    (tmp_path / "minikv" / "course" / "__init__.py").touch()
-    (tmp_path / "minikv" / "course" / "exercise.py").write_text(
+@pytest.mark.parametrize("manifest", ["exercise", "harness/manifest", "exercises/manifest"])
+def test_a_copy_of_any_layout_is_read(tmp_path, manifest):
+    file = tmp_path / "minikv" / "course" / f"{manifest}.py"
+    file.parent.mkdir(parents=True)
+    file.write_text(
         "from types import SimpleNamespace\n\n\ndef chapters():\n"
         "    return {'04': SimpleNamespace(file_name='ch04_paged_blocks.py')}\n"
     )
-    (tmp_path / "minikv" / "course" / "skeletons.py").write_text(
-        "def skeleton(chapter):\n    return 'x = 1\\n'\n"
-    )
+    (file.parent / "skeletons.py").write_text("def skeleton(chapter):\n    return 'x = 1\\n'\n")
+    for folder in {tmp_path / "minikv", tmp_path / "minikv" / "course", file.parent}:
+        (folder / "__init__.py").touch()
     assert _skeletons_of(tmp_path) == {"ch04_paged_blocks.py": "x = 1\n"}
 
 

@@ -258,11 +258,12 @@ def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
     """Before the first step, between two steps and after the last, no chunk is open. Once a new
     engine looked as if some were: a helper that began before the leader then counted chunks as
     done, and the leader went on without those that were still computed."""
-    monkeypatch.setattr(cpu_step, "is_crowded", lambda: True)  # steps on one thread
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     engine = cpu(llama.lm)
     engine.generate([[1]], SamplingParams(max_tokens=1))
     program = engine.runner.attention.program
-    fresh = cpu_step.Program(llama.lm.transformer, program.store, program.buffers.kv, 64, 8)
+    kv = program.buffers.kv
+    fresh = cpu_step.Program(llama.lm.transformer, program.store, kv, 1, (64, 64, 8))
     for one in (fresh, program):
         shared = one.buffers.shared
         before = shared.copy()
@@ -272,7 +273,7 @@ def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
 
 def test_threads_that_help(checkpoint, monkeypatch):
     """Two engines in two threads of Python, each helped by others."""
-    monkeypatch.setattr(cpu_step, "is_crowded", lambda: False)
+    monkeypatch.setattr(cpu_step, "LONG", 60)
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -354,12 +355,32 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
 
 
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
+    """After three steps that each waited for most of their time. A step that was long in all, or
+    one such wait, changes nothing."""
+    crowd, offers = cpu_step.Crowd(), []
+    for wait, seconds in [(0.01, 0.1), (0.0, 0.0006)] * 500 + [(0.003, 0.004)]:
+        crowd.judge(wait, seconds)
+        assert not crowd.goes_alone()
+    for _ in range(20):
+        crowd.judge(0.0, 0.001)
+    for turn in range(3):  # found busy, back together, found busy again: twice as long
+        for _ in range(3):
+            assert not crowd.goes_alone()
+            crowd.judge(0.003, 0.004)
+        steps = 1
+        while crowd.goes_alone():
+            steps += 1
+        assert steps == 16 << turn
+
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(cpu_step, "is_crowded", lambda: True)
-    monkeypatch.setattr(helpers, "offer", None)  # not called
+    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, wait, seconds: JUDGE(self, 1, 1))
+    monkeypatch.setattr(helpers, "offer", lambda job, count: offers.append(count))
     (prompt,) = llama.prompts(9, seed=3)
     engine = cpu(llama.lm)
     assert engine.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids == llama.greedy(
         prompt, 40
     )
-    assert engine.attention.program.penalty > 32  # it looked again, twice
+    assert offers == [1] * 6  # of 40 steps: three, then 15 alone, three, then 31 alone
+
+
+JUDGE = cpu_step.Crowd.judge

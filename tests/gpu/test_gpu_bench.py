@@ -13,10 +13,10 @@ import torch
 if importlib.util.find_spec("triton") is None:
     pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
-from minikv.__main__ import main
 from minikv.course.bench import gpu, gpu_clock, gpu_kernels, harness
 from minikv.course.bench.gpu_kernels import Case
 from minikv.course.bench.random_model import random_model
+from minikv.course.commands import main
 from minikv_kernels.mode import INTERPRETED
 
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

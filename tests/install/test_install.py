@@ -146,10 +146,13 @@ def test_pip_install(bin_folder, wheel, tmp_path):
 def test_colab(bin_folder, published, tmp_path):
     """Colab has a kernel of its own, which the cell leaves alone."""
     done(bin_folder / "pip", "install", "--quiet", "ipykernel", "nbclient", cwd=tmp_path)
+    [notebook] = (published / "notebooks").glob("00_*.ipynb")
+    text = notebook.read_text(encoding="utf-8")
+    text = buttons.in_notebook(notebook.name, text, f"file://{published}")
+    notebook.write_text(text, encoding="utf-8")
     [colab] = cells_of(published, "colab")
     content = tmp_path / "content"
     content.mkdir()
-    colab = colab.replace(buttons.repository(), f"file://{published}")
     colab = colab.replace("/content", str(content))
     cells = [IN_COLAB, colab, *cells_of(published, "ladder", "load", "sample"), CHECK]
     said = done(bin_folder / "python", "-c", RUN, *cells, cwd=content, path=bin_folder)

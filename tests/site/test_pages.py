@@ -57,6 +57,12 @@ def test_links_lead_to_pages(file, link, expected):
     assert Links(file, set()).in_markdown(f"see [it]({link}).") == f"see [it]({expected})."
 
 
+def test_sources_of_tests_are_not_published():
+    wanted = set()
+    text = Links("CONTRIBUTING.md", wanted).in_markdown("[a test](tests/course/test_house.py)")
+    assert (text, wanted) == ("a test", set())
+
+
 def test_links_in_html_lead_to_lines_of_a_page():
     links = Links("notebooks/04_paged_blocks.ipynb", set())
     html = '<a href="../exercises/ch04_paged_blocks.py#line=31">'

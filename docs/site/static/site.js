@@ -12,3 +12,12 @@ addEventListener("toggle", reach, true);
 addEventListener("beforeprint", () => {
   for (const fold of document.querySelectorAll("details.hide")) fold.open = true;
 });
+// An excerpt of the search is the page's own text, without the theme's buttons.
+addEventListener("DOMContentLoaded", () => {
+  if (typeof Search === "undefined") return;
+  Search.htmlToText = (html) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    for (const one of page.querySelectorAll(".headerlink, script, style")) one.remove();
+    return page.querySelector("article.bd-article")?.textContent ?? "";
+  };
+});

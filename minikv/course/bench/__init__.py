@@ -3,8 +3,8 @@
     python -m minikv bench decode --repeats 5 --json decode.json
     python -m minikv bench all
 
-Each subcommand prints one table. Its last column says what was aimed at, and whether
-this machine got there.
+Each subcommand prints one table. Its last column says what was aimed at, and
+whether this machine got there.
 """
 
 import argparse
@@ -25,6 +25,8 @@ from minikv.course.bench import (
     ragged,
     scheduler,
     serving,
+    speculative,
+    step,
     tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
@@ -34,6 +36,7 @@ BENCHMARKS = {
     "decode": (decode, "tokens per second against transformers, batches of equal length"),
     "ragged": (ragged, "requests of mixed lengths against static batches in transformers"),
     "cpu": (cpu, "the engine beside the memory's rate, at prefill, and on a busy machine"),
+    "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
@@ -42,6 +45,7 @@ BENCHMARKS = {
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
+    "speculative": (speculative, "speculative decoding over the same engine without drafts"),
     "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
 }
 

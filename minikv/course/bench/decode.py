@@ -13,12 +13,15 @@ from functools import partial
 import torch
 
 import minikv
-from minikv.course.bench import peers
+from minikv.course.bench import ctranslate, peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 from minikv.course.bench.llama_cpp import contexts
 
 GOALS = {1: 6, 8: 4, 32: 2.5}  # times the tokens per second of `generate`, by batch
-LLAMA_CPP_GOALS = {1: 1.2, 8: 1.4, 32: 1.6}  # and of llama.cpp
+PEER_GOALS = {  # and of others
+    "llama.cpp": {1: 1.2, 8: 1.8, 32: 2.5},
+    "ctranslate2": {1: 1.0, 8: 1.0, 32: 1.0},
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=(1, 8, 32))
     parser.add_argument("--prompt", type=positive, default=64, help="tokens of a prompt")
     parser.add_argument("--tokens", type=positive, default=64, help="new tokens of each")
-    parser.add_argument("--peer", choices=["llama.cpp"], help="run this, too, if it is installed")
+    parser.add_argument("--peer", choices=PEER_GOALS, help="run this, too, if it is installed")
 
 
 def run(args: argparse.Namespace) -> BenchTable:
@@ -45,14 +48,17 @@ def run(args: argparse.Namespace) -> BenchTable:
                     "minikv": partial(peers.ours, engine, params=params),
                     "generate": partial(peers.generate, peer, max_tokens=args.tokens),
                 }
-                goals = {"generate": GOALS, args.peer: LLAMA_CPP_GOALS}
+                goals = {"generate": GOALS, **PEER_GOALS}
                 with ExitStack() as stack:
-                    if args.peer:
+                    if args.peer == "ctranslate2":
+                        other = ctranslate.generator(peer)
+                        contenders[args.peer] = partial(other, max_tokens=args.tokens)
+                    if args.peer == "llama.cpp":
                         make = stack.enter_context(contexts(lm.config, peer.state_dict()))
                         cells = -(-(args.prompt + args.tokens) // 256) * 256  # of each sequence
                         threads = torch.get_num_threads()
-                        other = make("float32", batch * cells, batch, threads, False)
-                        contenders[args.peer] = partial(other.generate, max_tokens=args.tokens)
+                        context = make("float32", batch * cells, batch, threads, False)
+                        contenders[args.peer] = partial(context.generate, max_tokens=args.tokens)
                     result = race(contenders, inputs, progress)
                 for each in list(contenders)[1:]:
                     row = {"model": name, "batch": batch}

@@ -63,12 +63,14 @@ def random_prompts(lm: LanguageModel, lengths: Sequence[int], seed: int) -> list
     ]
 
 
-def engine_for(lm: LanguageModel, lengths: Sequence[int]) -> minikv.Engine:
-    """With room for requests of so many tokens, prompt and answer, all at once."""
+def engine_for(lm: LanguageModel, lengths: Sequence[int], **settings: Any) -> minikv.Engine:
+    """With room for requests of so many tokens, prompt and answer, all at once. `settings`: further
+    ones of EngineConfig."""
     config = minikv.EngineConfig(
         num_blocks=max(512, sum(-(-length // 16) for length in lengths)),
         max_num_seqs=max(64, len(lengths)),
         max_batch_tokens=max(2048, len(lengths)),
+        **settings,
     )
     return minikv.Engine(lm, config)
 

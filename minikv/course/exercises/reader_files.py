@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import minikv
 from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError
@@ -289,6 +290,14 @@ def aside(chapter: Chapter) -> Iterator[None]:
 Swap = tuple[ModuleType, str, object, object]  # where, under which name, the reference's, yours
 
 
+def home_of(chapter: Chapter, path: str) -> tuple[str, Any]:
+    """Where the reference has the function or the class that holds `path`: its name and itself."""
+    name = path.partition(".")[0]
+    piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
+    home, _, original = piece.target.partition(":")
+    return original, getattr(sys.modules[home], original)
+
+
 def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
     """Replace the reference by the reader's parts of the exercises in `kept`, in this process.
 
@@ -299,9 +308,8 @@ def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
         name = path.partition(".")[0]
         if target.exercise not in kept:
             continue
-        piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
-        home, _, original = piece.target.partition(":")
-        reference, mine = getattr(sys.modules[home], original), getattr(module, name)
+        original, reference = home_of(chapter, path)
+        mine = getattr(module, name)
         for holder in list(sys.modules.values()):
             held = getattr(holder, "__name__", "").startswith("minikv")
             if held and reference is not mine and vars(holder).get(original) is reference:

@@ -120,6 +120,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv", type=Path, metavar="FILE", help="write a table, one line per exercise"
     )
+    for system in ("moodle", "canvas"):
+        parser.add_argument(
+            f"--{system}", type=Path, metavar="FILE",
+            help=f"write a line per student, with points, for {system.capitalize()}'s gradebook",
+        )  # fmt: skip
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML")
     parser.add_argument(
         "--page", type=Path, metavar="FILE",
@@ -167,6 +172,10 @@ def run(args: argparse.Namespace) -> int:
     results.sort(key=lambda one: (order[one[0].name], one[1].exercise))
     if args.csv:
         write_whole(args.csv, as_csv(results))
+    if args.moodle:
+        write_whole(args.moodle, for_moodle(results))
+    if args.canvas:
+        write_whole(args.canvas, for_canvas(results))
     if args.junit:
         write_whole(args.junit, as_junit(results))
     if args.page:
@@ -408,6 +417,42 @@ def as_csv(results: Results) -> str:
              message(report), "; ".join(to_be_read(student, exercise)),
              "; ".join(report.on_its_word))
         )  # fmt: skip
+    return out.getvalue()
+
+
+def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
+    """What each chapter can give, and what each student has, by chapter: an exercise that is
+    passed gives its difficulty in points, as in an assignment of nbgrader."""
+    possible: dict[str, int] = {}
+    for id_ in dict.fromkeys(report.exercise for _, report in results):
+        possible[id_[:2]] = possible.get(id_[:2], 0) + find(id_).difficulty
+    reached: dict[str, dict[str, int]] = {}
+    for student, report in results:
+        mine = reached.setdefault(student.name, dict.fromkeys(possible, 0))
+        mine[report.exercise[:2]] += find(report.exercise).difficulty if report.passed else 0
+    return possible, reached
+
+
+def for_moodle(results: Results) -> str:
+    """A folder's name is the student's user name there."""
+    possible, reached = points(results)
+    head = ["username", *(f"minikv {number} (of {most})" for number, most in possible.items())]
+    rows = [[name, *mine.values(), sum(mine.values())] for name, mine in reached.items()]
+    return _rows([[*head, f"minikv (of {sum(possible.values())})"], *rows])
+
+
+def for_canvas(results: Results) -> str:
+    """A folder's name is the student's login there; the second line says what can be reached."""
+    possible, reached = points(results)
+    who = ["Student", "ID", "SIS User ID", "SIS Login ID", "Section"]
+    rows = [[name, "", "", name, "", *mine.values()] for name, mine in reached.items()]
+    most = ["    Points Possible", *[""] * 4, *possible.values()]
+    return _rows([[*who, *(f"minikv {number}" for number in possible)], most, *rows])
+
+
+def _rows(rows: list[list]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 

@@ -1,12 +1,13 @@
-"""`python -m minikv release-assignment 04`: a chapter's exercises as an assignment of nbgrader.
+"""`python -m minikv release-assignment 04`: a chapter as an nbgrader assignment.
 
     FOLDER/nbgrader_config.py
-    FOLDER/source/ch04/     for you: the notebook, with a cell that writes the solution
-    FOLDER/release/ch04/    for students: the same without it, and the exercise file
+    FOLDER/source/ch04/     for you: the notebook, and a cell with the solution
+    FOLDER/release/ch04/    for students: no solution, and the exercise file
 
-Students write into the exercise file and hand in the folder. `nbgrader autograde ch04` in FOLDER
-runs our checks; an exercise gives as many points as it has stars of difficulty, or none.
-`nbgrader generate_feedback ch04` writes pages that say what differs, and the likely cause.
+Students write into the exercise file and hand in the folder. In FOLDER,
+`nbgrader autograde ch04` runs our checks; an exercise gives as many points as
+it has stars of difficulty, or none. `nbgrader generate_feedback ch04` writes
+pages that say what differs, and the likely cause.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from minikv.course.chapters import title
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Chapter, Exercise, ReaderError, chapter_of
 from minikv.course.exercises.skeletons import skeleton
+from minikv.course.reports import markup
 
 CONFIG = '''"""nbgrader's settings for assignments of minikv."""
 
@@ -66,15 +68,15 @@ def run(args: argparse.Namespace) -> int:
         chapter = chapter_of(args.chapter)
         write_source(chapter, args.out)
     except ReaderError as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 2
     name = f"ch{chapter.number}"
     print(f"{args.out / 'source' / name}: the source version, {points_of(chapter)} points.")
     generate = ["nbgrader", "generate_assignment", name]
     if find_spec("nbgrader") is None:
         print(
-            "nbgrader is not installed here, so there is no release version yet. "
-            f"pip install 'minikv[class]', then in {args.out}: {' '.join(generate)}"
+            "nbgrader is not installed here, so there is no release version yet.\n"
+            f"    pip install 'minikv[class]'\n    cd {args.out}\n    {' '.join(generate)}"
         )
         return 0
     # nbgrader looks for a program of its environment on the path.

@@ -1,6 +1,5 @@
 """Judges one exercise: has its checks played on a reader's code, and says what differs and why."""
 
-import ast
 import importlib
 from collections.abc import Callable, Iterable
 from functools import partial, wraps
@@ -58,8 +57,6 @@ def examine(
         report.lines.append(error.raised.line("the file can be imported", None, None))
         report.trace = error.raised.ask().trace
         return report
-    report.lines += _inherited(exercise, text)
-    report.total += len(report.lines)
     played: list[tuple[Line, Outcome]] = []
     for check in checks:
         tell({"start": check.name})
@@ -219,29 +216,6 @@ def import_checks(what: str, own: Iterable[str] = ()) -> None:
     for chapter in chapters().values() if everything else [chapter_of(what)]:
         if not chapter.cannot_run:
             importlib.import_module(f"{chapter.package}.scenarios")
-
-
-def _inherited(exercise: Exercise, text: str) -> list[Line]:
-    """A failed line for each method that hands its work to the one it should replace: classes of
-    a skeleton inherit what they do not show, and with it the reference's answer."""
-    found = definitions(reader_files.parse(exercise.chapter, text))
-    lines = []
-    for path, target in targets(exercise.chapter).items():
-        owner, _, method = path.rpartition(".")
-        if target.exercise != exercise.id or not owner or path not in found:
-            continue
-        calls = [node.func for node in ast.walk(found[path]) if isinstance(node, ast.Call)]
-        if any(ast.unparse(call) == f"super().{method}" for call in calls):
-            lines.append(
-                Line(
-                    f"{path} is your own",
-                    False,
-                    f"it calls super().{method}, which is the reference's",
-                    "the class inherits the answer",
-                    "what would this method do if there were none above it?",
-                )
-            )
-    return lines
 
 
 def _borrow(own: set[str], called: set[str], before: str = "99") -> None:

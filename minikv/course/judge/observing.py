@@ -12,7 +12,7 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from functools import cache, partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from minikv.course.judge.checking import CHECKS, MODEL_RUNS, Check, tinypy, witn
 from minikv.course.judge.plain_data import LARGEST, Words, pack, unpack
 from minikv.course.judge.raised import Failure, Raised, Told
 from minikv.course.judge.scenarios import Event, Played, reference_module, same
+from minikv.course.judge.without_reference import WithoutReference
 
 MODEL_RUN = "tinypy on your part"
 LONGEST = 20_000  # characters of one text that a player sends about an error
@@ -56,36 +57,41 @@ class Here:
 
     def __init__(self, exercise: Exercise, own: Iterable[str] = ()):
         self.exercise, self.own = exercise, own
+        # With parts of the reader's in the engine, the engine is to call them.
+        self.without = None if self.own else WithoutReference(exercise)
 
     def load(self, text: str) -> None:
-        with _failing():
+        with self._failing():
             keep = {self.exercise.id, *self.own}
             self.mine = reader_files.load(self.exercise.chapter, text, keep)
 
     def events(self, played: Played, place: int) -> list[Event]:
-        with _failing():
+        with self._failing():
             return played.scenario.on(self.mine, played.group.programs[place])
 
     def by_hand(self, check: Check) -> list:
-        with _failing(), witnesses() as found:
+        with self._failing(), witnesses() as found:
             check.run(self.mine)
         return found
 
     def on_model(self) -> tuple[str, list]:
-        with _failing(), witnesses() as found:
+        with self._failing(), witnesses() as found:
             said = MODEL_RUNS[self.exercise.id](self.mine, tinypy())
         return said, found
 
     def end(self) -> None:
         pass
 
-
-@contextmanager
-def _failing() -> Iterator[None]:
-    try:
-        yield
-    except BaseException as error:
-        raise Failure(Raised.of(error)) from None
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        without = (
+            self.without.active(getattr(self, "mine", None)) if self.without else nullcontext()
+        )
+        try:
+            with without:
+                yield
+        except BaseException as error:
+            raise Failure(Raised.of(error)) from None
 
 
 # ── What the reference hands over ─────────────────────────────────────────────

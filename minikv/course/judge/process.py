@@ -40,7 +40,7 @@ import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, find
 from minikv.course.judge import containment
-from minikv.course.judge.checking import tinypy
+from minikv.course.judge.checking import COMPILING, tinypy
 from minikv.course.judge.examine import (
     COMPILE_LIMIT,
     COMPILES,
@@ -137,7 +137,7 @@ def _in_child(
         with hung.open("w+b") as stacks, _Listener(printed) as listener:
             # A player ends itself after `limit`, and tells where it was: for its checks and for
             # the model's run. If it has switched that off, it is ended.
-            compiles = what != "parts" and chapter_of(what).needs == "triton"
+            compiles = what != "parts" and chapter_of(what).needs is not None
             latest = LOAD_LIMIT + 2.5 * limit + (COMPILE_LIMIT if compiles else 0)
             job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "folder": folder}
             end = _ask(job, START_LIMIT + latest, listen)
@@ -536,6 +536,11 @@ def _watched(job: dict) -> Iterator[Callable[[str], None]]:
             if name == COMPILES:
                 faulthandler.dump_traceback_later(limit + COMPILE_LIMIT, exit=True, file=hung)
 
+        def compiling(begins: bool) -> None:
+            more = COMPILE_LIMIT if begins else 0
+            faulthandler.dump_traceback_later(limit + more, exit=True, file=hung)
+
+        COMPILING.append(compiling)
         scratch = str(Path(job["folder"], "scratch"))
         containment.confine(scratch, apart=job.get("apart", False))
         faulthandler.dump_traceback_later(limit, exit=True, file=hung)

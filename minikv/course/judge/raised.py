@@ -112,8 +112,10 @@ def _tell(error: BaseException) -> Told:
         cause = "the function calls itself without end"
     elif isinstance(error, MemoryError):
         cause = "more memory was asked for than a check may take"
-    elif (isinstance(error, RuntimeError) or len(chain) > 1) and re.search(
-        "size|shape|dimension|einsum", message
+    elif (
+        (isinstance(error, RuntimeError) or len(chain) > 1)
+        and re.search("size|shape|dimension|einsum", message)
+        and not (own and (own[-1].line or "").startswith("raise"))
     ):
         cause, look = "shapes that do not fit", "the shapes of what stands on that line: print them"
     elif len(chain) > 1 and "object is not iterable" in message:

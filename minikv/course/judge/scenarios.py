@@ -36,7 +36,7 @@ from typing import Any
 import torch
 
 from minikv.course.exercises import reader_files
-from minikv.course.exercises.manifest import chapter_of, find
+from minikv.course.exercises.manifest import Chapter, chapter_of, find
 from minikv.course.exercises.mistakes import Mistake, mistakes_of, text_of_mistake
 from minikv.course.exercises.skeletons import skeleton
 from minikv.course.judge import checking
@@ -51,6 +51,8 @@ ENOUGH = 12  # programs of one group that differ; the rest of the group is then 
 # that much of what is wrong altogether: less, since a reader may have made two. Or if it explains
 # the first line alone, and nearly all that it gets wrong is wrong here, too.
 ALIKE, ALIKE_IN_ALL, CONTAINED = 0.5, 0.3, 0.9
+# Answers that many mistakes give. If nothing else agrees, all has to.
+SAY_LITTLE = {"True", "False", "None", "-2", "-1", "0", "1", "2", "[]", "{}", "''", "nothing"}
 PLAY_LIMIT = 2.0  # seconds for one mistake on one program: some never end
 DIAGNOSIS_LIMIT = 2.0  # seconds of computing, for one report
 LONGEST_STORY = 7  # events that are told before the difference, besides the first
@@ -299,10 +301,13 @@ class Played:
         return Outcome(self, differs, right)
 
 
-@cache
 def reference_module(exercise: str) -> ModuleType:
     """The chapter's module with the reference in every place."""
-    chapter = chapter_of(exercise)
+    return _reference_of(chapter_of(exercise))
+
+
+@cache
+def _reference_of(chapter: Chapter) -> ModuleType:
     with reader_files.aside(chapter):
         return reader_files.load(chapter, skeleton(chapter), keep=set())
 
@@ -501,12 +506,14 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
         ]
         scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
         best = max(scores, key=scores.__getitem__, default=None)
-        if best is None or not (
-            scores[best] >= ALIKE_IN_ALL
-            or (
-                _likeness(best, [first]) >= CONTAINED
-                and _likeness(best, rest, outcomes, of_mistake=True) >= CONTAINED
-            )
+        if best is None or _is_contradicted(best, outcomes, latest):
+            continue
+        if not _says_much(best, first):
+            if scores[best] < CONTAINED:
+                continue
+        elif scores[best] < ALIKE_IN_ALL and (
+            _likeness(best, [first]) < CONTAINED
+            or _likeness(best, rest, outcomes, of_mistake=True) < CONTAINED
         ):
             continue
         explained = [
@@ -525,6 +532,29 @@ def _tells(mistake: Mistake, failed: Outcome) -> bool:
     place, played = min(failed.differs), failed.played
     wrong = played.scenario.symptoms_of(mistake, played.group, place)
     return bool(failed.differs[place].symptoms & wrong)
+
+
+def _is_contradicted(mistake: Mistake, outcomes: Sequence[Outcome], latest: float) -> bool:
+    """Whether the reader's code is right in most of the programs that the mistake gets wrong."""
+    both = alone = 0
+    for outcome in outcomes:
+        scenario, group = outcome.played.scenario, outcome.played.group
+        both += sum(bool(scenario.symptoms_of(mistake, group, place)) for place in outcome.differs)
+        for place in outcome.right:
+            if process_time() > latest:
+                return alone > both
+            alone += bool(scenario.symptoms_of(mistake, group, place))
+    return alone > both
+
+
+def _says_much(mistake: Mistake, failed: Outcome) -> bool:
+    """Whether what reader and mistake have in common is more than an answer of few possible ones,
+    or that something was raised."""
+    played, said = failed.played, set[tuple]()
+    for place, differs in failed.differs.items():
+        said |= differs.symptoms & played.scenario.symptoms_of(mistake, played.group, place)
+    values = {value for _, name, value in said if name not in ("raises", "instead")}
+    return bool(values - SAY_LITTLE) or len(values) > 2
 
 
 def looked_at_right(lines: int) -> int:

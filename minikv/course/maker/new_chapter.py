@@ -1,6 +1,6 @@
 """Lays out an empty chapter: its folder, its notebook, its tests. See CONTRIBUTING.md.
 
-    python -m minikv.course new 09 cpu_kernels
+    python -m minikv.course new 20 sparse_attention
 
 This is the smallest chapter that passes lint, with one exercise that you replace.
 """
@@ -167,7 +167,8 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
         path.write_text(text.format(**words), encoding="utf-8")
     notebook = root / "notebooks" / f"{number}_{name}.ipynb"
     text = nbformat.writes(_notebook(words))
-    notebook.write_text(buttons.in_notebook(notebook.name, text), encoding="utf-8")
+    text = buttons.in_notebook(notebook.name, text, buttons.repository())
+    notebook.write_text(text, encoding="utf-8")
     return [*texts, notebook]
 
 
@@ -198,8 +199,8 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("number", help="two digits, such as 09")
-    parser.add_argument("name", help="lower-case letters and _, such as cpu_kernels")
+    parser.add_argument("number", help="two digits, such as 20")
+    parser.add_argument("name", help="lower-case letters and _, such as sparse_attention")
 
 
 def run(args: argparse.Namespace) -> int:

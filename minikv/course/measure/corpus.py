@@ -2,6 +2,7 @@
 
 import hashlib
 import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,7 @@ class Corpus(NamedTuple):
     held_out: list[str]
 
 
+@cache
 def read_corpus() -> Corpus:
     """The standard library's modules, split into training and held-out text.
 

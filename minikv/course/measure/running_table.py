@@ -86,11 +86,13 @@ def run_reserved(lm: LanguageModel, prompt_ids: list[int], max_tokens: int, capa
 def run_in_engine(
     lm: LanguageModel, prompt_ids: list[int], max_tokens: int,
     requests: int = 1, samples: int = 1, asked_before: bool = False, attention: str = "torch",
-    kv_dtype: str = "auto",
+    kv_dtype: str = "auto", speculative: str = "off",
 ) -> Run:  # fmt: skip
     """Chapters 04 and later: in the engine. `attention` is PyTorch's, whatever would be fastest on
     this machine, unless the rung is about kernels."""
-    config = EngineConfig(prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype)
+    config = EngineConfig(
+        prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype, speculative=speculative
+    )
     engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))
@@ -193,6 +195,7 @@ class RunningTable(Table):
             f"One request, {len(prompt_ids)} prompt tokens, {max_tokens} new ones, greedy"
             f"{company}; median of {repeats} runs (slowest to fastest){slow}. "
             f"{lm.name}, {machine(lm)}."
+            + "".join(f" Not in the table: {name} ({why})." for name, why in self.missing.items())
         )
         expected = next(iter(self.runs.values()))[0].token_ids
         for name, runs in self.runs.items():
@@ -201,12 +204,17 @@ class RunningTable(Table):
                     raise AssertionError(f"{name} gives other tokens than naive attention")
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table's text, with its header."""
+        """The table's text, with its header. Speeds of two days differ by more than those of two
+        rungs, so each is also told relative to rung 04, where that is in the table."""
         table: list[tuple[str, ...]] = [
             ("rung", "tokens per second", "bytes per token", "memory wasted")
         ]
+        found = {rung: self._speeds(rung) for rung in self.runs}
+        base = next((median(found[rung]) for rung in found if rung.startswith("04 ")), None)
+        if base is not None:
+            table[0] += ("speed, rung 04 = 1",)
         for rung, runs in self.runs.items():
-            speeds = sorted(run.answers * len(run.token_ids) / run.seconds for run in runs)
+            speeds = found[rung]
             spread = f" ({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
             kept, wasted = runs[0].kv_bytes_per_token, runs[0].wasted
             table.append(
@@ -217,7 +225,13 @@ class RunningTable(Table):
                     f"{wasted:.1%}" if wasted is not None else "–",
                 )
             )
-        return table + [(rung, why, "–", "–") for rung, why in self.missing.items()]
+            if base is not None:
+                table[-1] += (f"{median(speeds) / base:.2g}",)
+        return table
+
+    def _speeds(self, rung: str) -> list[float]:
+        """Tokens per second of each run, the slowest first."""
+        return sorted(run.answers * len(run.token_ids) / run.seconds for run in self.runs[rung])
 
 
 def machine(lm: LanguageModel | None = None) -> str:

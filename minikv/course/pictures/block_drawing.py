@@ -424,7 +424,7 @@ class Legend:
     def __init__(self, entries: Sequence[Entry]):
         self.places, x, line = [], MARGIN, 0
         for entry in entries:
-            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.53) + 0.11
+            width = entry.width + 0.06 + width_of(entry.meaning, SMALL, 0.56) + 0.2
             if x + width > WIDTH:
                 x, line = MARGIN, line + 1
             self.places.append((entry, x, line))

@@ -5,18 +5,8 @@ from collections.abc import Callable
 
 import ipywidgets as widgets
 from matplotlib.figure import Figure
-from traitlets import Unicode
 
 from minikv.course.pictures import film, style
-
-
-class _Image(widgets.Image):
-    """An image whose tooltip is its name for a screen reader.
-
-    In ipywidgets 8.1 an image with a tooltip is not drawn unless it has a description.
-    """
-
-    description = Unicode("").tag(sync=True)
 
 
 class Player(widgets.VBox):
@@ -43,7 +33,7 @@ class Player(widgets.VBox):
         start: int = 0,
     ):
         self._what, self._frame, self._caption, self._text = what, frame, caption, text
-        self._drawn: dict[int, bytes] = {}  # once each
+        self._drawn: dict[int, str] = {}  # HTML, once each
         steps = dict(min=0, max=last, value=start)
         slow = 1200 if last <= 20 else 400  # ms: few steps are there to be read
         self.play = widgets.Play(**steps, interval=slow)
@@ -64,7 +54,7 @@ class Player(widgets.VBox):
         self.slider.tooltip = f"The step of {what} that is shown; the arrow keys move it"
         self.slider.layout = widgets.Layout(flex="1 1 260px", width="auto")
         self.caption, self.text = widgets.HTML(), widgets.HTML()
-        self.picture = _Image(format="png")
+        self.picture = widgets.HTML()  # with words for those who cannot see it, as Image has none
         self.picture.layout = widgets.Layout(width=f"{style.SHOWN}px", max_width="100%", margin="0")
         widgets.jslink((self.play, "value"), (self.slider, "value"))
         self.slider.observe(lambda change: self._show(change["new"]), names="value")
@@ -96,9 +86,9 @@ class Player(widgets.VBox):
     def _show(self, step: int) -> None:
         self.slider.description = f"step {step} of {self.slider.max}"
         if step not in self._drawn:
-            self._drawn[step] = style.png(self._frame(step))
+            alt = f"{self._what}, step {step} of {self.slider.max}"
+            self._drawn[step] = style.Picture(self._frame(step), alt).html(0)
         self.picture.value = self._drawn[step]
-        self.picture.tooltip = f"{self._what}, step {step} of {self.slider.max}"
         self.caption.value = self._caption(step)
         if self._text is not None:
             self.text.value = self._text(step)

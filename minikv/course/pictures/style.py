@@ -28,7 +28,11 @@ BESIDE_EDITOR = (
     "<style>figure > img { min-width: 520px !important } "
     ".jp-InputPlaceholder > * { min-width: 0 }</style>"
 )
-MOST_BYTES = 150_000  # of SVG
+MOST_POINTS = 10_000  # of an SVG; more are smaller as pixels
+# The narrowest page that shows a picture whole is the site's, on a laptop. There no letter is
+# smaller than this; exponents are.
+NARROW, SMALLEST = 676, 9.1  # pixels of the picture, pixels of a letter
+POINT = re.compile(rb"[MLCQ](?=[ \d-])|<use|<text|<image")  # of a path; a mark; a word
 FONTS = {  # of the pictures, and what is about as wide
     "DejaVu Sans": "Verdana,sans-serif",
     "DejaVu Sans Mono": "Menlo,Consolas,monospace",
@@ -69,13 +73,25 @@ def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> "tupl
     figure = Figure(figsize=(WIDTH, height), layout="constrained", facecolor=PAPER)
     axes = figure.add_subplot(facecolor=PAPER)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold", color=INK, wrap=True)
     axes.set_xlabel(xlabel, color=INK)
     axes.set_ylabel(ylabel, color=INK)
     return figure, axes
 
 
+def legible(figure: "Figure") -> None:
+    """Enlarge what would be too small on a narrow page."""
+    from matplotlib.text import Text
+
+    least = SMALLEST * 72 * figure.get_figwidth() / NARROW
+    for text in figure.findobj(
+        lambda one: isinstance(one, Text) and float(one.get_fontsize()) < least
+    ):
+        text.set_fontsize(least)  # type: ignore[attr-defined]
+
+
 def png(figure: "Figure", dpi: int = 144) -> bytes:
+    legible(figure)
     buffer = BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi)
     return buffer.getvalue()
@@ -85,6 +101,7 @@ def svg(figure: "Figure") -> bytes:
     """The same bytes for the same drawing, and about half of what matplotlib writes."""
     from matplotlib import rc_context
 
+    legible(figure)
     buffer = BytesIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "minikv"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -111,22 +128,25 @@ class Picture:
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         # JupyterLab and nbconvert drop the alt text of image/png, and JupyterLab that of SVG. An
-        # <img> in HTML keeps it, trusted or not. The PNG is for LaTeX and for viewers without HTML.
-        data = {"image/png": png(self.figure, 96), "text/plain": self.alt}
-        return {"text/html": self.html()} | data, {"image/png": {"alt": self.alt}}
+        # <img> in HTML keeps it, trusted or not.
+        return {"text/html": self.html(), "text/plain": self.alt}
 
     def html(self, least: int = LEAST) -> str:
         """The picture as wide as the page lets it be, and its caption. In less than `least` pixels
         it scrolls, as it could not be read; with 0 it always fits. A little of a dark page shines
         through the white paper, so that it does not glare."""
         kind, data = "svg+xml", svg(self.figure)
-        if len(data) > MOST_BYTES:  # so many marks are smaller as pixels
+        if len(POINT.findall(data)) > MOST_POINTS:
             kind, data = "png", png(self.figure)
         important = "" if least else "!important"  # BESIDE_EDITOR is for those that may scroll
+        wide, high = self.figure.get_size_inches()
+        # In a widget one picture takes the place of another, which keeps its height meanwhile.
+        place = "" if least else f"aspect-ratio:{wide:.2f}/{high:.2f};"
         caption = f"<figcaption>{escape(self.caption)}</figcaption>" if self.caption else ""
         return (  # the first line is what JupyterLab shows of a folded output
             f"<!-- a picture -->\n<figure style='margin:0;max-width:{SHOWN}px;overflow-x:auto'>"
             f"<img style='width:100%;min-width:{least}px{important};max-width:none;"
+            f"{place}"
             "box-sizing:border-box;padding:4px;background:white;opacity:0.9;"
             f"border:1px solid {EDGE};border-radius:6px' alt='{escape(self.alt)}' "
             f"src='data:image/{kind};base64,{b64encode(data).decode()}'>{caption}</figure>"

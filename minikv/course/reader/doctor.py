@@ -9,8 +9,10 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import textwrap
 from time import perf_counter
 from typing import NamedTuple
 
@@ -190,12 +192,21 @@ def run(args: argparse.Namespace) -> int:
             result = check()
         except Exception as error:
             result = Result("FAIL", f"{type(error).__name__}: {error}", remedy)
-        print(f"{result.status:4}  {name:8}  {result.text}", flush=True)
+        print(_line(f"{result.status:4}  {name:8}  ", result.text), flush=True)
         if result.status == "FAIL":
             failed += 1
-            print(f"{'':16}-> {result.remedy}", flush=True)
+            print(_line(f"{'':16}-> ", result.remedy), flush=True)
     print(f"\n{failed} of {len(CHECKS)} checks failed." if failed else "\nReady.")
     return 1 if failed else 0
+
+
+def _line(before: str, text: str) -> str:
+    """`text` behind `before`, in lines as wide as the terminal."""
+    width = shutil.get_terminal_size().columns
+    return textwrap.fill(
+        text, width, initial_indent=before, subsequent_indent=" " * 16,
+        break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
 
 
 def _matmul_error(device: str) -> float:

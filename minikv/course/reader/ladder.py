@@ -11,6 +11,7 @@ from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import chapters
 from minikv.course.pictures.style import BESIDE_EDITOR
 from minikv.course.reader.overview import Overview
+from minikv.course.reader.routes import routes
 from minikv.course.reports import markup
 from minikv.course.reports.markup import GREEN, SKY, badge
 
@@ -23,6 +24,10 @@ PARTS = {
     "08": "Kernels",
     "10": "Smaller, longer, farther",
 }
+
+ROUTES = "Routes: " + "; ".join(
+    f"{route.name}, about {route.hours} hours" for route in routes().values()
+) + "; everything. A mark under a heading says which routes read the section."  # fmt: skip
 
 
 def rungs() -> dict[str, tuple[str, str]]:
@@ -107,7 +112,7 @@ class Ladder(Navigation):
                 mark = "✓" if self._is_whole(number) else "▶" if number == self.number else " "
                 name, idea = self.rungs[number]
                 lines.append(f" {mark} {number} {name.ljust(23)}  {idea}  ({self._state(number)})")
-        return "\n".join([*lines, super().__repr__()])
+        return "\n".join([*lines, ROUTES, super().__repr__()])
 
     def _repr_html_(self) -> str:
         """The part that the reader is in is open; all are in the first notebook, the contents."""
@@ -120,7 +125,8 @@ class Ladder(Navigation):
             listed = f"<ul style='list-style:none;margin:0;padding:0'>{lines}</ul>"
             is_open = self.number in numbers or self.number == "00"
             out.append(markup.folded(summary, listed, is_open))
-        out = [super()._repr_html_(), *out, BESIDE_EDITOR]
+        marks = f"<p><small>{escape(ROUTES)}</small></p>"
+        out = [super()._repr_html_(), *out, marks, BESIDE_EDITOR]
         return f"<div style='text-align:left'>{''.join(out)}</div>"
 
     def _line(self, number: str) -> str:
@@ -129,7 +135,8 @@ class Ladder(Navigation):
         head = f"<b>{number} {escape(name)}</b>" if here else _linked(number, f"{number} {name}")
         marks = [badge("you are here", SKY)] * here
         marks += [badge("✓ all passed", GREEN)] * self._is_whole(number)
-        state = f"<small>· {self._state(number)}</small>"
+        taken = "".join(f" · {name}" for name, route in routes().items() if number in route.legs)
+        state = f"<small>· {self._state(number)}{taken}</small>"
         return " ".join([head, *marks, escape(idea), state])
 
 

@@ -57,11 +57,13 @@ def mine(*exercise_ids: str) -> Any:
 def own_engine(
     lm: minikv.LanguageModel, config: minikv.EngineConfig | None = None, **more: Any
 ) -> minikv.Engine:
-    """`minikv.Engine(lm, config, **more)`, on your parts where they have passed their checks.
-    Prints whose its parts are."""
+    """`minikv.Engine(lm, config, **more)`, on your parts where they have passed their checks, and
+    on the parts in `more`. Prints whose its parts are."""
     [(_, together)] = each("together")
     parts = Parts({chapter.number for chapter in engine_chapters()})
-    print(f"engine: {parts.whose_engine(together.PARTS)}")
+    given = together.ATTENTION if "attention" in more else ()
+    homes = {name: home for name, home in together.PARTS.items() if name not in given}
+    print(f"engine: {parts.whose_engine(homes)}")
     attention = [id_ for name in together.ATTENTION for id_ in parts.writers(together.PARTS[name])]
     with parts.installed():
         in_place = together.parts_in_place()

@@ -7,8 +7,15 @@ from pathlib import Path
 from minikv.course.chapters import notebook, title
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Chapter, Exercise, chapters
-from minikv.course.reader import progress_file
-from minikv.course.reports.markup import GREEN, badge, folded, hours
+from minikv.course.reader import progress_file, routes
+from minikv.course.reports.markup import (
+    GREEN,
+    badge,
+    folded,
+    hours,
+    terminal_width,
+    wrapped,
+)
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -43,6 +50,7 @@ class Overview:
         self.entries = progress_file.entries()
         self.changed = progress_file.changed()
         self.next = progress_file.to_do_next()
+        self.route = routes.chosen()
 
     def _entry(self, exercise: Exercise) -> progress_file.Entry:
         return self.entries.get(exercise.id, progress_file.Entry())
@@ -62,7 +70,8 @@ class Overview:
     def state(self, exercise: Exercise) -> str:
         entry = self._entry(exercise)
         if exercise.id in self.changed:
-            return "passed, changed since: check again"
+            failing = exercise.id in progress_file.failing({exercise.id})
+            return "changed: fails now" if failing else "changed: check again"
         if entry.passed is not None:
             return "passed"
         return f"tried {entry.tries} ×" if entry.tries else "open"
@@ -75,8 +84,21 @@ class Overview:
         minutes = f"{hours(sum(e.minutes for e in done))} of {whole}" if done else whole
         return f"{len(done)} of {len(everything)} exercises passed, {minutes}"
 
+    def on_route(self) -> str:
+        """ "Weekend route (»): 3 of 12 exercises passed. Everything: "; "" without a route."""
+        if self.route is None:
+            return ""
+        ids = self.route.exercises
+        done = sum(exercise.id in ids for exercise in self.passed())
+        name = self.route.name.capitalize()
+        return f"{name} route (»): {done} of {len(ids)} exercises passed. Everything: "
+
     def headline(self) -> str:
         """What is passed in all, and the next exercise in the chapter that was worked on last."""
+        return self.on_route() + self.plain_headline()
+
+    def plain_headline(self) -> str:
+        """The same of all exercises, whatever the route."""
         if self.next is not None:
             return (
                 f"{self.count()}. Next: {self.next.id} {self.next.title}, {self.next.minutes} min"
@@ -85,7 +107,8 @@ class Overview:
         return f"{self.count()}. " + ("; ".join(waiting) if waiting else "Nothing is left to do.")
 
     def _line(self, exercise: Exercise) -> tuple[str, ...]:
-        mark = "✓" if self._is_passed(exercise) else "·"
+        ours = self.route is not None and exercise.id in self.route.exercises
+        mark = "✓" if self._is_passed(exercise) else "»" if ours else "·"
         name = f"{exercise.id} {exercise.title}"
         return mark, name, exercise.kind, f"{exercise.minutes} min", self.state(exercise)
 
@@ -99,11 +122,15 @@ class Overview:
     def __repr__(self) -> str:
         out = []
         for chapter in chapters().values():
-            out.append(f"{_name(chapter).ljust(26)}  {self.count(chapter)}")
+            name = f"{chapter.number} {title(chapter.number)}"
+            out.append(f"{name.ljust(26)}  {self.count(chapter)}")
+            if chapter.cannot_run:
+                out.append(wrapped(chapter.cannot_run, "  ", terminal_width()))
             for exercise in chapter.exercises if self._is_open(chapter) else ():
                 mark, name, kind, minutes, state = self._line(exercise)
-                out.append(f"  {mark} {name.ljust(44)} {kind:8}{minutes:>7}  {state}")
-        return "\n".join([*out, self.headline()])
+                out.append(f"  {mark} {name.ljust(43)} {kind:7} {minutes:>6}  {state}")
+        route = self.on_route().removesuffix(" Everything: ")
+        return "\n".join([*out, *([route] if route else []), self.plain_headline()])
 
     def _repr_html_(self) -> str:
         out = []

@@ -57,6 +57,7 @@ class Parts:
         self.chapters = [c for number, c in chapters().items() if number <= self.here]
         self.passed = {id_ for id_ in progress_file.passed() if id_[:2] <= self.here}
         self.changed = {id_ for id_ in progress_file.changed() if id_[:2] <= self.here}
+        self.failing = progress_file.failing(self.changed)
 
     @property
     def same(self) -> bool:
@@ -74,7 +75,9 @@ class Parts:
             for id_ in (exercise.id for exercise in chapter.exercises):
                 part = ", ".join(path for path, asks in chapter.places.items() if asks == id_)
                 if id_ in self.changed:
-                    lines.append(f'{id_} {part}: changed since it passed: check("{id_}")')
+                    checked = ", and does not pass now" if id_ in self.failing else ""
+                    todo = checked or f': check("{id_}")'
+                    lines.append(f"{id_} {part}: changed since it passed{todo}")
                 elif id_ in self.passed:
                     lines.append(f"{id_} {part}: yours" + "; no model calls it" * (id_ not in ran))
                 else:
@@ -91,8 +94,6 @@ class Parts:
 
     def text(self, say: Callable[[str], str] = str) -> str:
         """As text, as wide as the terminal; `say` words the calls that it names."""
-        if not self.passed | self.changed:
-            return NOTHING
 
         def wrapped(text: str, more: str) -> str:
             return textwrap.fill(
@@ -100,6 +101,8 @@ class Parts:
                 break_long_words=False, break_on_hyphens=False,
             )  # fmt: skip
 
+        if not self.passed | self.changed:
+            return wrapped(NOTHING, "")
         out = []
         if self.written:
             out += [self.written.text.rstrip(), "", wrapped(self.written.words(), ""), ""]

@@ -47,7 +47,7 @@ class Prediction:
         return f"{sentence.rstrip('.')}. {self.note}" if self.note else sentence
 
     def _sentence(self) -> str:
-        guess = "no prediction" if self.guess is None else f"you said {_number(self.guess)}"
+        guess = "no prediction" if self.guess is None else f"you said {self.guess!r}"
         if self.value is None:
             if self.guess is None:
                 return f"{self.what}: no prediction yet. Put a number in place of the dots."
@@ -109,7 +109,7 @@ class Predictions:
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         return [
-            (p.what, "–" if p.guess is None else _number(p.guess),
+            (p.what, "–" if p.guess is None else repr(p.guess),
              "–" if p.value is None else _number(p.value), p.verdict())
             for p in self.made
         ]  # fmt: skip

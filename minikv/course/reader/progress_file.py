@@ -8,6 +8,7 @@ from pathlib import Path
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
+from minikv.course.reader import routes
 from minikv.course.reports.report import Report
 
 
@@ -58,14 +59,24 @@ def changed() -> set[str]:
     passed is known by its fingerprint, so with the old code an exercise is passed again."""
     kept, found = entries(), set()
     for id_ in _passed():
-        try:
-            text = reader_files.read(chapter_of(id_))
-            same = kept[id_].fingerprint in (None, reader_files.fingerprint(find(id_), text))
-        except reader_files.WorkbookError:
-            same = False
-        if not same:
+        code = _code_of(id_)
+        if code is None or kept[id_].fingerprint not in (None, code):
             found.add(id_)
     return found
+
+
+def failing(some: set[str]) -> set[str]:
+    """Those of these changed exercises whose code, as it is now, has been checked already."""
+    kept = entries()
+    return {id_ for id_ in some if (code := _code_of(id_)) and code == kept[id_].checked}
+
+
+def _code_of(id_: str) -> str | None:
+    """The fingerprint of an exercise's code; None if it cannot be read."""
+    try:
+        return reader_files.fingerprint(find(id_), reader_files.read(chapter_of(id_)))
+    except reader_files.WorkbookError:
+        return None
 
 
 def _passed() -> set[str]:
@@ -109,8 +120,11 @@ def note(report: Report, alone: bool = True) -> None:
 
 def to_do_next(after: str | None = None) -> Exercise | None:
     """The first open exercise after the one with this id: in its chapter, then in the chapters
-    above, then in those below. Without an id, after the one that was checked last."""
-    known, done = entries(), passed()
+    above, then in those below. Without an id, after the one that was checked last. On a route,
+    one of its exercises while any is open."""
+    known, done, route = entries(), passed(), routes.chosen()
+    if route is not None and not route.exercises <= done:
+        done |= {e.id for c in chapters().values() for e in c.exercises} - route.exercises
     if after is None:
         checked = {id_: kept.last or 0.0 for id_, kept in known.items()}
         after = max(checked, key=lambda id_: checked[id_], default="")

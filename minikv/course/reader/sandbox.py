@@ -251,7 +251,7 @@ class Sandbox(widgets.VBox):
         pictures, told = self._drawn()
         self.message.value = f"<p role='status'><b>{escape(self.session.said)}</b></p>"
         # Narrow, so that buttons and drawings are on a laptop's screen together.
-        self.picture.value = f"<div style='max-width:500px'>{''.join(pictures)}</div>"
+        self.picture.value = f"<div>{''.join(pictures)}</div>"
         lines = escape("\n".join(self.session.lines))
         self.words.value = (
             f"<details><summary>In words</summary><p>{escape(told)}</p></details>"

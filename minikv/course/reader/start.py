@@ -2,6 +2,7 @@
 
     minikv start             # minikv-course in this folder, or the course that you are in
     minikv start ~/kv        # another folder
+    minikv start --route weekend   # a shorter route: `progress` follows it, and headings are marked
 
 What is in the folder already is never overwritten: start again and continue.
 """
@@ -13,8 +14,9 @@ import sys
 from pathlib import Path
 
 from minikv.course.exercises.manifest import ReaderError
-from minikv.course.exercises.reader_files import MARK, course_folder
-from minikv.course.reader import unpacked
+from minikv.course.exercises.reader_files import MARK, course_folder, in_folder
+from minikv.course.reader import routes, unpacked
+from minikv.course.reports import markup
 
 FIRST = "notebooks/00_start_here.ipynb"
 NEW = Path("minikv-course")
@@ -22,19 +24,39 @@ NEW = Path("minikv-course")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help=f"default: {NEW}")
+    ways = [*routes.routes(), routes.EVERYTHING]
+    parser.add_argument("--route", choices=ways, help="what `progress` follows")
     parser.add_argument("--no-lab", action="store_true", help="only unpack")
 
 
 def run(args: argparse.Namespace) -> int:
     folder = (args.folder or _here()).absolute()
     try:
-        print(put_into(folder))
+        say = [put_into(folder)]
+        if args.route:
+            with in_folder(folder / "exercises"):
+                routes.choose(args.route)
+            say.append(in_words(args.route))
+        for text in say:
+            print(markup.wrapped(text, width=markup.terminal_width()))
     except ReaderError as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 1
     if args.no_lab:
         return 0
     return open_lab(folder)
+
+
+def in_words(name: str) -> str:
+    """What a route asks of its reader."""
+    if name not in routes.routes():
+        return "The whole course: every notebook, from top to bottom."
+    route = routes.routes()[name]
+    return (
+        f"The {name} route takes about {route.hours} hours: notebooks {', '.join(route.legs)}, and "
+        f"{len(route.exercises)} exercises. Read the sections marked `{name}`, and run the cells "
+        "of the others without reading them: Run > Run All Above Selected Cell."
+    )
 
 
 def _here() -> Path:

@@ -38,6 +38,7 @@ from minikv.course.exercises.skeletons import (
     text_of,
 )
 from minikv.course.reader import progress_file, unpacked
+from minikv.course.reports import markup
 
 
 class UpdateError(Exception):
@@ -254,9 +255,9 @@ def run(args: argparse.Namespace) -> int:
         else:
             lines = update_unpacked(reader_files.course_folder())
     except (UpdateError, ReaderError) as error:
-        print(error, file=sys.stderr)
+        print(markup.wrapped(str(error), width=markup.terminal_width()), file=sys.stderr)
         return 1
-    print("\n".join(lines))
+    print(markup.wrapped("\n".join(lines), width=markup.terminal_width()))
     return 0
 
 
@@ -298,10 +299,11 @@ def update_from(old: Path) -> list[str]:
     merges = merge_all(base, read_folder(old / "exercises"), theirs)
     copies = {name: old / "exercises" / name for name in merges}
     lines = put_back(merges, copies)
-    progress = old / "exercises" / ".progress" / "progress.json"
-    if progress.exists() and not progress_file.entries():
+    progress = old / "exercises" / ".progress"
+    if (progress / "progress.json").exists() and not progress_file.entries():
         progress_file.folder().mkdir(exist_ok=True)
-        (progress_file.folder() / progress.name).write_bytes(progress.read_bytes())
+        for kept in filter(Path.exists, (progress / "progress.json", progress / "route")):
+            (progress_file.folder() / kept.name).write_bytes(kept.read_bytes())
     return lines
 
 
@@ -309,13 +311,13 @@ def _skeletons_of(old: Path) -> dict[str, str]:
     """The skeletons of that copy, made by its own generator."""
     code = (
         "import json\n"
-        "try:\n"
-        "    from minikv.course.exercises.manifest import chapters\n"
-        "    from minikv.course.exercises.skeletons import skeleton\n"
-        "except ImportError:  # 0.1.0 kept them elsewhere\n"
-        "    from minikv.course.exercise import chapters\n"
-        "    from minikv.course.skeletons import skeleton\n"
-        "print(json.dumps({c.file_name: skeleton(c) for c in chapters().values()}))"
+        "from importlib import import_module\n"
+        "from pathlib import Path\n"
+        "rooms = [one for one in ('exercises', 'harness') if Path('minikv/course', one).is_dir()]\n"
+        "room = '.'.join(['minikv.course', *rooms])\n"
+        "manifest = import_module(room + ('.manifest' if rooms else '.exercise'))  # of 0.1.0\n"
+        "skeleton = import_module(room + '.skeletons').skeleton\n"
+        "print(json.dumps({c.file_name: skeleton(c) for c in manifest.chapters().values()}))"
     )
     environment = os.environ | {"PYTHONPATH": str(old.resolve())}
     done = subprocess.run(

@@ -129,8 +129,11 @@ class Report(Result):
         told = [row for row in self.rows() if row.details]
         return "Fix the first, then check again: the others may follow from it." * (len(told) > 1)
 
-    def text(self, paint=lambda text, color: text) -> str:
+    def text(self, paint=lambda text, color: text, fresh: bool = True) -> str:
+        """`fresh`: say which version of the file was checked."""
         exercise = find(self.exercise)
+        titles = exercise.chapter.exercises if self.in_terminal else ()
+        column = max(32, *(len(f"{one.id} {one.title}") for one in titles), 0)
         width = markup.terminal_width() if self.in_terminal else markup.ORDINARY_WIDTH
 
         def told(text: str | None, indent: str = "") -> list[str]:
@@ -138,13 +141,17 @@ class Report(Result):
             return [wrapped(calls, indent, width)] if text else []
 
         symbol, color, _ = STYLES[self.state]
-        title = f"{exercise.id} {exercise.title}".ljust(32)
-        parts = [f"{paint(title, 'bold')}  {paint(f'{symbol} {self.headline()}', color)}"]
+        title = f"{exercise.id} {exercise.title}".ljust(column)
+        headline = f"{symbol} {self.headline()}"
+        if self.in_terminal and column + 2 + len(headline) > width:
+            title = f"{title.rstrip()}\n"
+        parts = [f"{paint(title, 'bold')}  {paint(headline, color)}"]
         parts += told(self.place, "  " if self.lines else "")
         if not self.passed:
             for row in self.rows():
                 mark = paint("ok  ", "green") if row.ok else paint("FAIL", "red")
-                parts.append(f"  {mark}  {row.name}")
+                name = wrapped(row.name, width=width - 8) if self.in_terminal else row.name
+                parts.append(f"  {mark}  {name.replace(chr(10), chr(10) + ' ' * 8)}")
                 for label, text in row.details:
                     parts += told(f"{label}: {text}" if label else text, " " * 10)
         parts += [*told(self.advice()), *told(self.model)]
@@ -153,7 +160,8 @@ class Report(Result):
             parts.append(textwrap.indent(self.printed.rstrip(), "    | "))
         if self.trace and self.show_trace:
             parts.append(self.trace.rstrip())
-        return "\n".join([*parts, *told(self.freshness()), *told(self.next_steps())])
+        parts += told(self.freshness()) if fresh else []
+        return "\n".join([*parts, *told(self.next_steps())])
 
     def __repr__(self) -> str:
         return self.text()

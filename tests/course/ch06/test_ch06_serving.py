@@ -16,7 +16,6 @@ from minikv.course.chapters.ch06_continuous_batching.pictures import (
     latency_picture,
     preemption_picture,
     stretches,
-    throughput_picture,
     timeline_picture,
 )
 from minikv.course.chapters.ch06_continuous_batching.serving import (
@@ -334,7 +333,6 @@ def shown(picture: style.Picture) -> str:
 
 
 def test_pictures_of_a_comparison(comparison):
-    assert shown(throughput_picture(comparison)).count(";") == 2
     assert "P99" in shown(latency_picture(comparison))
     assert "first token" in shown(latency_picture(comparison, "first token"))
     assert "of the blocks" in shown(filled_picture(comparison))
@@ -363,8 +361,9 @@ def test_costs_of_preemption_and_their_pictures(lm):
     # 10 parameters, 4 bytes a token: 20 operations and 8 bytes, out and in.
     assert crossover(10, 4, flops=20) == 8.0
     alt = shown(crossover_picture({"Llama-2-7B": (6.74e9, 524_288), "small": (8e9, 131_072)}))
-    assert "Llama-2-7B on H100, PCIe 5: recompute" in alt
-    assert "small on H100, PCIe 5: swap" in alt
+    assert "Llama-2-7B on H100, PCIe 5: swap at 40% of its operations (crossover 31 GB/s" in alt
+    assert "Llama-2-7B on H100, PCIe 5: recompute at 100%" in alt
+    assert "small on H100, PCIe 5: swap at 100%" in alt
 
 
 # ── Hit rates ─────────────────────────────────────────────────────────────────

@@ -252,7 +252,7 @@ def test_a_walk_is_what_the_kernel_reads():
 def test_measures_something_of_this_machine():
     assert machine.read_rate(2**16, total=2**20) > 1e6
     assert machine.product_rate(32) > 1e6
-    assert machine.waking() > 0 and machine.counting(128, times=100) > 0
+    assert machine.waking() > 0 and min(machine.kv_rates(8).values()) > 0
     assert all(size >= 2**12 for size in machine.caches().values())
 
 

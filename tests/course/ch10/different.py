@@ -4,7 +4,7 @@ DIFFERENT = {
     "10.1": {  # vector by vector
         "quantise_int8": """
 def quantise_int8(x):
-    vectors = x.reshape(-1, x.shape[-1])
+    vectors = x.float().reshape(-1, x.shape[-1])
     scales = torch.empty(len(vectors), dtype=torch.bfloat16)
     codes = torch.zeros(vectors.shape, dtype=torch.int8)
     for row, vector in enumerate(vectors):

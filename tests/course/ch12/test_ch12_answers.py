@@ -224,7 +224,7 @@ def test_the_viewer_says_where_blocks_are(lm, tmp_path):
     second = history.snap("B", texts)
     assert len(second.blocks) == 9 and second.count("device") == 6
     assert [second.count(tier) for tier in ("host", "disk")] == [2, 1]
-    assert history.describe(1, 0).endswith("A: DDHHK. B: DDDDD.")
+    assert history.describe(1, 0).endswith("A: 11223. B: 11111.")
     assert "blocks on the host: 0 → 2" in history.picture().caption.lower()
     assert history.frame(0).get_size_inches()[1] == history.frame(1).get_size_inches()[1]
 

@@ -158,9 +158,8 @@ class Film:
             pen.square(*box, face, edge, line=2.0 if fresh else 0.6)
             if slot < filled:
                 text, weight = self.passes[step].texts[slot], "bold" if fresh else "normal"
-                pen.text(x + SIDE / 2, y, visible(text, 4), 6, "center", weight=weight)
+                pen.text(x + SIDE / 2, y, visible(text, 3), 7.4, "center", weight=weight)
         if written is not None:
             counts = [written(one) for one in self.passes[: step + 1]]
-            tokens = "token" if counts[-1] == 1 else "tokens"
-            words = f"{counts[-1]} {tokens} written\n{sum(counts)} so far"
+            words = f"{counts[-1]} written\n{sum(counts)} in all"
             pen.text(LEFT + (self.capacity + 0.3) * SIDE, y, words, 9)

@@ -344,12 +344,14 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
 
 
 def _families(parent_of: Sequence[str], names: Sequence[str], parents: Sequence[str]) -> str:
-    """Which beams descend from which: "C pruned; A → A, E; B → B"."""
+    """Which beams end and which branch: "C pruned; A → A, E". The others go on as they are."""
     children = {
         parent: [name for name, of in zip(names, parent_of, strict=True) if of == parent]
         for parent in parents
     }
     pruned = [parent for parent, found in children.items() if not found]
     told = [f"{', '.join(pruned)} pruned"] if pruned else []
-    told += [f"{parent} → {', '.join(found)}" for parent, found in children.items() if found]
-    return "; ".join(told)
+    told += [
+        f"{parent} → {', '.join(found)}" for parent, found in children.items() if len(found) > 1
+    ]
+    return "; ".join(told) or "each goes on"

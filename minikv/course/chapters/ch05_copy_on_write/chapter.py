@@ -140,7 +140,7 @@ the partly filled one. In 2026 copy on write returned for models with very large
             difficulty=2,
             kind="predict",
             matters="Whether sharing saves a little or nearly everything depends on four numbers. "
-            "An engine that admits requests has to know before it runs them.",
+            "An engine that admits requests must know before it runs them.",
             hints=(
                 "Draw it for 2 samples of 7 tokens in blocks of 4. Which blocks stay shared for "
                 "ever? Which stop being shared, and when?",

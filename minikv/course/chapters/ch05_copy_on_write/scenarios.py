@@ -1,7 +1,7 @@
 """Chapter 05 as programs: forks, copies on first write, beams, branches, the copies of a step."""
 
 import random
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import torch
@@ -359,6 +359,12 @@ def beams(mine, program, log: Log) -> None:
     root = Request(-1, [ord(letter) for letter in prompt], minikv.SamplingParams()).sequences[0]
     root.table = minikv.BlockTable(pool, size)
     live = [root]
+    numbers: dict[int, int] = {}  # of blocks, as they come: which one is taken is left open
+    given = count(1)
+
+    def blocks_of(beam: Sequence) -> list[int]:
+        return [numbers.get(b) or numbers.setdefault(b, next(given)) for b in beam.table.block_ids]
+
     compute(live, memory)
     log(f"a beam of {len(prompt)} tokens, blocks of {size}")
     for step in steps:
@@ -371,12 +377,16 @@ def beams(mine, program, log: Log) -> None:
             return
         texts = ["".join(map(chr, child.token_ids)) for child in children]
         log(text, {"tokens of the new beams": texts})
-        log(text, {"block ids of the new beams": [child.table.block_ids for child in children]})
-        held = sorted({b for child in children for b in child.table.block_ids})
+        for block_id in [b for b in numbers if not pool.ref_count(b)]:
+            del numbers[block_id]
+        log(text, {"blocks of the new beams": [blocks_of(child) for child in children]})
+        held = list(dict.fromkeys(b for child in children for b in child.table.block_ids))
         log(
             text,
             {
-                f"counts of blocks {held}": [pool.ref_count(block_id) for block_id in held],
+                f"counts of blocks {[numbers[b] for b in held]}": [
+                    pool.ref_count(block_id) for block_id in held
+                ],
                 "free blocks:": pool.num_free,
             },
         )
@@ -494,7 +504,8 @@ def branches(mine, program, log: Log) -> None:
     )
     log(text, {"what comes back is": Words(kind if branch is not None else "nothing")})
     if kind != "a second table":
-        log("", {"free blocks:": pool.num_free})
+        held = [pool.ref_count(block_id) for block_id in table.block_ids]
+        log("", {"free blocks:": pool.num_free, "counts of the table's blocks:": held})
         return
     log(
         text,

@@ -90,7 +90,7 @@ num_new_tokens = min(num_new_tokens, token_budget).""",
             difficulty=4,
             kind="build",
             matters="If every request with a seat is admitted, many are preempted, and what they "
-            "had is computed twice. If too few are admitted, memory lies idle.",
+            "had is computed twice. If too few are admitted, memory is idle.",
             hints=(
                 "For which two reasons can the answer be no? For each of them: what have "
                 "you taken by then, and how do you give it back?",
@@ -184,7 +184,7 @@ which EngineConfig insists on. Otherwise decodes could use more than the budget.
             difficulty=3,
             kind="build",
             matters="The length of an answer is not known, so sooner or later the blocks run out. "
-            "Then one request has to step back, and must not lose a token.",
+            "Then one request must step back, and must not lose a token.",
             hints=(
                 "A request is its tokens. What else does it hold, and which of that can be had "
                 "again? In which order do you read its table and release it?",

@@ -1,6 +1,5 @@
 """Pictures of a workload that was served: how fast, how late, who sat where.
 
-throughput_picture(comparison)               # requests per second, each way
 latency_picture(comparison)                  # from arrival to the last token
 latency_picture(comparison, "first token")   # from arrival to the first
 filled_picture(comparison)                   # seats and blocks over time
@@ -20,6 +19,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from minikv.course.chapters.ch06_continuous_batching.serving import (
     ACCELERATORS,
+    REACHED,
     Comparison,
     PreemptionCost,
     Run,
@@ -37,34 +37,6 @@ HOLE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def throughput_picture(comparison: Comparison) -> style.Picture:
-    """Requests per second of each way as a bar: the median, a dot for each repeat."""
-    rates = {
-        way: [run.requests_per_second for run in runs] for way, runs in comparison.runs.items()
-    }
-    first, best = next(iter(rates)), max(rates, key=lambda way: median(rates[way]))
-    title = f"{_capital(best)}: {median(rates[best]):.1f} requests per second"
-    if best != first:
-        title += f", {median(rates[best]) / median(rates[first]):.1f} times {first}"
-    figure, axes = style.new_axes(
-        title, "requests finished per second", "", height=1.0 + 0.45 * len(rates)
-    )
-    for row, values in enumerate(rates.values()):
-        middle = median(values)
-        axes.barh(row, middle, 0.62, color=style.tint(_color(row), 0.55), edgecolor=style.INK,
-                  linewidth=0.8)  # fmt: skip
-        if len(values) > 1:
-            axes.plot(values, [row] * len(values), "o", color=style.INK, markersize=4)
-        axes.annotate(f"{middle:.1f}", (max(values), row), (7, 0), textcoords="offset points",
-                      va="center", fontsize=10, color=style.INK)  # fmt: skip
-    axes.set_yticks(range(len(rates)), list(rates))
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlim(0, 1.1 * max(map(max, rates.values())))
-    axes.invert_yaxis()
-    rows = "; ".join(f"{way} {median(values):.1f}" for way, values in rates.items())
-    return style.Picture(figure, f"Bars. {title}. Requests per second: {rows}.")
-
-
 def latency_picture(comparison: Comparison, upto: str = "last token") -> style.Picture:
     """The share of requests that had their "last token" or "first token", over the time since
     they arrived; the median and the 99th percentile are marked. Of several repeats, it is the
@@ -76,9 +48,9 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
         run = comparison.typical(way)
         waits[way] = run.latencies if upto == "last token" else run.times_to_first_token
     first, *_, last = waits
-    title = f"Median time to the {upto}: {percentile(waits[first], 50):.2f} s with {first}"
+    title = f"Half wait less than {percentile(waits[first], 50):.2f} s ({first})"
     if last != first:
-        title += f", {percentile(waits[last], 50):.2f} s with {last}"
+        title += f" or {percentile(waits[last], 50):.2f} s ({last})"
     figure, axes = style.new_axes(
         title, f"time from arrival to {upto} (s)", "share of the requests (%)", height=3.3
     )
@@ -99,7 +71,8 @@ def latency_picture(comparison: Comparison, upto: str = "last token") -> style.P
                       color=style.FAINT)  # fmt: skip
     axes.set(xlim=(0, None), ylim=(0, 103))
     axes.legend(loc="lower right", frameon=False, fontsize=9)
-    return style.Picture(figure, f"Cumulative shares. {title}. " + "; ".join(words) + ".")
+    told = "; ".join(words)
+    return style.Picture(figure, f"Cumulative shares up to the {upto}. {title}. {told}.")
 
 
 def filled_picture(comparison: Comparison) -> style.Picture:
@@ -341,28 +314,30 @@ def preemption_picture(costs: Seq[PreemptionCost]) -> style.Picture:
 
 
 def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Picture:
-    """Above a model's line a swap is faster than recomputing; the dots are ACCELERATORS. By
-    arithmetic alone: see `crossover`. `models`: parameters and K/V bytes per token, by name."""
+    """Above a model's line a swap is faster than recomputing; the dots are ACCELERATORS at REACHED
+    of their operations, and a thin line leads to all of them. By arithmetic alone: see
+    `crossover`. `models`: parameters and K/V bytes per token, by name."""
     (first, *_), (*_, last) = models, models
     device, accelerator = list(ACCELERATORS.items())[1]
     least = {
-        name: crossover(*model, accelerator.flops) / 1e9 for name, model in models.items()
+        name: crossover(*model, REACHED * accelerator.flops) / 1e9 for name, model in models.items()
     }  # GB/s
-    title = f"{device} has {accelerator.link / 1e9:.0f} GB/s; a swap wins from {least[first]:.0f}"
-    title += f" ({first})" + (f" or {least[last]:.0f} ({last})" if last != first else "")
+    title = f"The link of {device} has {accelerator.link / 1e9:.0f} GB/s. "
+    title += f"Swapping wins above {least[first]:.0f} ({first})"
+    title += f" or {least[last]:.0f} ({last})" if last != first else ""
     figure, axes = style.new_axes(
         title, "operations per second (10¹²)", "link to the host (GB/s each way)", height=4.0
     )
-    ends = [100e12, 3000e12]
+    ends = [50e12, 2000e12]
     for row, (name, model) in enumerate(models.items()):
         axes.plot([end / 1e12 for end in ends], [crossover(*model, end) / 1e9 for end in ends],
                   LINES[row % len(LINES)], color=_color(row), linewidth=2, label=name)  # fmt: skip
     for name, (flops, link) in ACCELERATORS.items():
-        above = link > max(crossover(*model, flops) for model in models.values())
-        axes.plot([flops / 1e12], [link / 1e9], "o", color=style.INK, markersize=7, zorder=4)
-        axes.annotate(name, (flops / 1e12, link / 1e9), (-8, 5) if above else (8, -12),
-                      textcoords="offset points", ha="right" if above else "left", fontsize=9,
-                      color=style.INK)  # fmt: skip
+        reached, height = REACHED * flops / 1e12, link / 1e9
+        axes.plot([reached, flops / 1e12], [height] * 2, "-|", color=style.INK, linewidth=1)
+        axes.plot([reached], [height], "o", color=style.INK, markersize=7, zorder=4)
+        axes.annotate(name, (reached, height), (-8, 5), textcoords="offset points", ha="right",
+                      fontsize=9, color=style.INK)  # fmt: skip
     axes.set(xscale="log", yscale="log")
     _label_axis(axes.xaxis)
     _label_axis(axes.yaxis)
@@ -370,14 +345,16 @@ def crossover_picture(models: Mapping[str, tuple[float, float]]) -> style.Pictur
               fontsize=9, color=style.FAINT)  # fmt: skip
     axes.text(0.98, 0.03, "recomputing wins below it", transform=axes.transAxes, ha="right",
               fontsize=9, color=style.FAINT)  # fmt: skip
-    axes.set_xlim(ends[0] / 1e12, ends[1] / 1e12)
+    axes.set(xlim=(ends[0] / 1e12, ends[1] / 1e12), ylim=(0.5, 1000))
     figure.legend(loc="outside lower left", ncols=3, frameon=False, fontsize=9)
     words = "; ".join(
         f"{name} on {device}: "
-        + ("swap" if link > crossover(*model, flops) else "recompute")
-        + f" (crossover {crossover(*model, flops) / 1e9:.0f} GB/s, link {link / 1e9:.0f} GB/s)"
+        + ("swap" if link > crossover(*model, share * flops) else "recompute")
+        + f" at {share:.0%} of its operations (crossover "
+        f"{crossover(*model, share * flops) / 1e9:.0f} GB/s, link {link / 1e9:.0f} GB/s)"
         for name, model in models.items()
         for device, (flops, link) in ACCELERATORS.items()
+        for share in (REACHED, 1.0)
     )
     return style.Picture(figure, f"Lines of equal cost. {title}. What wins: {words}.")
 

@@ -115,9 +115,8 @@ CHAPTER = Chapter(
             minutes=10,
             difficulty=2,
             kind="debug",
-            matters="What most requests have in common is a prefix that was never sent as a "
-            "prompt of its own. A cache that looks for whole prompts saves nothing there, "
-            "and raises no error.",
+            matters="Most requests share a prefix that was never a prompt of its own. A cache that "
+            "looks for whole prompts saves nothing there, and raises no error.",
             hints=(
                 "A chat that grows is found; ten questions under one system prompt are not. What "
                 "is different about where the walk stops? Draw both tries.",
@@ -153,9 +152,8 @@ counts: the number of hits for a list of requests, known beforehand.""",
             minutes=40,
             difficulty=4,
             kind="build",
-            matters="The walk is done for every waiting request. If it ends inside a node, the "
-            "node is split. A split that loses a lock lets blocks be evicted while they "
-            "are in use.",
+            matters="The walk is done for every waiting request, and a split that loses a lock lets"
+            " blocks be evicted while they are in use.",
             hints=(
                 "A child is found by its first key. How many of its other keys agree with the "
                 "prompt? And why can there be no second child to try?",
@@ -196,7 +194,7 @@ The results must be equal.""",
             difficulty=4,
             kind="build",
             matters="After an insert, the caller must know which blocks are valid, the tree's or "
-            "its own. And eviction must never remove a node that others hang from.",
+            "its own. Eviction must never remove a node with children.",
             hints=(
                 "Insert: the walk tells you what is there. What is left to add, and where? The "
                 "tree is a holder of blocks, like a block table. Evict: what is at the front of "
@@ -241,8 +239,8 @@ RadixAttention.""",
             minutes=25,
             difficulty=3,
             kind="build",
-            matters="vLLM has no tree, and finds the same prefixes. Its cache is a dictionary; "
-            "what makes it work is what goes into the keys.",
+            matters="vLLM has no tree and finds the same prefixes with a dictionary. What goes into"
+            " the keys makes it work.",
             hints=(
                 "Two prompts have the same tokens in their third block, behind different "
                 "beginnings. Why must these blocks have different names? What must go into the "
@@ -286,8 +284,8 @@ tokens, so it has no such problem.""",
             minutes=10,
             difficulty=3,
             kind="debug",
-            matters="Nothing fails until memory is tight. Then a prefix that a request is using is "
-            "evicted, and all later requests compute it again.",
+            matters="When memory is tight, a prefix in use is evicted, and all later requests "
+            "compute it again.",
             hints=(
                 "Which nodes must a lock cover? The docstring says so. Lock a node below the root "
                 "by hand, and look at the lock counts of the whole path.",
@@ -320,8 +318,8 @@ middle: while something is locked, what can be evicted?""",
             minutes=35,
             difficulty=4,
             kind="debug",
-            matters="The tree is right, but the scheduler uses it wrongly: a hit gives another "
-            "request's text, or hangs the engine, or ends in an error far from its cause.",
+            matters="A hit gives another request's text, or hangs the engine, or ends in an error "
+            "far from its cause.",
             hints=(
                 "Take them one at a time; the first three lines of the check are for one each. "
                 "First: which tables name a block, which hold it, and do the two agree after "
@@ -364,7 +362,7 @@ the scheduler's can find them.""",
             difficulty=3,
             kind="build",
             matters="Pool, table, scheduler and tree do nothing until they are called in the right "
-            "order. That is the engine: about twenty lines.",
+            "order: about twenty lines.",
             hints=(
                 "Write `Loop.step` first. Which of the four calls changes what the next one reads? "
                 "Then run one request with one new token on paper: which parts of the engine must "

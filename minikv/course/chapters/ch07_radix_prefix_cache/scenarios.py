@@ -19,7 +19,8 @@ from minikv.radix import Node
 from minikv.testing import LoggingPool
 
 SIZES = (4, 1, 3, 16)
-SALTS = {"": None, "x": "x", "y": "y", "empty": "", "zero": 0, "None": "None"}
+SALTS = {"": None, "x": "x", "y": "y", "empty": "", "zero": 0, "None": "None", "X": "X",
+         "tuple": ("x",), "text": "('x',)", "blank": "x ", "minus": -1, "bytes": b"x"}  # fmt: skip
 
 
 # ── Prompts as words, blocks called by the prefix that they end ───────────────
@@ -30,7 +31,7 @@ def tokens_of(word: str, size: int) -> list[int]:
     letters in the first: "a" has the tokens of "A" in another order, where a block has several.
     "+" is the beginning of one more block, all but its last token."""
     token_ids = []
-    for letter in word:
+    for letter in written_out(word):
         rest = [7] * (size - 1)
         last = [] if letter == "+" else [ord(letter.upper() if rest else letter)]
         token_ids += last + rest if letter.islower() else rest + last
@@ -42,9 +43,15 @@ def spelled(keys) -> str:
     return "".join(chr(key[-1] if key[-1] != 7 else key[0]) for key in keys)
 
 
+def written_out(word: str) -> str:
+    """ "A*3" is "AAA"."""
+    letters, _, times = word.partition("*")
+    return letters * int(times or 1)
+
+
 def beginnings(word: str) -> list[str]:
     """What the blocks of a prompt are called: "ABC" has A, AB and ABC."""
-    word = word.rstrip("+")
+    word = written_out(word).rstrip("+")
     return [word[:end] for end in range(1, len(word) + 1)]
 
 
@@ -152,7 +159,8 @@ class Steps:
 
     def __init__(self, kind: type, program, log: Log):
         self.size, stored, _, self.looks = program
-        self.log, self.pool = log, LoggingPool(64)
+        # "A*1100" has a block for each letter.
+        self.log, self.pool = log, LoggingPool(2400 if "*" in stored else 64)
         self.cache: Any = None  # a tree, or what can take its place
         self.names: dict[int, str] = {}
         self.held: dict[str, list[int]] = {}  # by requests
@@ -164,7 +172,7 @@ class Steps:
         tree = isinstance(self.cache, minikv.RadixCache)
         first = minikv.RadixCache(self.pool, self.size) if tree else self.cache
         for word in stored.split():
-            own = self.allocate(word, len(word))
+            own = self.allocate(word, len(beginnings(word)))
             first.insert(tokens_of(word, self.size), own)
             for block_id in own:
                 self.pool.release(block_id)
@@ -400,6 +408,13 @@ def after(name: str, looks: str, programs: dict[str, list[str]], look: str) -> G
 
 
 ALL = "result node counts sound later"
+DEEP = Group(
+    "a prompt of 1,100 blocks",
+    [(1, "A*1100", steps, "counts") for steps in (
+        "match A*1100; insert A*1050; lock A*1100; evict 5; unlock A*1100; evict 1200",
+        "lock A*1100; insert A*1101; match A*2; unlock A*1100; evict 1200")],
+    look="how deep may a function call itself, and how often does each of your lines look?",
+)  # fmt: skip
 radix = partial(steps_on, "RadixCache")
 
 scenario(
@@ -454,6 +469,7 @@ scenario(
         look="what is in `unlocked`?",
     ),
     Group("80 random traces", traces("iimmlluke", 200, ALL), look=LINES_ABOVE),
+    DEEP,
 )  # fmt: skip
 
 scenario(
@@ -620,7 +636,7 @@ def pairs(mine, program, log: Log) -> None:
 
 
 BIG = 2**61 - 1  # hash(BIG) == hash(0)
-SALTED = [f":{key}" if key else "" for key in ("x", "y", "empty", "zero", "None", "")]
+SALTED = [f":{key}" if key else "" for key in reversed(SALTS)]
 
 scenario(
     "07.4",

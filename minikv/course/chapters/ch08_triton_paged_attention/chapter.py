@@ -95,8 +95,8 @@ wrong store is a wrong number in another tensor.""",
             minutes=45,
             difficulty=3,
             kind="build",
-            matters="This is the core of FlashAttention: the scores of the whole context never "
-            "exist at once, only those of one tile. The last tile is where kernels go wrong.",
+            matters="This is the core of FlashAttention: only the scores of one tile exist at a "
+            "time. Kernels go wrong in the last tile.",
             hints=(
                 "It is the loop of exercise 04.4, for one query head, with the addresses and masks "
                 "of `mean_kernel`. What was a block there is a tile here. Which three things are "
@@ -141,8 +141,8 @@ of which it sees nothing (08.5).""",
             difficulty=3,
             kind="build",
             begins=("decode_kernel", "attend_kernel"),
-            matters="Paged attention is one more load: the block's id, before its keys. This "
-            "kernel runs tinypy, several sequences at a time, on blocks scattered over the pool.",
+            matters="Paged attention is one more load: the block's id, before its keys. This kernel"
+            " runs tinypy on blocks scattered over the pool.",
             hints=(
                 "Take your kernel from 08.2, and let a tile be a block. What tells this program "
                 "which sequence and head it works for? And what must change in the loop if tile i "
@@ -185,9 +185,8 @@ change: each writes its own row. The check has looked at that, and at every addr
             difficulty=4,
             kind="build",
             begins=("packed_kernel", "decode_kernel"),
-            matters="Decoding is bound by reading K and V. Eight query heads that share a KV head "
-            "need not read it eight times, and together they form a matrix, which is what tensor "
-            "cores multiply.",
+            matters="Query heads that share a KV head need not each read it, and together they form"
+            " a matrix, which tensor cores multiply.",
             hints=(
                 "What is the same for all query heads of a group, and what does each have for "
                 "itself? Whatever each has for itself gets one more dimension.",
@@ -233,8 +232,8 @@ has to be masked: it would overwrite the first head of the next group.""",
             difficulty=4,
             kind="build",
             begins=("split_kernel", "packed_kernel"),
-            matters="A single user with a long context has only as many programs as there are KV "
-            "heads, and the rest of the GPU is idle. Split the context, and all of the GPU reads.",
+            matters="A single user with a long context keeps only as many programs busy as there "
+            "are KV heads. Split the context, and all of the GPU reads.",
             hints=(
                 "Your kernel from 08.4 needs two changes: where its loop begins and ends, and what "
                 "it stores. What must another kernel know of a split, besides its output, to join "
@@ -280,8 +279,8 @@ join.""",
             minutes=20,
             difficulty=2,
             kind="debug",
-            matters="Both functions pass the tests that most people would write. One fails when a "
-            "GPU runs programs in another order, the other when a sequence opens a new block.",
+            matters="One of these functions fails when a GPU runs programs in another order, the "
+            "other when a sequence opens a new block.",
             hints=(
                 "Packing: which rows of `out` does the last block of a sequence write? Which other "
                 "program writes them, and which comes last here? The step: which of its inputs can "

@@ -258,7 +258,7 @@ def grid_picture(size: int, tile: int) -> style.Picture:
 
 # ── Launches: one row per program ─────────────────────────────────────────────────
 
-ROW, LEFT = 0.155, 1.35  # inches: a program; the labels of the rows
+ROW, LEFT = 0.17, 1.45  # inches: a program; the labels of the rows
 
 
 def launches_picture(launches: Seq[Launch]) -> style.Picture:
@@ -266,7 +266,7 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
     most = max(launch.num_turns for launch in launches)
     wide = (style.WIDTH - LEFT - 0.1) / most
     figure, axes = canvas(
-        0.75 + sum(0.42 + ROW * len(launch.programs) for launch in launches) + 0.1
+        0.75 + sum(0.58 + ROW * len(launch.programs) for launch in launches) + 0.1
     )
     first, *_, last = [*launches] * 2
     title = f"{_capital(last.way)}: {last.num_turns} turns"
@@ -280,9 +280,9 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
             f"at work {launch.at_work:.0%} of them, {launch.num_bytes / 1000:,.0f} kB read"
         )
         axes.text(0.1, y + 0.13, words[-1], fontsize=9.5, va="center", color=style.INK)
-        axes.text(style.WIDTH - 0.1, y + 0.13, f"left: program_id 0, 1 = {launch.axes}",
-                  fontsize=7, ha="right", va="center", color=style.FAINT)  # fmt: skip
-        y += 0.28
+        axes.text(0.1, y + 0.32, f"left: program_id 0, 1 = {launch.axes}", fontsize=8.3,
+                  va="center", color=style.FAINT)  # fmt: skip
+        y += 0.44
         for program in launch.programs:
             _draw_row(axes, launch, program, y, wide, most)
             y += ROW
@@ -299,8 +299,8 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
 def _draw_row(axes, launch: Launch, program: Program, y: float, wide: float, most: int) -> None:
     name, color = style.letter(program.sequence), style.color(program.sequence)
     label = f"{program.place[0]}, {program.place[1]}"
-    axes.text(0.1, y + ROW / 2, label, fontsize=6.5, va="center", color=style.FAINT)
-    axes.text(LEFT - 0.08, y + ROW / 2, f"{name}, KV head {program.kv_head}", fontsize=7,
+    axes.text(0.1, y + ROW / 2, label, fontsize=8.3, va="center", color=style.FAINT)
+    axes.text(LEFT - 0.08, y + ROW / 2, f"{name}, KV head {program.kv_head}", fontsize=8.3,
               ha="right", va="center", color=style.INK)  # fmt: skip
     axes.plot([LEFT, LEFT + wide * most], [y + ROW / 2] * 2, color=style.FAINT, linewidth=0.4,
               linestyle=":", zorder=0)  # fmt: skip
@@ -311,9 +311,9 @@ def _draw_row(axes, launch: Launch, program: Program, y: float, wide: float, mos
                       facecolor=style.tint(color, 0.3), edgecolor=style.INK)
         )  # fmt: skip
         blocks = " ".join(map(str, launch.blocks(program, turn)))
-        if 0.055 * len(blocks) < wide:
-            axes.text(x + wide / 2, y + ROW / 2, blocks, fontsize=6, ha="center", va="center",
-                      color=style.FAINT)  # fmt: skip
+        if 0.078 * len(blocks) < wide:
+            axes.text(x + wide / 2, y + ROW / 2, blocks, fontsize=8.3, ha="center", va="center",
+                      color=style.INK)  # fmt: skip
 
 
 def _capital(words: str) -> str:

@@ -73,7 +73,7 @@ def exact(found):
 def largest(found) -> float | None:
     """Results that differ by a factor are not alike: a sum that is never divided, say."""
     is_some = isinstance(found, torch.Tensor) and found.numel()
-    return round(float(found.double().nan_to_num().abs().max()), 3) if is_some else None
+    return round(float(found.double().nan_to_num().abs().max()), 2) if is_some else None
 
 
 def argument(seen: Watch, place: int) -> str:
@@ -129,7 +129,9 @@ def sums(mine, program, log: Log) -> None:
         writers = seen.writers.get(argument(seen, 2))
         programs = range(-(-size // tile))
         shares = [[] if writers is None else (writers == p).nonzero()[0].tolist() for p in programs]
-        reads = [sum(seen.reads[argument(seen, place)].values()) for place in (0, 1)]
+        # What a mask leaves out may also be a second look at the last element.
+        counts = [sum(seen.reads[argument(seen, place)].values()) for place in (0, 1)]
+        reads = [at_most(tile * len(programs), read) for read in counts]
         return [], {
             "elements that programs 0, 1, … write:": shares,
             "stores of programs 0, 1, …:": [seen.stores[p] for p in programs],
@@ -171,7 +173,8 @@ def lifted(scores: str, tile: int, q, k, v) -> tuple[torch.Tensor, ...]:
         return q, k, v
     unit = q[:1] / q[:1].norm()
     if scores == FAR_BELOW:  # no rounding can tell these scores from one another
-        return (q * 0 + unit) * q.shape[1] ** 0.5, k * 0 - 20_000.0 * unit, v
+        # Small values: one logarithm of a sum is right, too, and has errors of 0.1 % there.
+        return (q * 0 + unit) * q.shape[1] ** 0.5, k * 0 - 20_000.0 * unit, v / 40
     signs = torch.ones(len(q))
     if scores == HEADS_DIFFER:
         signs[1::2] = -1

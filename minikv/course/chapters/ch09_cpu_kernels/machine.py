@@ -10,7 +10,7 @@ import torch
 from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
 from minikv.course.measure.timing import no_gc
 from minikv.cpu.kernels import matmul
-from minikv.cpu.tiles import in_panels
+from minikv.cpu.tiles import ask_for, in_panels
 
 SIZES = [2**power for power in range(14, 29)]  # bytes: 16 KiB to 256 MiB
 
@@ -77,19 +77,40 @@ def caches() -> dict[str, int]:
 
 
 @compiled
-def _count_up(counters, place, times):
-    for i in range(times):
-        counters[place[i & 7]] += 1
+def _read_runs(kv, order, asks):
+    """The sum of the blocks in `order`, kv (num_blocks, block_size, runs, any): the first run of
+    every token of a block, then the second, and so on. `asks`: for the same run four blocks on."""
+    total, (_, block_size, runs, size) = np.float32(0), kv.shape
+    for at in range(len(order)):
+        for run in range(runs):
+            if asks and at + 4 < len(order):
+                begin = (order[at + 4] * block_size * runs + run) * size
+                ask_for(kv, begin, runs * size, block_size, size)
+            for token in range(block_size):
+                row = kv[order[at], token, run]
+                for i in range(size):
+                    total += np.float32(row[i])
+    return total
 
 
-def counting(apart: int, times: int = 2_000_000) -> float:
-    """Seconds in which two threads count to `times`, each in a number of its own, `apart` bytes
-    from the other's."""
-    counters = np.zeros(1024, np.int64)
-    first = -counters.__array_interface__["data"][0] % 64 // 8  # where a cache line begins
-    places = [np.full(8, first + number * apart // 8) for number in range(2)]
-    calls = [(counters, place, times) for place in places]
-    return best(lambda: in_threads(_count_up, calls), 5)
+def kv_rates(num_blocks: int = 6144) -> dict[str, float]:
+    """Tokens per second whose K and V a kernel reads: two KV heads of 64 channels, blocks of 16
+    tokens, in the order of a shuffled block table. Each way changes one thing of the way before."""
+    order, threads = np.random.default_rng(9).permutation(num_blocks), torch.get_num_threads()
+    kv = np.ones((num_blocks, 16, 4, 64), np.float32)
+    whole, codes = kv.reshape(num_blocks, 16, 1, -1), kv.astype(np.int8)
+
+    def rate(kv: np.ndarray, asks: bool, threads: int) -> float:
+        calls = [(kv, piece, asks) for piece in np.array_split(order, threads)]
+        return 16 * num_blocks / best(lambda: in_threads(_read_runs, calls), 3)
+
+    return {
+        "whole tokens, one thread": rate(whole, False, 1),
+        "a head at a time": rate(kv, False, 1),
+        "and asked for in advance": rate(kv, True, 1),
+        f"and on {threads} threads": rate(kv, True, threads),
+        "and in 8 bits": rate(codes, True, threads),
+    }
 
 
 @compiled

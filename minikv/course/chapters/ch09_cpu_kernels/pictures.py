@@ -102,7 +102,7 @@ def walks_picture(walks: Seq[Walk]) -> style.Picture:
                   arrowprops=dict(arrowstyle="->", color=style.FAINT))  # fmt: skip
     axes.text(left, y + 0.26, "time, one fetch after another", fontsize=8.5, va="center",
               color=style.FAINT)  # fmt: skip
-    axes.text(style.WIDTH - 0.1, y + 0.26, "plain: KV head 0 · hatched: KV head 1", fontsize=8.5,
+    axes.text(style.WIDTH - 0.1, y + 0.26, "with a dark edge below: KV head 1", fontsize=8.5,
               va="center", ha="right", color=style.FAINT)  # fmt: skip
     blocks: dict[int, dict[int, None]] = {}
     for read in walks[0].threads[0]:
@@ -124,11 +124,12 @@ def walks_picture(walks: Seq[Walk]) -> style.Picture:
 def _draw_read(axes, x, y, wide, read: Read, text: str, high: float = 0.28) -> None:
     color = style.tint(style.color(read.sequence), 0.55)
     axes.add_patch(
-        Rectangle((x, y), wide * 0.94, high, facecolor=color, edgecolor=style.INK, linewidth=0.6,
-                  hatch="////" if read.kv_head else None)
-    )  # fmt: skip
-    axes.text(x + wide * 0.47, y + high / 2, text, fontsize=7.5, ha="center", va="center",
-              color=style.INK, bbox=dict(facecolor=color, linewidth=0, pad=0.6))  # fmt: skip
+        Rectangle((x, y), wide * 0.94, high, facecolor=color, edgecolor=style.INK, linewidth=0.6)
+    )
+    if read.kv_head:
+        axes.add_patch(Rectangle((x, y + high), wide * 0.94, -0.2 * high, facecolor=style.INK))
+    axes.text(x + wide * 0.47, y + 0.42 * high, text, fontsize=8.3, ha="center", va="center",
+              color=style.INK)  # fmt: skip
 
 
 def walks_widget(walks: Seq[Walk]) -> Player:
@@ -235,12 +236,18 @@ class Point(NamedTuple):
 
 def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
     """Attained over attainable operations per second (Williams et al., 2009), measured both."""
-    title = "Where the kernels stand under this CPU's rooflines"
+    upper = next(iter(roofs.values()))
+    most = max(point.batch for point in points)
+    shares = {p.name: p.rate / upper.attainable(p.intensity) for p in points if p.batch == most}
+    least, best = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+    title = f"At batch {most}: {least} at {shares[least]:.0%} of its roof, {best} at "
+    title += f"{shares[best]:.0%}"
     figure, axes = style.new_axes(
         title, "operations per byte that must be read", "GFLOP/s: 10⁹ operations per second",
         height=4.4,
     )  # fmt: skip
-    ends = [0.2, max(64.0, 2 * max(point.intensity for point in points))]
+    places_of = [point.intensity for point in points]
+    ends = [min(places_of) / 2, 4 * max(places_of)]
     for (name, roof), line in zip(roofs.items(), ("-", "--"), strict=False):
         places = [ends[0], min(max(roof.bend, ends[0]), ends[1]), ends[1]]
         axes.plot(places, [roof.attainable(x) / 1e9 for x in places], line, color=style.PALETTE[0],
@@ -250,11 +257,15 @@ def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
         of = [point for point in points if point.name == name]
         axes.plot([p.intensity for p in of], [p.rate / 1e9 for p in of], mark, linestyle=":",
                   color=style.PALETTE[(3, 5, 1, 4)[place]], markersize=7, label=name)  # fmt: skip
-        for point in of:
-            aside = (6, -9) if place % 2 == 0 else (-11, 5)  # where marks meet, on other sides
-            axes.annotate(f"{point.batch}", (point.intensity, point.rate / 1e9), aside,
-                          textcoords="offset points", fontsize=8, color=style.INK)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=ends)
+        above = max(points, key=lambda point: point.rate).name == name
+        for at in dict.fromkeys(point.intensity for point in of):  # one label for marks that meet
+            met = [point for point in of if point.intensity == at]
+            at_y = (max if above else min)(point.rate for point in met) / 1e9
+            axes.annotate(", ".join(f"{point.batch}" for point in met), (at, at_y),
+                          (7, 5) if above else (7, -12), textcoords="offset points",
+                          fontsize=8.5, color=style.INK)  # fmt: skip
+    lowest = min(point.rate for point in points) / 1e9
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(lowest / 2, 2 * upper.rate / 1e9))
     axes.minorticks_off()
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 3)))

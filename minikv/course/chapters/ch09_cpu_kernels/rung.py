@@ -20,11 +20,9 @@ def run_compiled(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> R
 def why_not(lm: LanguageModel) -> str:
     """They are for float32 on a CPU, and need Numba."""
     if importlib.util.find_spec("numba") is None:
-        return "no Numba: not measured"
+        return "there is no Numba"
     return (
-        ""
-        if lm.device.type == "cpu" and lm.dtype == torch.float32
-        else "not float32 on a CPU: not measured"
+        "" if lm.device.type == "cpu" and lm.dtype == torch.float32 else "it needs float32 on a CPU"
     )
 
 

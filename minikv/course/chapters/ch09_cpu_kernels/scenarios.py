@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import numpy as np
 import torch
+from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
 import minikv
@@ -36,7 +37,15 @@ from minikv.course.chapters.ch09_cpu_kernels.watch import (
     refusal,
     widens,
 )
-from minikv.course.judge.checking import Wrong, check, mismatch, runs_model, tinypy, witness
+from minikv.course.judge.checking import (
+    COMPILING,
+    Wrong,
+    check,
+    mismatch,
+    runs_model,
+    tinypy,
+    witness,
+)
 from minikv.course.judge.programs import advice, at_most, counted, decoded, line, until_wrong
 from minikv.course.judge.scenarios import Log, scenario
 
@@ -44,6 +53,21 @@ COMPILES = "Numba compiles it, and the result is right as in Python"
 
 wrong_in_python: WeakSet = WeakSet()  # modules that are not worth compiling
 until_wrong_in_python = partial(until_wrong, around=plainly, tell=wrong_in_python.add)
+
+
+class Compiler(event.Listener):
+    """Says when Numba compiles: on a busy machine that takes longer than the code it makes."""
+
+    def on_start(self, event) -> None:
+        for hear in COMPILING:
+            hear(True)
+
+    def on_end(self, event) -> None:
+        for hear in COMPILING:
+            hear(False)
+
+
+event.register("numba:compile", Compiler())
 
 
 def tensor(values) -> torch.Tensor:
@@ -90,7 +114,8 @@ class Case:
                 slot = kv[tables[row, p // self.block_size], p % self.block_size]
                 slot[:] = draw.standard_normal(slot.shape)
                 if self.lift:
-                    slot[0, :, 0] = self.lift * (1 if p < self.block_size else -1)
+                    sign = 1 if p < self.block_size else -1
+                    slot[0, :, 0] = self.lift * sign * (-1.0) ** (np.arange(self.kv_heads) + row)
         return q, kv, tables, np.array(self.lens)
 
     @cached_property
@@ -278,7 +303,8 @@ scenario(
     line("NaN in slots without a token", "what is read past the context?",
          Case((6,), fill=np.nan), Case((3, 5), 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
-         Case((7,), lift=300.0), Case((7,), lift=-300.0), Case((3,), lift=-300.0)),
+         Case((7,), lift=300.0), Case((7,), lift=-300.0), Case((3,), lift=-300.0),
+         Case((3, 7, 2), 4, 4, 2, lift=300.0), Case((3, 3), 4, 3, 3, lift=-300.0)),
     line("large blocks, long vectors and long contexts", ROOM_FOR, Case((20,), 20),
          Case((3,), dim=72), Case((1030,), 1030, dim=1), Case((1,), 1, dim=1030),
          Case((1030,), 10, dim=1)),
@@ -310,7 +336,8 @@ scenario(
          Case((6,), 4, 2, fill=np.nan), Case((3, 5), 2, 4, 2, fill=np.nan)),
     line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
          Case((7,), 4, 2, lift=300.0), Case((7,), 4, 2, lift=-300.0),
-         Case((3,), 4, 2, lift=-300.0)),
+         Case((3,), 4, 2, lift=-300.0), Case((3, 7, 2), 4, 4, 2, lift=300.0),
+         Case((3, 3), 4, 3, 3, lift=-300.0)),
     line("large groups and blocks, long vectors and contexts", ROOM_FOR, Case((20,), 20, 2),
          Case((3,), 4, 2, dim=72), Case((1,), 1, 72, dim=1), Case((1030,), 1030, dim=1),
          Case((1,), 1, dim=1030), Case((1030,), 10, dim=1)),
@@ -447,6 +474,9 @@ scenario(
     line("one piece, NaN in slots without a token", LAST_SLOTS,
          Case((3,), fill=np.nan), Case((6, 1), 4, 2, fill=np.nan),
          Case((5, 7), 4, 4, 2, fill=np.nan), Case((3,), fill=np.inf)),
+    line("scores far above and far below 0", "what is subtracted from a score before `exp`?",
+         Case((7,), lift=300.0), Case((3,), lift=-300.0), Case((3, 7, 2), 4, 4, 2, lift=300.0),
+         Case((3, 3), 4, 3, 3, lift=-300.0, pieces=2)),
     line("two pieces, one after another", ROOM,
          Case((4, 4), pieces=2), Case((8, 4), 4, 4, 2, pieces=2)),
     line("two pieces, side by side", ROOM,

@@ -221,7 +221,7 @@ def _by_memory(values: list[np.ndarray]) -> list[tuple[np.ndarray, str]]:
 
 
 def _watched(value: Any, arrays: list[tuple[np.ndarray, str]], watch: Watch) -> Any:
-    if not isinstance(value, np.ndarray):
+    if not isinstance(value, np.ndarray) or value.size == 0:
         return value
     name = next(name for one, name in arrays if np.shares_memory(one, value))
     start = value.__array_interface__["data"][0] // value.itemsize

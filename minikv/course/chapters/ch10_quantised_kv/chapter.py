@@ -84,8 +84,8 @@ scale in float16 for every 32 numbers.""",
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="The number of codes, scales and bytes is the same either way, but the choice "
-            "of numbers that share a scale decides how much is lost.",
+            matters="The codes take the same bytes either way, but the choice of numbers that share"
+            " a scale decides how much is lost.",
             hints=(
                 "`quantise_int4` looks at the last dimension of what it is given. Which dimension "
                 "has to be last for lines along the tokens?",

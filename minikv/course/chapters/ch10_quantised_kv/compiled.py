@@ -9,8 +9,10 @@ from time import perf_counter
 import numpy as np
 from numba import njit
 
+from minikv.cpu.compiler import FASTMATH
 
-@njit(fastmath=True, error_model="numpy", nogil=True)
+
+@njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
 def float_scores(q, keys, out):
     """q (D,), keys (T, D) float32 -> out (T,)"""
     for token in range(keys.shape[0]):
@@ -20,7 +22,7 @@ def float_scores(q, keys, out):
         out[token] = score
 
 
-@njit(fastmath=True, error_model="numpy", nogil=True)
+@njit(fastmath=FASTMATH, error_model="numpy", nogil=True)
 def int8_scores(q, codes, scale, out):
     """q (D,), codes (T, D) int8, scale (T,) float32 -> out (T,)"""
     for token in range(codes.shape[0]):

@@ -9,6 +9,7 @@ from minikv.course.chapters.ch10_quantised_kv.answers import Int8Blocks, attend_
 from minikv.language_model import LanguageModel
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
+from minikv.quant.quality import Scheme
 from minikv.sampling import Sampler, SamplingParams
 from minikv.sequence import Request, Sequence
 
@@ -120,3 +121,25 @@ def keys_and_values(lm: LanguageModel, token_ids: list[int]) -> tuple[torch.Tens
         lm.transformer.forward(torch.tensor(token_ids), torch.arange(len(token_ids)), attend)
     keys, values = zip(*seen, strict=True)
     return torch.stack(keys), torch.stack(values)
+
+
+# ── llama.cpp's 5 bits ────────────────────────────────────────────────────────────
+
+
+def five_bits(x: torch.Tensor) -> torch.Tensor:
+    """What llama.cpp's q5_0 reads back of x (..., D), for D a multiple of 32: for every 32 numbers
+    a scale in float16, so that the one farthest from 0 gets code -16 of -16 … 15."""
+    groups = x.unflatten(-1, (-1, 32))
+    farthest = groups.gather(-1, groups.abs().argmax(-1, keepdim=True))
+    scale = farthest / -16
+    codes = (groups / scale.where(scale != 0, 1) + 16.5).floor().clamp(0, 31) - 16
+    return (codes * scale.half().float()).flatten(-2)
+
+
+FIVE_BITS = Scheme(
+    "5 bits, by token (q5_0)",
+    lambda k, v, block_size: (five_bits(k), five_bits(v)),
+    lambda config, block_size: (
+        2 * config.num_layers * config.num_kv_heads * config.head_dim * 22 / 32
+    ),
+)

@@ -14,7 +14,7 @@ def run_int8(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
 
 def why_not(lm: LanguageModel) -> str:
     """The table compares tokens, and int8 promises them for no model."""
-    return "" if lm.name == "tinypy" else "other tokens are allowed here: not measured"
+    return "" if lm.name == "tinypy" else "other tokens are allowed here"
 
 
 RUNS = {f"{TOGETHER} requests, K and V in int8": run_int8}

@@ -92,6 +92,14 @@ def many(seed: int, *shape: int, spread: float = 1.0) -> tuple[str, torch.Tensor
     return f"random numbers of shape {shape}", drawn(seed, *shape, spread=spread)
 
 
+CHANGES = {
+    "in bfloat16": torch.Tensor.bfloat16,
+    "in float16": torch.Tensor.half,
+    "in float64": torch.Tensor.double,
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "every second number of more": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+}
+
 scenario(
     "10.1", rulers,
     Group("one vector whose scale is exact, or nearly",
@@ -103,7 +111,8 @@ scenario(
           "`round_up`, and which scale the codes are computed with"),
     Group("each vector has a scale of its own",
           [("[[1.0, 2.0], [30.0, -10.2]]", torch.tensor([[1.0, 2.0], [30.0, -10.2]])),
-           many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7)],
+           many(2, 3, 8), many(3, 2, 3, 4), many(4, 5, 2, 64, spread=7), many(5, 1, 1, 6),
+           many(6, 4, 1), many(7, 0, 4)],
           "which dimension do the numbers that share a scale lie along?"),
     Group("zeros: scale 0, and codes 0",
           [one(0.0, 0.0, 0.0), ("[[0.0, 0.0], [3.0, -1.2]]", torch.tensor([[0.0, 0], [3, -1.2]]))],
@@ -111,6 +120,11 @@ scenario(
     Group("any size of numbers",
           [many(10 + seed, 4, 1 + seed, spread=10.0 ** (seed % 7 - 3)) for seed in range(20)],
           LINES_ABOVE),
+    Group("other types and layouts",
+          [(f"{words}, {how}", change(x)) for words, x in (many(30, 5, 8), many(31, 2, 3, 16),
+            many(32, 4, 300, spread=30))
+           for how, change in CHANGES.items()],
+          "in which dtype do you compute, and do all lines take any layout?"),
 )  # fmt: skip
 
 scenario(
@@ -185,7 +199,9 @@ SQUARES = [loud(seed, 12, 12, channel, times) for seed in range(4)
            for channel in (True, False) for times in (8.0, 40.0)]  # fmt: skip
 BLOCKS = [
     (f"random numbers of shape {shape}", drawn(seed, *shape))
-    for seed, shape in enumerate([(4, 6), (6, 4), (16, 64), (2, 2, 2), (2, 5, 8), (3, 2, 16, 8)])
+    for seed, shape in enumerate(
+        [(4, 6), (6, 4), (16, 64), (2, 2, 2), (2, 5, 8), (3, 2, 16, 8), (1, 6), (6, 1)]
+    )
 ]
 
 scenario(
@@ -198,7 +214,9 @@ scenario(
            (*listed([0.0, 100, 7], [15, 130, 8]), -2)],
           "the dimension that has to be last, and the way back"),
     Group("any tokens and channels, and more dimensions in front",
-          [(*block, dim) for block in BLOCKS for dim in (-1, -2)],
+          [(*block, dim) for block in BLOCKS for dim in (-1, -2)]
+          + [(f"{words}, {how}", change(x), dim) for words, x in BLOCKS[2:4]
+             for how, change in CHANGES.items() for dim in (-1, -2)],
           "which two dimensions are swapped, however many there are?"),
 )  # fmt: skip
 
@@ -213,7 +231,9 @@ scenario(
     # A channel that is far from 0 and hardly moves: asymmetric rulers see its range alone.
     Group("errors of any sign, and a few that are large",
           [loud(seed, 16, 16, seed % 2 == 0, 3.0, moved=True) for seed in range(8)]
-          + BLOCKS, "squared, then averaged"),
+          + BLOCKS + [(f"{words}, {how}", change(x)) for words, x in SQUARES[:4]
+                      for how, change in CHANGES.items() if "float" not in how],
+          "squared, then averaged"),
 )  # fmt: skip
 
 
@@ -242,6 +262,12 @@ def random_bytes(seed: int, largest: int, *shape: int) -> tuple[str, torch.Tenso
     return f"random codes of shape {shape}", values
 
 
+def laid_out(most: int, *shapes: tuple[int, ...]) -> list[tuple[str, torch.Tensor]]:
+    """Codes that do not lie one after another in memory."""
+    some = [random_bytes(sum(shape), most, *shape) for shape in shapes]
+    return [(f"{words}, transposed", x.mT.contiguous().mT) for words, x in some]
+
+
 scenario(
     "10.3", packed,
     Group("two channels: the first in the low half of the byte", [codes_of(5, 0), codes_of(1, 2),
@@ -250,7 +276,8 @@ scenario(
           "channel i and channel i + D / 2"),
     Group("any codes, and more dimensions in front",
           [random_bytes(seed, 15, *shape)
-           for seed, shape in enumerate([(8,), (3, 4), (2, 5, 64), (2, 3, 2, 6)])], LINES_ABOVE),
+           for seed, shape in enumerate([(8,), (3, 4), (2, 5, 64), (2, 3, 2, 6), (1, 1, 2),
+                                         (0, 4)])] + laid_out(15, (4, 6), (3, 2, 8)), LINES_ABOVE),
 )  # fmt: skip
 
 scenario(
@@ -261,7 +288,8 @@ scenario(
           "first all lower halves, then all upper ones"),
     Group("any bytes, and more dimensions in front",
           [random_bytes(seed, 255, *shape)
-           for seed, shape in enumerate([(4,), (3, 2), (2, 5, 32), (2, 3, 2, 3)])], LINES_ABOVE),
+           for seed, shape in enumerate([(4,), (3, 2), (2, 5, 32), (2, 3, 2, 3), (1, 1, 1),
+                                         (0, 2)])] + laid_out(255, (4, 6), (3, 2, 8)), LINES_ABOVE),
 )  # fmt: skip
 
 
@@ -274,7 +302,7 @@ FAR_BELOW, STALE = -0.6, 0.7
 
 
 def attention(mine, program, log: Log) -> None:
-    heads, kv_heads, dim, size, block_ids, context_len, _ = program
+    heads, kv_heads, dim, size, block_ids, context_len = program[:6]
     tokens = "1 token" if context_len == 1 else f"{context_len} tokens"
     where = f"block {block_ids[0]}" if len(block_ids) == 1 else f"blocks {block_ids}"
     slots = "1 slot" if size == 1 else f"{size} slots"
@@ -282,7 +310,11 @@ def attention(mine, program, log: Log) -> None:
         f"{tokens} in {where} of {slots}, {heads} query head{'s' * (heads > 1)} on {kv_heads}, "
         f"head dim {dim}"
     )
-    log.call(words, mine.attend_int8, *stored(*program))
+    q, *rest = stored(*program[:7])
+    for dtype in program[7:]:
+        q, words = q.to(dtype), f"{words}, q in {str(dtype).removeprefix('torch.')}"
+    found = log.call(words, mine.attend_int8, q, *rest)
+    log(words, {"dtype": kind(found)})
 
 
 def stored(heads, kv_heads, dim, size, block_ids, context_len, spread):
@@ -328,6 +360,10 @@ scenario(
     Group("groups of query heads",
           [(4, 2, 8, 4, [1, 0], 6, 0.6), (6, 2, 4, 3, [2, 0], 5, 0.6), (4, 4, 8, 2, [0, 2], 4, 0.6),
            (4, 2, 64, 16, [1, 2, 0], 40, 0.6)], "query head h belongs to KV head h // (H / K)"),
+    Group("a query in half precision, heads and channels of 1",
+          [(4, 2, 8, 4, [1, 0], 6, 0.6, torch.bfloat16), (2, 1, 64, 4, [1, 0], 7, 2.0,
+           torch.float16), (1, 1, 1, 3, [1, 0], 4, 0.6), (3, 1, 1, 1, [2, 0], 2, 0.6)],
+          "what is computed in float32, and what comes back?"),
     Group("large scores", [(2, 1, 16, 4, [0, 2, 1], 11, 2.5), (4, 2, 64, 4, [2, 1, 0], 12, 2.0),
            (1, 1, 8, 4, [0, 2, 1], 11, FAR_BELOW), (2, 1, 16, 16, [1, 0], 27, 2.5)],
           "M = max(m, m'), and what shrinks when it grows"),

@@ -57,8 +57,8 @@ CHAPTER = Chapter(
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="The allocator of the whole cache is this one search. If it misses a free run, "
-            "a request is rejected; if it returns a cell in use, a token of another sequence is "
+            matters="This search is the cache's allocator. If it misses a free run, a request is "
+            "rejected; if it returns a cell in use, a token of another sequence is "
             "overwritten.",
             hints=(
                 "Write down every cell at which a run could begin, in the order in which they are "
@@ -77,7 +77,7 @@ The head is only a hint: it says where free cells are likely. A text that grows 
 at once, because `head` is right after the last one. Without it nothing would be wrong, but
 every step would search the used front of the buffer again.
 
-The reference skips faster than the pseudocode: if a run contains a taken cell, no free run can
+The reference does not try every cell: if a run contains a taken cell, no free run can
 begin at or before that cell, so the search continues after the last taken one. Each cell is looked
 at about once.
 
@@ -139,8 +139,8 @@ other raises no error.""",
             minutes=20,
             difficulty=3,
             kind="build",
-            matters="The buffer is full, and the text continues in the same memory, without a "
-            "pause to compute it again.",
+            matters="The buffer is full, and the text continues in the same memory, without "
+            "computing it again.",
             hints=(
                 "Three pieces: what is kept, what is discarded, what remains. Which positions "
                 "has each, before and after? What has to happen first, so that no two tokens "
@@ -183,9 +183,8 @@ llama.cpp's example had `n_keep + 1` (its pull request 714).""",
             minutes=30,
             difficulty=4,
             kind="build",
-            matters="A model with a sliding window needs W cells per layer and never one more. "
-            "But the order of the cells is no longer the order of the tokens, and the "
-            "mask must take that into account.",
+            matters="A model with a sliding window needs only W cells per layer. But the order of "
+            "the cells is no longer the order of the tokens, and the mask must know.",
             hints=(
                 "Window 4, six tokens stored. Which positions lie in cells 0, 1, 2, 3? Then "
                 "write down for a chunk at positions 6 and 7 which of all these positions each "
@@ -233,7 +232,7 @@ their caches have two sizes.""",
             difficulty=3,
             kind="build",
             matters="Ten free cells in ten holes cannot hold a batch of two, and attention reads "
-            "the buffer up to its last used cell. Defragmentation solves both problems at once.",
+            "the buffer up to its last used cell. Defragmentation solves both.",
             hints=(
                 "u cells are used. Where will they all lie afterwards? So which cells are the "
                 "holes that have to be filled, and which used cells have to move? Compare the two "
@@ -315,9 +314,8 @@ computed at the new position; a test that compares positions cannot find either 
             minutes=15,
             difficulty=2,
             kind="build",
-            matters="Keys that are turned again and again accumulate errors, and 11.6 shows what "
-            "can go wrong along the way. In another design a move costs nothing; the cost is paid "
-            "when keys are read.",
+            matters="Keys that are turned again and again accumulate errors. In another design a "
+            "move costs nothing; the cost is paid when keys are read.",
             hints=(
                 "Which turn brings a key from position p back to position 0? And which one takes "
                 "it from 0 to where its cell stands now?",

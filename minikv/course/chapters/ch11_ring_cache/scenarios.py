@@ -184,12 +184,14 @@ def is_tensor(value: Any) -> bool:
 
 
 def turns(mine, program, log: Log) -> None:
-    shape, deltas, dtype = program
+    shape, deltas, dtype, *layout = program
     k = keys_of(shape, dtype)
+    if layout:  # as the model hands them over: heads in front of cells in memory
+        k = k.transpose(-2, -3).contiguous().transpose(-2, -3)
     frequencies = 10_000.0 ** -(torch.arange(0, shape[-1], 2) / shape[-1])
     moved = torch.tensor(deltas)
     log(f"k {tuple(shape)}, {str(dtype).removeprefix('torch.')}, deltas {deltas}")
-    result = log.call("turn", mine.turn, k.clone(), moved, frequencies, see=False)
+    result = log.call("turn", mine.turn, k.detach(), moved, frequencies, see=False)
     if not is_tensor(result):
         log("turn", {"what is returned:": result})
         return
@@ -223,6 +225,7 @@ def there_and_back(mine, program, log: Log) -> None:
     log("", {f"after moves that sum to {sum(steps)}:": now})
 
 
+HEADS_FIRST = "heads first"
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 scenario(
     "11.2",
@@ -263,6 +266,17 @@ scenario(
         look="dimensions before (N, K, D) are left as they are",
     ),
     Group(
+        "another layout in memory, and sizes of 1 and 0",
+        [
+            ((3, 2, 4), [1, 5, -2], F32, HEADS_FIRST),
+            ((2, 3, 2, 8), [9, 1, 4], BF16, HEADS_FIRST),
+            ((1, 1, 1, 2), [3], F32),
+            ((2, 0, 2, 4), [], F32),
+            ((1, 3, 1, 4), [1, 2, 3], F16),
+        ],
+        look="which of your lines ask for memory in one piece, or for more than one of something?",
+    ),
+    Group(
         "float16 and bfloat16: rounded once, at the end",
         [
             ((2, 1, 8), [300, -300], F16),
@@ -273,7 +287,12 @@ scenario(
     ),
     Group(
         "far away",
-        [((1, 1, 2), [100_000], F32), ((2, 1, 8), [-77_777, 1_000_000], F32)],
+        [
+            ((1, 1, 2), [100_000], F32),
+            ((2, 1, 8), [-77_777, 1_000_000], F32),
+            ((1, 2, 8), [30_000_001], F32),
+            ((1, 1, 4), [-(2**31) + 7], F32),
+        ],
         look="how many digits does an angle of 100,000 have in float32?",
     ),
 )
@@ -287,6 +306,7 @@ scenario(
             ((2, 1, 4), (3, 4)),
             ((3, 2, 16), (-7, 3, 4)),
             ((1, 1, 8), (1,) * 9),
+            ((0, 2, 4), (3,)),
         ],
         look="a move back has to undo a move forward",
     ),
@@ -301,10 +321,11 @@ scenario(
 
 
 def share(cells, step: str, log: Log) -> None:
-    """ "A>B5" gives A's first 5 to B as well."""
-    source, (target, count) = step[0], (step[2], step[3:])
-    cells.seq_cp(ord(source) - ord("A"), ord(target) - ord("A"), 0, int(count))
-    log(f"{target} shares the first {count} of {source}")
+    """ "A>B5" gives A's first 5 to B as well, "A>B2,5" positions 2 to 4."""
+    source, target, (p0, p1) = step[0], step[2], [0, *map(int, step[3:].split(","))][-2:]
+    cells.seq_cp(ord(source) - ord("A"), ord(target) - ord("A"), p0, p1)
+    log(f"{target} shares the first {p1} of {source}" if p0 == 0 else
+        f"{target} shares positions {p0} to {p1 - 1} of {source}")  # fmt: skip
 
 
 def append(cells, seq: int, count: int) -> list[int]:
@@ -376,7 +397,8 @@ def random_shifts(seed: int) -> tuple[int, str]:
     steps, tokens = [], {"A": draw.randrange(3, 9), "B": draw.randrange(0, 5)}
     steps += [f"{name}+{count}" for name, count in tokens.items() if count]
     if seed % 3 == 0:
-        steps.append(f"A>C{draw.randrange(1, tokens['A'] + 1)}")
+        first = draw.choice((0, 0, draw.randrange(tokens["A"])))
+        steps.append(f"A>C{first},{draw.randrange(first, tokens['A']) + 1}")
     for _ in range(3 + seed // 12):
         name = draw.choice("AAB")
         if draw.random() < 0.5:
@@ -427,7 +449,8 @@ scenario(
         "shared cells: kept, or given up, but never moved for one sequence alone",
         [
             *in_16("A+8 A>B3 A!3", "A+8 A>B4 A!0", "A+8 A>B6 A!2", "A+8 A>B8 A!2"),
-            *in_16("A+8 A>B5 A/2,4", "A+8 A>B8 B!0"),
+            *in_16("A+8 A>B5 A/2,4", "A+8 A>B8 B!0", "A+8 A>B6,8 A!2", "A+8 A>B3,5 A/1,3"),
+            *in_16("A+8 A>B7,8 A/0,2", "A+8 A>B2,4 A!4", "A+9 A>B4,6 A/4,6"),
         ],
         look="check whether a cell is shared before anything is removed",
     ),
@@ -443,6 +466,11 @@ scenario(
         "60 random traces",
         [random_shifts(seed) for seed in range(60)],
         look=LINES_ABOVE,
+    ),
+    Group(
+        "a ring of 3,000 cells",
+        [(3000, "A+2900 A!4 A+9 A/100,1200")],
+        look="how deep may a function call itself, and how many cells may there be?",
     ),
 )
 
@@ -590,7 +618,7 @@ scenario(
 
 
 def moves(mine, program, log: Log) -> None:
-    text = f"cells {program}"
+    text = f"cells {program}" if len(program) < 100 else f"{len(program):,} cells"
     is_used = [letter != "." for letter in program]
     found = log.call(text, mine.plan_moves, is_used, see=False)
     found = plain(found)
@@ -606,7 +634,8 @@ def moves(mine, program, log: Log) -> None:
             break
         cells[target : target + length] = going
         cells[source : source + length] = ["."] * length
-    log(text, {"afterwards:": wrong or "".join(cells)})
+    if len(cells) < 100 or wrong:
+        log(text, {"afterwards:": wrong or "".join(cells)})
     log(text, {"moves (source, target, length):": found})
 
 
@@ -642,6 +671,11 @@ scenario(
         look="a move ends where its sources or its targets have a gap",
     ),
     Group("80 random rings", tuple(map(random_cells, range(80))), look="the lines above"),
+    Group(
+        "rings of thousands of cells",
+        ("." * 2500 + "a" * 2500, ".a" * 2500, "a" * 5000, "a." * 2000 + "ab"),
+        look="how deep may a function call itself, and how many cells may there be?",
+    ),
 )
 
 
@@ -686,7 +720,7 @@ def random_debts(seed: int) -> str:
         if kind < 0.4:
             steps.append(f"A~{p0},,{draw.randrange(-p0, 9)}")
         elif kind < 0.7:
-            steps.append(f"A%0,,{draw.randrange(1, 4)}")
+            steps.append(f"A%{draw.choice((0, p0))},,{draw.randrange(1, 6)}")
         else:
             steps.append("step")
     return " ".join([*steps, "step"])
@@ -729,6 +763,9 @@ scenario(
             "A+4 B+4 *%0,,2 step",
             "A+4 A~2,,8 A+2 A%10,12,2 step",
             "A+4 A%0,0,2 step",
+            "A+8 A%3,,2 step",
+            "A+9 A~4,,3 A%7,,3 step",
+            "A+7 A%1,6,4 step",
         ),
         look="which way does the key have to be turned?",
     ),

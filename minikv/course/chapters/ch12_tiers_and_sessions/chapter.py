@@ -97,7 +97,7 @@ the size finds several times as much as the device alone.""",
             difficulty=3,
             kind="build",
             matters="If a block is released one line too early, another request gets it while its "
-            "keys are still being read. Nothing fails, but the text is wrong.",
+            "keys are still being read, and the text is wrong.",
             hints=(
                 "At the moment when K and V are copied, which of the two blocks may be given out "
                 "to another request? None should. And what must be undone if the copy fails?",

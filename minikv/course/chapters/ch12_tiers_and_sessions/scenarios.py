@@ -254,7 +254,7 @@ scenario(
 # ── 12.3 Gone, and found all the same ─────────────────────────────────────────
 
 # Steps: "+ABC" stores the blocks A, AB and ABC; "!AB" lets every write of the block AB fail, "/AB"
-# no longer; "?ABC" looks for the prefix ABC and loads what is found.
+# no longer; "?ABC" looks for the prefix ABC and loads what is found, "=ABC" only looks for it.
 
 
 def tier_in_use(mine, program, log: Log) -> None:
@@ -279,7 +279,9 @@ def tier_in_use(mine, program, log: Log) -> None:
         elif kind == "+":
             log.call(f"store {', '.join(names)}", tier.store, names, names)
         else:
-            log.call(f"find {', '.join(names)}", tier.find, names)
+            log.call(f"find {', '.join(names) or 'no block'}", tier.find, names)
+            if kind == "=":  # it looks, and takes nothing
+                continue
             log.call(f"load {', '.join(names)}", tier.load, names)
             if log.events[-1].error is not None:
                 log("it fails")
@@ -293,7 +295,7 @@ def random_tier(seed: int) -> tuple[int, str]:
     for _ in range(5 + seed // 5):
         text = draw.choice(texts)
         text = text[: draw.randrange(1, len(text) + 1)]
-        steps.append(draw.choice("+++??!/") + text)
+        steps.append(draw.choice("+++??==!/") + text)
     return 3 + seed % 5, " ".join([*steps, "?ABCD", "?ABCE", "?GH"])
 
 
@@ -305,6 +307,15 @@ scenario(
         "what is stored is found",
         [*in_4("+A ?A", "+ABC ?ABC ?AB ?ABD", "+ABC +ABD ?ABC ?ABD"), *in_3("?A +A ?AB")],
         look="find: how many blocks from the first one on?",
+    ),
+    Group(
+        "what is only looked for does not count as used",
+        [
+            *under(2)("+A +X =A +Y ?A ?X", "+A +X =A =A =X +Y ?A"),
+            *in_3("+AB +X =ABC +Y ?AB ?X"),
+            *in_3("+A +B +C +A +D ?A", "+A +X =Y = +Y ?A", "+ABC ?AB +X ?ABC"),
+        ],
+        look="which of the methods changes the order of `blocks`?",
     ),
     Group(
         "what could not be written is not found",
@@ -404,7 +415,17 @@ scenario(
         [(50_000, 0.001, 1e8, 0.0, 10_000), (10_000, 0.001, 1e8, 0.0, 10_000)],
         look="what if a token takes as long to fetch as to compute, or longer?",
     ),
-    Group("without latency", [(5_000, 0.0, 1e7, 0.0, 1_000)], look="from which length on, then?"),
+    Group(
+        "without latency, or with little gain",
+        [
+            (5_000, 0.0, 1e7, 0.0, 1_000),
+            (50_000, 0.0, 1e8, 0.0, 10_000),
+            (0, 0.002, 1e7, 0.0, 1_000),
+            (9_999, 0.001, 1e8, 0.0, 10_000),
+            (50_000, 0.0, 1e6, 0.5, 1_000),
+        ],
+        look="from which length on, then?",
+    ),
 )
 scenario(
     "12.4",
@@ -422,6 +443,9 @@ scenario(
             ("hhh", (1, 5), (10, 2), 4),
             ("h" * 300, (1, 1), (10, 2), 4),
             ("d" * 40, (1, 1), (59, 2), 4),
+            ("hh", (0, 5), (10, 2), 4),
+            ("hhhhh", (19.5, 0.01), (10, 2), 4),
+            ("hhhhh", (20.5, 0.01), (10, 2), 4),
         ],
         look="latency once, and what every block gains: the first block alone may not pay",
     ),
@@ -435,6 +459,9 @@ scenario(
             ("dh", (1, 1), (3, 2), 4),
             ("dhd", (1, 1), (3.5, 2), 4),
             ("d" + "h" * 20, (1, 1), (51, 2), 4),
+            ("dhhhh", (0, 1), (0, 9), 4),
+            ("hhdd", (0, 5), (9, 0.1), 4),
+            ("hd" * 30, (7, 0.1), (90, 3.9), 4),
         ],
         look="a block can be used only with all blocks before it, and each tier's latency is paid "
         "once",
@@ -586,6 +613,21 @@ PAIRS = {
         {"a": torch.tensor([2**24])},
         {"a": torch.tensor([2**24 + 1])},
     ),
+    "a tensor of another length, all empty": (
+        {"a": torch.zeros(0, 3)},
+        {"a": torch.zeros(0, 4)},
+    ),
+    "a number, against a list of one": ({"a": torch.tensor(1.5)}, {"a": torch.tensor([1.5])}),
+    "NaN with other bits": (
+        {"a": torch.tensor([0x7FC00000], dtype=torch.int32).view(torch.float32)},
+        {"a": torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)},
+    ),
+    "0 and -0": ({"a": torch.tensor([0.0])}, {"a": torch.tensor([-0.0])}),
+    "a capital": ({"a": torch.zeros(1)}, {"A": torch.zeros(1)}),
+    "bfloat16 and float16 of the same bytes": (
+        {"a": torch.ones(2).bfloat16()},
+        {"a": torch.ones(2).bfloat16().view(torch.float16)},
+    ),
     "long tensors whose last numbers differ": (
         {"a": torch.zeros(5000)},
         {"a": torch.cat([torch.zeros(4999), torch.ones(1)])},
@@ -658,6 +700,7 @@ def prints(mine, program, log: Log) -> None:
 
 
 KV = torch.arange(2 * 3 * 2 * 2, dtype=torch.float32).view(2, 3, 2, 1, 2)
+NAN = torch.tensor(torch.nan)
 SAVED = {"tokens": torch.tensor([5, 6, 7]), "kv": KV}
 TITLE = {"title": "a chat about queues"}
 # A change of a session in words, of its fields and of its tensors: None takes one out. Then what is
@@ -682,6 +725,13 @@ CHANGES: dict[str, tuple[str, dict, dict, tuple[str, ...]]] = {
     "shapes": (" without the field shapes", {"shapes": None}, {}, CHECKSUM),
     "checksum": (" without the field checksum", {"checksum": None}, {}, NOTHING),
     "checksum=00ff": (" whose checksum is '00ff'", {"checksum": "00ff"}, {}, NOTHING),
+    "checksum=empty": (" whose checksum is empty", {"checksum": ""}, {}, NOTHING),
+    "shapes=text": (" whose shapes are no JSON", {"shapes": "{kv"}, {}, CHECKSUM),
+    "shapes=empty": (" whose shapes are empty", {"shapes": ""}, {}, CHECKSUM),
+    "shapes=null": (" whose shapes are null", {"shapes": "null"}, {}, CHECKSUM),
+    "shapes=list": (" whose shapes are a list", {"shapes": "[1]"}, {}, CHECKSUM),
+    "kv=nan": (" with NaN in kv", {}, {"kv": KV + NAN}, BOTH),
+    "more tensors": (" with one more tensor", {}, {"title": torch.tensor([1])}, CHECKSUM),
 }  # fmt: skip
 OTHER_FIELDS = {
     "format": "another", "version": "2", "model": "77aa", "dtype": "float16", "stored": "int8",
@@ -690,6 +740,10 @@ OTHER_FIELDS = {
 for name, value in OTHER_FIELDS.items():
     CHANGES[f"{name}={value}"] = f" whose {name} is {value!r}", {name: value}, {}, BOTH
     CHANGES[name] = f" without the field {name}", {name: None}, {}, BOTH
+for number in ("03", "3.0", " 3", "", "three"):
+    CHANGES[f"num_tokens={number}"] = (
+        f" whose num_tokens is {number!r}", {"num_tokens": number}, {}, BOTH,
+    )  # fmt: skip
 for number in ("3", "0", "None"):
     text = f" without the tensor tokens, whose num_tokens is the text {number!r}"
     CHANGES[f"no tokens={number}"] = text, {"num_tokens": number}, {"tokens": None}, BOTH
@@ -753,7 +807,10 @@ scenario(
 scenario(
     "12.6",
     read,
-    Group("a good session", ["", "more"], look="what has to be equal, and what need not be?"),
+    Group(
+        "a good session", ["", "more", "kv=nan"],
+        look="what has to be equal, and what need not be?",
+    ),
     Group(
         "of another engine",
         [f"{name}={OTHER_FIELDS[name]}" for name in EXPECTED],
@@ -766,11 +823,14 @@ scenario(
     Group(
         "tensors that are not those in the header",
         ["kv=cut", "kv=float16", "kv=other shape", "without=kv", "without=tokens", "shapes",
-         "tokens=fewer", "num_tokens=4", "no tokens=3", "no tokens=0", "no tokens=None"],
+         "tokens=fewer", "num_tokens=4", "num_tokens=03", "num_tokens=3.0", "num_tokens= 3",
+         "num_tokens=", "num_tokens=three", "shapes=text", "shapes=empty", "shapes=null",
+         "shapes=list", "more tensors", "no tokens=3", "no tokens=0", "no tokens=None"],
         look="shapes, then the number of tokens",
     ),
     Group(
-        "damaged", ["kv=bit", "tokens=another", "checksum=00ff", "checksum", "header"],
+        "damaged",
+        ["checksum=empty", "kv=bit", "tokens=another", "checksum=00ff", "checksum", "header"],
         look="the checksum is over header, tokens, K and V",
     ),
 )  # fmt: skip

@@ -31,14 +31,14 @@ from minikv.course.pictures.block_drawing import (
 )
 from minikv.course.pictures.block_viewer import Recording
 from minikv.course.pictures.snapshot import plural
-from minikv.course.pictures.tree_drawing import Place, broken, rows_of, shown
+from minikv.course.pictures.tree_drawing import Place, rows_of, shown
 
 TIERS = ("device", "host", "disk")  # the fastest first
-LETTERS = {"device": "D", "host": "H", "disk": "K"}
+LETTERS = {"device": "1", "host": "2", "disk": "3"}
 COLORS = dict(zip(TIERS, (style.PALETTE[0], style.PALETTE[4], style.PALETTE[5]), strict=True))
-FONT = 7.0
-BODY, GAP, END = (0.62, 0.3), 0.14, 0.2  # inches: of a block, between two, for the letters behind
-SQUARE = 0.115
+FONT = 7.4  # points, also of the letters of the tiers
+BODY, GAP, END = (0.62, 0.2), 0.14, 0.2  # inches: of a block, between two, for the letters behind
+SQUARE = 0.14
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Layout:
         self.pitch = self.body + GAP
         self.row = BODY[1] + 1.45 * SQUARE + 0.14
         self.width = columns * self.pitch + END
-        self.letters = max(2, int((self.body - 0.06) / width_of("0", FONT - 1, 0.603)))
+        self.letters = max(2, int((self.body - 0.06) / width_of("0", FONT, 0.603)))
 
     def height(self, steps: Sequence[TierSnapshot]) -> float:
         """That any of these steps needs."""
@@ -170,11 +170,11 @@ def draw_tree(
         for n, tier in enumerate(tiers):
             _square(pen, left + n * 1.2 * SQUARE, top + BODY[1] + 0.05, tier)
         color = style.ink_on(COLORS[tiers[0]]) if tiers else style.FAINT
-        lines = broken(step.texts[place], at.letters)
-        for n, line in enumerate(lines):
-            middle = top + BODY[1] / 2 + (n - (len(lines) - 1) / 2) * 0.115
-            pen.text(left + at.body / 2, middle, line, FONT - 1, "center", color,
-                     family="monospace", zorder=2)  # fmt: skip
+        text = step.texts[place]
+        if len(text) > at.letters:
+            text = f"{text[: at.letters - 1]}…"
+        pen.text(left + at.body / 2, top + BODY[1] / 2, text, FONT, "center", color,
+                 family="monospace", zorder=2)  # fmt: skip
         for n, name in enumerate(step.ends.get(place, ())):
             pen.text(left + at.body + 0.04 + 0.1 * n, top + BODY[1] / 2, name, SMALL, weight="bold")
 
@@ -194,7 +194,7 @@ def _square(pen: Pen, x: float, y: float, tier: str) -> None:
     """The mark of a tier; (x, y) is its upper left corner."""
     pen.square(x, y, SQUARE, SQUARE, COLORS[tier], line=0.5)
     ink, middle = style.ink_on(COLORS[tier]), (x + SQUARE / 2, y + SQUARE / 2)
-    pen.text(*middle, LETTERS[tier], 5.6, "center", ink, weight="bold", zorder=2)
+    pen.text(*middle, LETTERS[tier], FONT, "center", ink, weight="bold", zorder=2)
 
 
 def _entry(meaning: str, tiers: Sequence[str], moved: bool = False) -> Entry:
@@ -203,7 +203,7 @@ def _entry(meaning: str, tiers: Sequence[str], moved: bool = False) -> Entry:
         for tier in tiers:
             _square(pen, x + 0.34, y - SQUARE / 2, tier)
 
-    return Entry(0.34 + 0.13 * len(tiers), meaning, draw)
+    return Entry(0.34 + 0.16 * len(tiers), meaning, draw)
 
 
 LEGEND = Legend(

@@ -3,7 +3,7 @@
 import random
 import threading
 from enum import IntEnum
-from itertools import pairwise
+from itertools import pairwise, product
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
@@ -32,7 +32,8 @@ FACTS = {"model": "9f0c", "dtype": "float32", "block size": "4", "layout": "1"}
 
 def two_identities(mine, program, log: Log) -> None:
     words, one, two = program
-    log(f"the facts {one}, and {words}: {two}")
+    shown = "" if len(one) > 9 else f"{one}, and "
+    log(f"the facts {shown}{words}" + f": {two}" * bool(shown))
     first = log.call("identity_of", mine.identity_of, one, see=False)
     second = log.call("identity_of", mine.identity_of, two, see=False)
     log("", {"32 bytes?": isinstance(first, bytes) and len(first) == 32})
@@ -124,7 +125,9 @@ SPELLED = [None, "None", "", "a", "b", 1, "1", 1.0, True, b"1", b"a", (), ("a",)
            ("a", "b"), ("a,str:b",), ("a", "b"), ("a, b",), -1, -2, 2**61 - 1, 0,
            ("str:'a'", "b"), "(str:'a')", (None,), ("None",), ("", ""), ("",),
            ("a", "", "b"), ("a,str:'b'",), ("a',str:'b",), 100 * "a", 100 * "a" + "b", 2**70,
-           2**70 + 1]  # fmt: skip
+           2**70 + 1, 0.3, 0.1 + 0.2, 1e16, 1e16 + 2, 10**16, False, 0, 0.0, "", b"", "A", "a",
+           "a ", " a", "'", '"', b"'", b'"', "b'", "b''", b"\n", "\n", "\\n", (0,), (False,), 0,
+           ((),), ()]  # fmt: skip
 
 
 def pairs_of_salts() -> list:
@@ -148,6 +151,24 @@ scenario(
             ("one fact fewer", FACTS, {k: v for k, v in FACTS.items() if k != "layout"}),
             ("one fact more", FACTS, FACTS | {"salted": ""}),
             ("two values swapped", LONGER, {"model": "float16", "dtype": "9f0c"}),
+            ("a capital", FACTS, FACTS | {"model": "9F0C"}),
+            (
+                "a capital in a name",
+                FACTS,
+                {"Layout" if k == "layout" else k: v for k, v in FACTS.items()},
+            ),
+            ("a blank at the end", FACTS, FACTS | {"model": "9f0c "}),
+            ("a number with a point", FACTS, FACTS | {"block size": "4.0"}),
+            ("an empty value", {"a": "", "b": "c"}, {"b": "c"}),
+            ("another name for an equal value", {"a": "x", "b": "x"}, {"a": "x", "c": "x"}),
+            ("two facts of one value, and one", {"a": "x", "b": "x"}, {"a": "x"}),
+            ("another quote", {"a": "it's"}, {"a": 'it"s'}),
+            ("a letter, and how it is escaped", {"a": "\xe9"}, {"a": "\\u00e9"}),
+            (
+                "one fact of 1,000",
+                dict.fromkeys(map(str, range(1000)), "x"),
+                dict.fromkeys(map(str, range(1000)), "x") | {"999": "y"},
+            ),
         ],
         look="names and values, sorted, each of them in the hash",
     ),
@@ -261,16 +282,17 @@ scenario(
 def fetched(mine, program, log: Log) -> None:
     prefix, says, sends, times, fails = program
     latency, block, compute = times
-    names = [letter.encode() for letter in prefix]
+    names = [text.encode() for text in ends(prefix)]  # each is the beginning of the next
     entries = {
-        name: (b"other" if letter == "x" else name, f"K and V of {chr(name[0])}")
-        for name, letter in zip(names, sends, strict=False)
+        name: (b"other" if letter == "x" else name, f"K and V of {prefix[place]}")
+        for place, (name, letter) in enumerate(zip(names, sends, strict=False))
         if letter != "."
     }
-    store = UnreliableStore([letter.encode() for letter in says], entries, fails)
+    claims = [name for name, letter in zip(names, prefix, strict=True) if letter in says]
+    store = UnreliableStore(claims, entries, fails)
     link = Link(latency / 1000, 1000 / (block / 1000))
     log(
-        f"blocks {prefix or 'none'}; the store says {says or 'nothing'}, sends {sends or 'nothing'}"
+        f"blocks {told(prefix)}; the store says {told(says)}, sends {told(sends)}"
         f"{f'; {fails} fails' if fails else ''}; {latency} ms + {block} ms per block, "
         f"{compute} ms to compute one"
     )
@@ -279,6 +301,10 @@ def fetched(mine, program, log: Log) -> None:
     )
     log("", {"calls of contains, with how many names:": calls(store, "contains")})
     log("", {"calls of get_many, with how many names:": calls(store, "get_many")})
+
+
+def told(letters: str) -> str:
+    return f"{len(letters):,} blocks" if len(letters) > 99 else letters or "none"
 
 
 def calls(store: UnreliableStore, name: str) -> list[int]:
@@ -295,6 +321,7 @@ def random_fetch(seed: int):
 
 
 MANY = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+BLOCKS_OF_A_BOOK = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
 FAST = (1, 1, 10)  # ms: latency, per block, to compute one
 scenario(
     "13.2",
@@ -307,6 +334,7 @@ scenario(
             ("abc", "", "", FAST, None),
             ("", "", "", FAST, None),
             (MANY, MANY, MANY, FAST, None),
+            *((long, long, long, FAST, None) for long in [BLOCKS_OF_A_BOOK]),
         ],
         look="which blocks are asked for, and which calls are of no use?",
     ),
@@ -367,7 +395,8 @@ scenario(
 # ── 13.3 Route by prefix, with a bound ────────────────────────────────────────
 
 # A program is (workers, block size, bound, steps). Steps: "+AB9" routes a prompt of 9 tokens, whose
-# whole blocks are A and AB; "-0" has the first ticket computed; "/1:A,AB" evicts from worker 1.
+# whole blocks are A and AB; "-0" has the first ticket computed; "/1:A,AB" evicts from worker 1,
+# which "x1" loses and "o1" brings back, empty.
 
 
 def ends(text: str) -> list[str]:
@@ -395,6 +424,9 @@ def routed(mine, program, log: Log) -> None:
             log(f"prompt {rest} is computed")
             if tickets[int(rest)] is not None:
                 router.computed(tickets[int(rest)])
+        elif kind in "xo":
+            (router.lost if kind == "x" else router.back)(int(rest))
+            log(f"worker {rest} is {'lost' if kind == 'x' else 'back'}")
         else:
             worker, _, names = rest.partition(":")
             log(f"worker {worker} evicts {', '.join(names.split(','))}")
@@ -435,10 +467,13 @@ def random_route(seed: int):
     texts = ["ABCD", "ABCE", "ABF", "GHI", "GHJK", "L"]
     steps: list[str] = []
     waiting: list[int] = []
-    count = 0
+    count, down = 0, set[int]()
     for _ in range(6 + seed // 2):
         if waiting and draw.random() < 0.45:
             steps.append(f"-{waiting.pop(draw.randrange(len(waiting)))}")
+        elif seed % 3 == 0 and draw.random() < 0.15:
+            down = set() if down else {draw.randrange(2)}
+            steps += [f"x{one}" for one in down] or ["o0", "o1"]
         elif count and draw.random() < 0.12:
             text = draw.choice(texts)
             worker, first = draw.randrange(2), draw.randrange(len(text))
@@ -575,6 +610,15 @@ scenario(
         two("+AB9 -0 /0:AB +ABC13", "+AB9 -0 /0:A +ABC13"),
         look="`hits`, after an eviction",
     ),
+    Group(
+        "a worker is down",
+        [
+            *two("+AB9 -0 x0 +AB9 +C5", "x1 +A5 +B5 +C5", "+AB9 -0 x0 o0 +ABC13 +D5 +E5"),
+            (3, 4, 1.2, "+A5 x1 +B5 +C5 -1 -2 o1 +D5"),
+            *two("x0 x1 +A5"),
+        ],
+        look="which workers may get a prompt, and which of them does the mean count?",
+    ),
     Group("60 random traces", [random_route(seed) for seed in range(60)], look="the lines above"),
 )
 
@@ -584,6 +628,9 @@ scenario(
 # Steps: "+A2p" begins the transfer A of 2 blocks from sender p; "wA" lets its sender write one more
 # block, as its network card does; "sA" has it say that it stopped; "xA" cancels; "!p" kills a
 # sender; "?A" takes the blocks and reads them; "-A" releases what was taken.
+
+
+SENDERS = {"p": "node-1", "q": "node-12", "r": "node"}
 
 
 def handed_over(mine, program, log: Log) -> None:
@@ -597,12 +644,12 @@ def handed_over(mine, program, log: Log) -> None:
         if kind == "+":
             count, sender = int(step[2:-1]), step[-1]
             text = f"{name} begins: {count} blocks from {sender}"
-            begun = log.call(text, receiver.begin, sender, count, see=False)
+            begun = log.call(text, receiver.begin, SENDERS[sender], count, see=False)
             if begun is not None:
                 number, blocks = begun
                 told[name] = SimpleNamespace(number=number, blocks=blocks, at=0, taken=None)
         elif kind == "!":
-            log.call(f"{name} is dead", receiver.died, name)
+            log.call(f"{name} is dead", receiver.died, SENDERS[name])
         elif one is None:
             continue
         elif kind == "w":
@@ -629,16 +676,17 @@ def handed_over(mine, program, log: Log) -> None:
 
 
 def random_hand_over(seed: int) -> tuple[int, str]:
-    """Any order that a cluster may give: dead senders neither write nor speak."""
+    """Any order that a cluster may give: what a dead sender has begun goes on no more. A new one
+    may take its name."""
     draw = random.Random(seed)
     steps: list[str] = []
     state: dict[str, list] = {}  # by transfer: sender, blocks, written, stopped, taken
-    dead: set[str] = set()
+    dead: set[str] = set()  # transfers
     for name in "ABCDEFGH"[: 3 + seed // 10]:
         for _ in range(draw.randrange(1, 8)):
             options: list[tuple[str, str]] = []
-            for other, (sender, count, at, stopped, _) in state.items():
-                if sender not in dead and not stopped:
+            for other, (_, count, at, stopped, _) in state.items():
+                if other not in dead and not stopped:
                     options += [("s", other)] + 3 * [("w", other)] * (at < count)
                 options += [("x", other), ("?", other)]
             if options:
@@ -646,16 +694,15 @@ def random_hand_over(seed: int) -> tuple[int, str]:
                 steps.append(kind + other)
                 state[other][2] += kind == "w"
                 state[other][3] |= kind == "s"
-        alive = sorted(set("pq") - dead) or ["r"]
-        count, sender = draw.randrange(1, 4), draw.choice(alive)
+        count, sender = draw.randrange(1, 4), draw.choice("pqr")
         steps.append(f"+{name}{count}{sender}")
         state[name] = [sender, count, 0, False, False]
         if draw.random() < 0.15:
-            gone = draw.choice("pq")
-            dead.add(gone)
+            gone = draw.choice("pqr")
+            dead |= {other for other, one in state.items() if one[0] == gone}
             steps.append(f"!{gone}")
-    for name, (sender, count, at, stopped, _) in state.items():
-        if sender not in dead and not stopped:
+    for name, (_, count, at, stopped, _) in state.items():
+        if name not in dead and not stopped:
             steps += [f"w{name}"] * (count - at) + [f"s{name}"]
         steps += [f"?{name}", f"-{name}"]
     return 24, " ".join(steps)
@@ -706,6 +753,8 @@ scenario(
             *in_4("+A2p wA !p ?A", "+A2p wA !p +B4q wB wB wB wB sB ?B"),
             *in_4("+A2p wA wA sA !p ?A -A", "+A1p +B1q wA wB !p sB ?B", "+A2p wA xA !p"),
             *in_4("+A1p +B1p +C1p wA xA wB sB !p ?B ?C", "+A2p wA !p xA sA !p"),
+            *in_4("+A2p wA !p +B2p wB wB sB ?B -B", "+A2p !p +B2p wB !p ?B", "+A1q wA !p sA ?A"),
+            *in_4("+A1r wA !p !q sA ?A", "+A1p +B1q !q wA sA ?A ?B"),
         ],
         look="for which transfers will `stopped` never be called?",
     ),
@@ -777,28 +826,42 @@ def broken(mine, program, log: Log) -> None:
 
 
 def both_at_once(mine, program, log: Log) -> None:
-    """A second caller comes while the first one's `allows` is about to change something."""
+    """A second caller comes while the first one's call is about to change something."""
+    seconds, *both = program
     clock, due = Clock(), False
     others: list[threading.Thread] = []
     found: list[bool] = []
 
+    def second() -> None:
+        found.append(getattr(breaker, both[1])())
+
     class Interrupted(mine.Breaker):
         def __setattr__(self, name: str, value: object) -> None:
             if due and not others:
-                others.append(threading.Thread(target=lambda: found.append(self.allows())))
+                others.append(threading.Thread(target=second))
                 others[0].start()
-                others[0].join(0.05)  # it ends, or it waits for the first one
+                others[0].join(0.03)  # it ends, or it waits for the first one
             super().__setattr__(name, value)
 
     breaker = Interrupted(0.5, 4.0, clock)
-    log(f"a failure, and {program} s later two threads ask at the same time")
-    breaker.failed()
-    clock.now += program
+    after = "a new breaker" if seconds is None else f"a failure, and {seconds} s later"
+    log(f"{after}: one thread calls {both[0]}, and another one {both[1]} at the same time")
+    if seconds is not None:
+        breaker.failed()
+        clock.now += seconds
     due = True
-    found.append(breaker.allows())
+    first = getattr(breaker, both[0])()
     for other in others:
         other.join()
-    log("", {"callers that go through:": found.count(True)})
+    if not others:
+        second()
+    if both == ["allows", "allows"]:
+        log("", {"callers that go through:": [first, *found].count(True)})
+    log("", {"what the two calls return:": [first, *found]})
+    due, began = False, clock.now
+    while not breaker.allows() and clock.now < began + 8:
+        clock.now += 0.25
+    log("", {"seconds until the next call goes through:": clock.now - began})
 
 
 def outage(mine, program, log: Log) -> None:
@@ -858,6 +921,7 @@ scenario(
             *quick("? - 0.5 ? 0.5 - 0.75 ? 0.25 ?", "? - 0.5 ? - 1 ? - 1.75 ? 0.25 ?"),
             (0.5, 2.0, "? - 0.5 ? - 1 ? - 2 ? - 1.75 ? 0.25 ?"),
             (1.0, 1.0, "? - 1 ? - 0.75 ? 0.25 ?"),
+            (0.5, 1e9, "? - " + "1000000 ? - " * 40 + "1000000 ?"),
         ],
         look=TWICE,
     ),
@@ -881,7 +945,12 @@ scenario(
     both_at_once,
     Group(
         "two threads at once",
-        [0.5, 3.0],
+        [
+            (0.5, "allows", "allows"),
+            (3.0, "allows", "allows"),
+            (None, "failed", "failed"),
+            *((0.5, *pair) for pair in product(("failed", "worked", "allows"), repeat=2)),
+        ],
         look="what may another thread change between your comparison and your assignment? `_lock`",
     ),
 )

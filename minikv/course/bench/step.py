@@ -1,0 +1,65 @@
+"""Where the time of a compiled decode step goes, and how near it comes to what the machine can do.
+
+Products and attention are timed alone, on all threads, over the same weights and blocks. Their
+limits are measured in the same turn: the rate at which a product runs whose numbers stay in the
+second cache, and the rate at which the same blocks are only read. `limit` is the sum of both
+limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
+products and attention is `rest`.
+"""
+
+import argparse
+from typing import Any
+
+import torch
+
+import minikv
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, take_steps
+
+GOALS = {1: 50, 8: 60, 32: 60, 64: 60}  # % of the limit, by batch
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--batch", type=positive, nargs="+", default=(1, 8, 32, 64))
+    parser.add_argument("--context", type=positive, default=128, help="tokens of each sequence")
+    parser.add_argument("--steps", type=positive, default=32, help="steps timed in a repeat")
+
+
+def run(args: argparse.Namespace) -> BenchTable:
+    title = f"step: parts of a decode step in ms, {args.context} tokens of context"
+    from minikv.course.bench.step_parts import Threads, parts  # needs Numba
+
+    table = BenchTable(title, args.repeats)
+    lm = minikv.load("tinypy")
+    threads = torch.get_num_threads()
+    table.notes.append(f"{threads} threads; a part is timed on all of them, without the others")
+    with bar(len(args.batch) * (args.repeats + 1), "step") as progress, Threads(threads) as share:
+        for batch in args.batch:
+            engine = _decoding(lm, batch, args.context, (args.repeats + 1) * args.steps)
+            found: dict[str, list[float]] = {}
+            for turn in range(args.repeats + 1):
+                of_turn = parts(engine, share, args.steps)
+                for name, value in of_turn.items() if turn else ():  # the first is the warm-up
+                    found.setdefault(name, []).append(value)
+                progress.update()
+            row: dict[str, Any] = {"batch": batch}
+            row |= {name: Spread(values) for name, values in found.items()}
+            goal = GOALS.get(batch)
+            table.add(row, Aim("% of limit", ">=", goal) if goal else None)
+    return table
+
+
+def _decoding(lm: minikv.LanguageModel, batch: int, context: int, steps: int) -> minikv.Engine:
+    """An engine in which `batch` sequences decode, with `context` tokens halfway."""
+    length, rest = max(context - steps // 2, 1), 8
+    num_blocks = batch * (-(-(length + steps + rest) // 16) + 1)
+    tokens = max(2048, batch)
+    config = minikv.EngineConfig(
+        num_blocks=num_blocks, max_num_seqs=batch, max_batch_tokens=tokens, prefix_cache=False,
+        attention="cpu",
+    )  # fmt: skip
+    engine, draw = minikv.Engine(lm, config), torch.Generator().manual_seed(0)
+    for _ in range(batch):
+        prompt = torch.randint(1, lm.config.vocab_size, (length,), generator=draw).tolist()
+        engine.add_request(prompt, minikv.SamplingParams(max_tokens=steps + rest, ignore_eos=True))
+    take_steps(engine, -(-batch * length // tokens) + 1)
+    return engine

@@ -1,0 +1,93 @@
+"""Chapter 14: references of exercises that the engine does not have, or has in a faster form."""
+
+from collections.abc import Sequence
+
+from minikv.blocks import BlockTable
+from minikv.radix import RadixCache
+
+
+def propose_ngram(token_ids: Sequence[int], width: int, most: int) -> list[int]:
+    """At most `most` drafts: what came after the last `width` tokens when they last occurred.
+
+    An occurrence ends before the last token; it may overlap the end of the text. There are no
+    drafts if there is none, or if the text has fewer than `width` tokens. If the copy reaches the
+    end of the text, it goes on with the drafts themselves.
+
+    Worked example, width 2: after 7 8 1 7 8 come 1 7 8 1 7 …, after 7 8 1 2 come none.
+    """
+    text = list(token_ids)
+    for place in range(len(text) - 1, width - 1, -1):  # where the copy begins
+        if text[place - width : place] == text[-width:]:
+            for index in range(most):
+                text.append(text[place + index])
+            return text[len(token_ids) :]
+    return []
+
+
+def settle(
+    table: BlockTable, cache: RadixCache, token_ids: Sequence[int], num_computed: int
+) -> int:
+    """After a verification: give back what only wrong drafts needed, and publish full blocks.
+
+    table: has room for all tokens that were computed in the step, wrong drafts included.
+    token_ids: all tokens of the sequence. The last one is new: its K and V are computed by the next
+    step. num_computed: the tokens whose K and V are in the table's blocks.
+
+    Afterwards the table has room for `num_computed` tokens, and the cache holds every full block of
+    these. Returns how many blocks that is.
+    """
+    table.shrink(table.num_tokens - num_computed)
+    full = num_computed // table.block_size
+    cache.insert(token_ids[: full * table.block_size], table.block_ids[:full])
+    return full
+
+
+def two_reports() -> dict[str, float | str]:
+    """Which of two bug reports is right? The target's distribution over a, b, c is p = 0.5, 0.3,
+    0.2. The drafter draws a, b or c from q = 0.2, 0.2, 0.6.
+
+    "matched": engine 1 draws a token from p, and keeps the draft if it is that token; otherwise it
+        writes the token drawn. How likely is a draft kept?
+    "matched distance": the total variation distance between p and what engine 1 writes: half of the
+        sum of |written - p| over a, b, c.
+    "top": engine 2 keeps the draft if it is the target's most likely token; otherwise it writes a
+        token drawn from p. How likely is a draft kept?
+    "top distance": its distance from p.
+    "rejection": how likely does rejection sampling keep a draft?
+    "right report": "1" if only the report "engine 1 is biased" is right, "2" if only "engine 2 is
+        biased" is, "both" or "neither".
+    """
+    p, q = (0.5, 0.3, 0.2), (0.2, 0.2, 0.6)
+    matched = sum(a * b for a, b in zip(p, q, strict=True))
+    kept = q[0]  # a is the most likely token
+    written = [kept * (token == 0) + (1 - kept) * a for token, a in enumerate(p)]
+    return {
+        "matched": matched,
+        "matched distance": 0.0,
+        "top": kept,
+        "top distance": sum(abs(a - b) for a, b in zip(written, p, strict=True)) / 2,
+        "rejection": sum(min(a, b) for a, b in zip(p, q, strict=True)),
+        "right report": "2",
+    }
+
+
+def expected_tokens(num_drafts: int, acceptance: float) -> float:
+    """Tokens that a step gives on average, if each draft is right with this probability as long as
+    all before it are: the drafts that are kept, and one more.
+
+    Worked example: 2 drafts at 0.5 give 1 + 0.5 + 0.25 = 1.75 tokens.
+    """
+    return sum(acceptance**place for place in range(num_drafts + 1))
+
+
+def drafts_that_pay(cost: Sequence[float], acceptance: float) -> int:
+    """The number of drafts with the most tokens per second; of equal ones the fewest.
+
+    cost[n - 1] is the seconds of a step over n tokens, so at most len(cost) - 1 drafts can be
+    verified. 0 is an answer: no drafts.
+
+    Worked example: cost 1.0, 1.2, 1.6 and acceptance 0.5 give 1, 1.25 and 1.09 tokens per second:
+    1 draft.
+    """
+    rates = [expected_tokens(k, acceptance) / seconds for k, seconds in enumerate(cost)]
+    return rates.index(max(rates))

@@ -1,0 +1,89 @@
+"""Chapter 14: its references, its film and its picture."""
+
+import random
+
+import pytest
+
+from minikv.course.chapters.ch14_speculative_decoding.answers import (
+    drafts_that_pay,
+    expected_tokens,
+    propose_ngram,
+    two_reports,
+)
+from minikv.course.chapters.ch14_speculative_decoding.given import (
+    REPEATS,
+    film,
+    seconds_by_tokens,
+)
+from minikv.course.chapters.ch14_speculative_decoding.pictures import gain_picture
+from minikv.speculative import how_many
+from minikv.speculative.text import Text
+
+
+def test_the_docstrings_examples():
+    assert propose_ngram([7, 8, 1, 7, 8], 2, 5) == [1, 7, 8, 1, 7]
+    assert propose_ngram([7, 8, 1, 2], 2, 5) == []
+    assert expected_tokens(2, 0.5) == 1.75
+    assert drafts_that_pay([1.0, 1.2, 1.6], 0.5) == 1
+
+
+def test_the_ngram_is_found_where_the_engine_finds_it():
+    rng = random.Random(1)
+    for _ in range(200):
+        token_ids = [rng.randrange(3) for _ in range(rng.randrange(12))]
+        text = Text(width=3, tries=1)
+        text.extend(token_ids)
+        match = text.find_own()
+        found = propose_ngram(token_ids, 3, 1)
+        assert found == ([] if match is None else [token_ids[match.place]])
+
+
+def test_one_sequence_gets_the_engines_number_of_drafts():
+    for acceptance in (0.3, 0.6, 0.8, 0.95):
+        for more in (0.05, 0.2, 0.7):
+            cost = [1 + more * place for place in range(9)]
+            [chosen] = how_many([[acceptance] * 8], lambda n, c=cost: c[n - 1], 1, 1, 8)
+            best = drafts_that_pay(cost, acceptance)
+            rates = [expected_tokens(k, acceptance) / cost[k] for k in (chosen, best)]
+            assert rates[0] >= 0.95 * rates[1]  # it leaves out drafts of little chance or gain
+
+
+def test_the_reports_by_counting():
+    p, q, rng = [0.5, 0.3, 0.2], [0.2, 0.2, 0.6], random.Random(2)
+    matched = top = 0
+    written = [0, 0, 0]
+    for _ in range(40_000):
+        [draft], [own] = rng.choices(range(3), q), rng.choices(range(3), p)
+        matched += draft == own
+        top += draft == 0
+        written[0 if draft == 0 else own] += 1
+    answers = two_reports()
+    assert matched / 40_000 == pytest.approx(answers["matched"], abs=0.01)
+    assert top / 40_000 == pytest.approx(answers["top"], abs=0.01)
+    far = sum(abs(count / 40_000 - a) for count, a in zip(written, p, strict=True)) / 2
+    assert far == pytest.approx(answers["top distance"], abs=0.01)
+
+
+def test_the_film_takes_back_what_is_wrong(lm):
+    history = film(lm, lm.encode(REPEATS), lambda tokens: propose_ngram(tokens, 2, 5))
+    words = [step.words for step in history.steps]
+    assert any(told.startswith("5 of 5 kept") for told in words)
+    assert any(told.startswith("0 of 5 kept") for told in words)
+    for before, step in zip(history.steps, history.steps[1:], strict=False):
+        assert not step.warnings
+        if " kept" in step.words:
+            assert step.tables["A"].num_tokens <= before.tables["A"].num_tokens
+            assert not any(text.startswith("?") for text in step.tables["A"].texts)
+    assert any(
+        step.num_free > before.num_free
+        for before, step in zip(history.steps, history.steps[1:], strict=False)
+    )
+    final = history.steps[-1].tables["A"].num_tokens
+    assert final >= len(lm.encode(REPEATS)) + 8
+
+
+def test_costs_are_measured_and_drawn(lm):
+    seconds = seconds_by_tokens(lm, [1, 4], "torch", steps=2)
+    assert len(seconds) == 2 and min(seconds) > 0
+    picture = gain_picture([1, 2], {"torch": [1.0, 1.1]}, [0.5])
+    assert "torch, acceptance 50%: 1.00, 1.36" in picture.alt

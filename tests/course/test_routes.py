@@ -1,0 +1,97 @@
+"""The shorter routes: what they name exists, they take the time that they claim, and the reader's
+choice decides what comes next."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from minikv.course.exercises.manifest import ReaderError, chapters
+from minikv.course.reader import progress_file, routes, start
+from minikv.course.reader.overview import Overview
+
+ROOT = Path(__file__).parents[2]
+ROUTES = list(routes.routes().values())
+MINUTES = re.compile(r"\*\*Minutes:\*\* read (\d+)")
+
+
+def sections(number):
+    """Words of each section of a notebook, by heading; and the minutes that reading all takes."""
+    [path] = (ROOT / "notebooks").glob(f"{number}_*.ipynb")
+    text = "\n".join(
+        cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "markdown"
+    )
+    opening, *rest = re.split(r"^## ", text, flags=re.MULTILINE)
+    words = {"": len(opening.split())}
+    words |= {part.partition("\n")[0]: len(part.split()) for part in rest}
+    return words, int(MINUTES.search(text)[1])
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_route_names_sections_and_exercises_that_exist(route):
+    known = {exercise.id for chapter in chapters().values() for exercise in chapter.exercises}
+    assert route.exercises <= known
+    for number, leg in route.legs.items():
+        words, _ = sections(number)
+        assert set(leg.take) | set(leg.skip) | set(leg.bridge) <= set(words), number
+        assert not (leg.take and leg.skip)
+        assert all(map(leg.reads, leg.bridge)), f"{number}: a bridge in a section that is skipped"
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.name)
+def test_a_route_takes_about_the_hours_that_it_claims(route):
+    """Reading takes the share of a notebook's own minutes that its words are."""
+    reading = 0
+    for number, leg in route.legs.items():
+        words, minutes = sections(number)
+        read = sum(n for title, n in words.items() if not title or leg.reads(title))
+        reading += minutes * read / sum(words.values())
+    assert round((reading + route.minutes) / 60) == pytest.approx(route.hours, abs=1)
+
+
+def test_the_routes_grow():
+    weekend, course = ROUTES
+    assert weekend.exercises < course.exercises | {"07.1"} and weekend.minutes < course.minutes
+
+
+def test_marks_say_who_reads_a_section_and_can_be_written_again():
+    cells = [
+        "# 06 · X\n\nopening",
+        "## The loop\n\nText.",
+        "### 06.3 The loop\n",
+        "## Summary\n\n- a",
+    ]
+    marked = routes.marked("06", cells)
+    assert marked[1].startswith("## The loop\n\n`weekend` · `course`\n\n> *Weekend, for what you")
+    assert marked[1].endswith("\n\nText.") and [marked[0], *marked[2:]] == [cells[0], *cells[2:]]
+    assert routes.marked("06", marked) == marked
+    assert routes.marked("06", ["## Another victim\n\nText."]) == [
+        "## Another victim\n\n`everything`\n\nText."
+    ]
+    without = routes.marked("02", ["## The first cache\n\nText.\n\n### 02.1 Append"])
+    assert without[0].startswith("## The first cache\n\n`weekend without 02.1` · `course`\n")
+    assert routes.marked("13", ["## Section\n\nText."]) == ["## Section\n\nText."]
+
+
+def test_progress_follows_the_readers_route(exercises, monkeypatch):
+    assert routes.chosen() is None and Overview().next.id == "01.1"
+    routes.choose("weekend")
+    assert Overview().next.id == "02.2"
+    assert (
+        Overview()
+        .headline()
+        .startswith("Weekend route (»): 0 of 12 exercises passed. Everything: ")
+    )
+    assert "» 02.2 Prefill once" in repr(Overview()) and "· 02.1 " in repr(Overview())
+    monkeypatch.setattr(progress_file, "passed", lambda: set(routes.chosen().exercises))
+    assert progress_file.to_do_next("07.7").id == "07.8"
+    routes.choose("everything")
+    assert routes.chosen() is None
+    with pytest.raises(ReaderError, match="weekend, course, everything, was 'holiday'"):
+        routes.choose("holiday")
+
+
+def test_start_says_what_a_route_asks():
+    assert "about 6 hours: notebooks 00, 02, 04, 06, 07, and 12" in start.in_words("weekend")
+    assert start.in_words("everything").startswith("The whole course")
