@@ -1,10 +1,12 @@
-"""`python -m minikv serve`: one engine behind an address, for OpenAI's clients, until Control-C.
+"""`python -m minikv serve`: an engine behind an address, until Control-C.
 
-    curl -N localhost:8000/v1/completions -d '{"prompt": "def f(", "stream": true}'
+    curl -N localhost:8000/v1/completions \\
+        -d '{"prompt": "def f(", "stream": true}'
 
-On 127.0.0.1 no key is asked for, unless one is given: --api-key, or MINIKV_API_KEY. At any other
-address one is needed; without either, it is made up and printed. SIGTERM and Control-C let requests
-that are under way end. `serve-cluster` puts several engines behind one address.
+It speaks to OpenAI's clients. On 127.0.0.1 no key is asked for, unless one is
+given: --api-key, or MINIKV_API_KEY. At any other address one is needed; without
+either, it is made up and printed. SIGTERM and Control-C let requests that are
+under way end. `serve-cluster` puts several engines behind one address.
 """
 
 import argparse
