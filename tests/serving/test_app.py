@@ -260,7 +260,7 @@ def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_who_never_asks_and_who_never_reads_is_cut_off(tinypy, monkeypatch):
+def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, monkeypatch):
     monkeypatch.setattr(server_module, "SILENCE", 0.2)
     monkeypatch.setattr(app_module, "SILENCE", 0.2)
     with server(tinypy.lm) as at:
