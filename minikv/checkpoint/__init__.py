@@ -11,6 +11,7 @@ import torch
 from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
 from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
 from minikv.checkpoint.config_json import read_config
+from minikv.checkpoint.files import read_json as read_json
 from minikv.checkpoint.files import read_tokenizer, read_weights
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
@@ -36,13 +37,13 @@ def load(
         raise ValueError(f"device: {device!r} is not a device; use 'cpu' or 'cuda'") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
-    folder = _find(str(name_or_path))
+    folder = find_folder(str(name_or_path))
     config = read_config(folder)
     transformer = Transformer(config, read_weights(folder), device, dtype)
     return LanguageModel(str(name_or_path), transformer, read_tokenizer(folder))
 
 
-def _find(name: str) -> Path:
+def find_folder(name: str) -> Path:
     """The folder behind a bundled name, a path or a hub id."""
     if name in BUNDLED:
         return BUNDLED[name]
@@ -57,7 +58,7 @@ def _find(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.jinja"]))
     except OSError as error:  # the hub's own errors as well
         raise CheckpointError(
             f"{name!r}: no local folder of that name, and the hub did not give it ({error})"

@@ -51,6 +51,7 @@ from minikv.cluster.worker import Hello, Job, Progress, Turn
 from minikv.errors import require_ids, require_int, require_text
 from minikv.outputs import Delta, Stats
 from minikv.sampling import SamplingParams
+from minikv.serving import Busy, RequestFailed
 from minikv.tiers import Name, block_names, root_name
 from minikv.validation import Prompt, check_params
 
@@ -61,16 +62,8 @@ CROWD = 16  # requests per worker; above that, another worker is started
 IDLE = 60.0  # seconds without a request, after which a worker that was added is ended
 
 
-class Busy(Exception):
-    """The cluster takes no more requests now. Nothing was changed: try again later."""
-
-
 class WorkerLost(Exception):
     """A worker has died, or does not answer."""
-
-
-class RequestFailed(Exception):
-    """A request had to be given up."""
 
 
 class Worker(Protocol):

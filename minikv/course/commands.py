@@ -29,6 +29,7 @@ GROUPS = {
     },
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
+        "serve": ("serve", "an engine behind an address, for OpenAI's clients"),
         "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
         "bench": ("bench", "measure the engine, and others beside it"),
         "train": ("maker.train", "train the bundled model again"),
@@ -91,5 +92,6 @@ def _missing(command: str, error: ModuleNotFoundError) -> int:
     """`pip install minikv` brings what the engine computes with, and no more."""
     if (error.name or "minikv").startswith("minikv"):
         raise error
-    print(f'{command} needs {error.name}: pip install "minikv[course]"', file=sys.stderr)
+    extra = "serve" if command == "serve" else "course"
+    print(f'{command} needs {error.name}: pip install "minikv[{extra}]"', file=sys.stderr)
     return 2

@@ -1,0 +1,19 @@
+"""An engine, or a cluster of them, served over HTTP to any client of OpenAI's interface.
+
+inbox      one stream's way from an engine's thread into an event loop
+loop       one engine in a thread of its own: submit, cancel, close
+requests   what clients may send
+chat       from messages to a prompt, by a checkpoint's template
+queue      how many prompt tokens may wait, by the rate that is measured
+metrics    what the server has done, under vLLM's names
+app        the application: OpenAI's endpoints, health and metrics
+server     the application behind an address
+
+All but the first two need `pip install "minikv[serve]"`. Busy and RequestFailed are what a server
+may answer instead of tokens. A cluster's front raises them, too.
+"""
+
+from minikv.serving.inbox import Busy, Inbox, RequestFailed
+from minikv.serving.loop import EngineLoop
+
+__all__ = ["Busy", "EngineLoop", "Inbox", "RequestFailed"]

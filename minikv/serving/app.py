@@ -1,0 +1,524 @@
+"""The application: OpenAI's completions and chat over anything that has `submit` and `cancel`.
+
+    POST /v1/completions          {"prompt": "def f(", "max_tokens": 64, "stream": true}
+    POST /v1/chat/completions     {"messages": [{"role": "user", "content": "…"}]}
+    GET  /v1/models               the one model; also /v1/models/NAME
+    POST /tokenize                {"prompt": "def f("}
+    GET  /health                  503 when no engine is up, or when each has hung in a step
+    GET  /metrics                 for Prometheus
+
+Each request needs one of the server's keys, as `Authorization: Bearer KEY`, if it has any. Only
+/health answers without a key, because load balancers send none: then only its status says
+something. Clients with different keys never share a prefix, whatever `cache_salt` they send. There
+is no encryption: on an open network, put a server with TLS in front.
+
+A client that leaves, streaming or not, cancels its request before the engine's next step.
+"""
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from hashlib import sha256
+from typing import Annotated, Any, Protocol, TypeVar
+
+from fastapi import Depends, FastAPI, HTTPException, Request, Response
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minikv.errors import require_text
+from minikv.outputs import Delta
+from minikv.sampling import SamplingParams
+from minikv.serving.inbox import Busy, Inbox, RequestFailed
+from minikv.serving.loop import Health
+from minikv.serving.metrics import Metrics
+from minikv.serving.queue import Queue
+from minikv.serving.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Options,
+    TokenizeRequest,
+    in_words,
+)
+
+LARGEST = 2**20  # bytes of a request
+SILENCE = 60.0  # seconds that a client may take for a read or a write
+FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
+HANGS = 60.0  # seconds of one step, after which an engine counts as hung
+MAX_CHOICES = 128  # of one request
+
+Render = Callable[[Sequence[dict[str, Any]]], str]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Running(Protocol):
+    """A request under way."""
+
+    @property
+    def num_prompt(self) -> int: ...
+
+    @property
+    def num_cached(self) -> int: ...
+
+    def cancel(self) -> None: ...
+
+
+class Target(Protocol):
+    """What is served: an `EngineLoop`, or a cluster's front."""
+
+    tokenizer: Any
+    max_length: int  # tokens of a prompt and its answer
+
+    def submit(
+        self, prompt: list[int], params: SamplingParams, session: str | None, *, reader: Inbox
+    ) -> Running: ...
+
+    def health(self) -> list[Health]: ...
+
+
+class ClientLeft(Exception):
+    """Nobody waits for the answer any more."""
+
+
+# ── Answers that are no tokens ────────────────────────────────────────────────
+
+
+def reply(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """As JSON, in ASCII: half of a surrogate pair can be quoted in it."""
+    return Response(json.dumps(content), status, headers, "application/json")
+
+
+def error_body(status: int, text: str) -> dict[str, Any]:
+    """An error in OpenAI's shape."""
+    code = {401: "invalid_api_key", 404: "not_found", 413: "too_large"}.get(status)
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    name, colon, _ = text.partition(": ")
+    param = name if colon and name.isidentifier() and status == 400 else None
+    return {"error": {"message": text, "type": kind, "param": param, "code": code}}
+
+
+def refusal(status: int, text: str, headers: Any = None) -> Response:
+    return reply(error_body(status, text), status, headers)
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """What FastAPI and we raise to end a request."""
+    assert isinstance(error, StarletteHTTPException)
+    text = error.detail
+    if error.status_code in (404, 405) and text in ("Not Found", "Method Not Allowed"):
+        text = f"there is no {request.method} {request.url.path}"
+    return refusal(error.status_code, text, error.headers)
+
+
+async def apologise(request: Request, error: Exception) -> Response:
+    """A fault of this program. Its text is not sent: it may have words of other requests."""
+    return refusal(500, f"the server has failed: {type(error).__name__}")
+
+
+class Keys:
+    """Lets requests in that show a key, and notes whose they are. Around the application."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]):
+        self.app, self.keys = app, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            key = self._key(dict(scope["headers"]).get(b"authorization", b""))
+            scope["is_known"] = key is not None or not self.keys
+            # What a key's requests share: not the key itself, for it gets to stores and files.
+            scope["tenant"] = sha256(key.encode()).hexdigest() if key is not None else None
+            if not scope["is_known"] and scope["path"] != "/health":
+                text = "the header Authorization: Bearer KEY is missing or wrong"
+                answer = refusal(401, text, {"WWW-Authenticate": "Bearer"})
+                return await answer(scope, receive, send)
+        await self.app(scope, receive, send)
+
+    def _key(self, shown: bytes) -> str | None:
+        """The key that a client shows. In constant time: the time of a refusal does not tell how
+        much of a key was right."""
+        scheme, _, given = shown.partition(b" ")
+        right = [one for one in self.keys if hmac.compare_digest(given, one.encode())]
+        return right[0] if right and scheme.lower() == b"bearer" else None
+
+
+def body_as(model: type[Model]) -> Any:
+    """A request's body, checked. Clients such as curl do not always say that it is JSON."""
+
+    async def read(request: Request) -> Model:
+        data = bytearray()
+        try:
+            async with asyncio.timeout(SILENCE):
+                async for piece in request.stream():
+                    data += piece
+                    if len(data) > LARGEST:
+                        raise HTTPException(413, f"the body has more than {LARGEST} bytes")
+            content = json.loads(bytes(data))
+            if not isinstance(content, dict):
+                kind = type(content).__name__
+                raise ValueError(f"the body must be an object in JSON, was {kind}")
+            return model.model_validate(content)
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
+        except ValidationError as error:
+            raise HTTPException(400, in_words(error)) from None
+        except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
+            raise HTTPException(400, str(error)) from None
+
+    return Annotated[model, Depends(read)]
+
+
+# ── The two shapes of an answer ───────────────────────────────────────────────
+
+
+class Completion:
+    """An answer of /v1/completions."""
+
+    prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
+
+    def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
+        return self.whole(index, delta.text, delta.token_ids, delta.finish_reason)
+
+    def whole(
+        self, index: int, text: str, token_ids: list[int], reason: str | None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "token_ids": token_ids, "logprobs": None}
+        return {**choice, "finish_reason": reason}
+
+
+class Chat:
+    """An answer of /v1/chat/completions."""
+
+    prefix, chunk_kind, whole_kind = "chatcmpl", "chat.completion.chunk", "chat.completion"
+
+    def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
+        message = {"role": "assistant"} if is_first else {}
+        choice = {"index": index, "delta": {**message, "content": delta.text}, "logprobs": None}
+        return {**choice, "token_ids": delta.token_ids, "finish_reason": delta.finish_reason}
+
+    def whole(
+        self, index: int, text: str, token_ids: list[int], reason: str | None
+    ) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": index, "message": message, "logprobs": None, "token_ids": token_ids}
+        return {**choice, "finish_reason": reason}
+
+
+class Events(Response):
+    """Server-sent events. They end with the client's patience, too."""
+
+    def __init__(self, events: AsyncIterator[bytes]):
+        super().__init__(None, 200, {"Cache-Control": "no-cache"}, "text/event-stream")
+        self.raw_headers = [one for one in self.raw_headers if one[0] != b"content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            async for event in self._events:
+                async with asyncio.timeout(SILENCE):  # one that does not read
+                    await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        except TimeoutError:
+            pass
+        finally:
+            await self._events.aclose()  # type: ignore[attr-defined]
+
+
+def event(content: Any) -> bytes:
+    return b"data: " + json.dumps(content).encode() + b"\n\n"
+
+
+# ── One HTTP request at work ──────────────────────────────────────────────────
+
+
+class Work:
+    """The answers to one HTTP request: those of each prompt, one after the other. (The engine
+    computes them together.) Cancels what is unfinished when it is closed or the client leaves."""
+
+    def __init__(self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float):
+        self._metrics, self._queue, self._params, self._came = metrics, queue, params, came
+        self._running: list[tuple[Running, Inbox]] = []
+        self._watch: asyncio.Task | None = None
+        self.num_generated = 0
+
+    def add(self, running: Running, inbox: Inbox) -> None:
+        self._running.append((running, inbox))
+
+    def watch(self, request: Request) -> None:
+        """Cancel everything when the client leaves."""
+        self._watch = asyncio.create_task(self._wait_for_leaving(request))
+
+    async def _wait_for_leaving(self, request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        for running, inbox in self._running:
+            running.cancel()
+            inbox.put(ClientLeft())
+
+    def close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        for running, inbox in self._running:
+            running.cancel()
+            self._queue.leave(inbox)
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, what it got). Raises RequestFailed, ClientLeft, or ValueError for what can never
+        run."""
+        for place, (running, inbox) in enumerate(self._running):
+            lengths, before = [0] * self._params.n, 0.0
+            num_open = self._params.n
+            while num_open:
+                news = await inbox.take()
+                now = inbox.newest
+                assert inbox.first is not None
+                if not before:
+                    waited, before = inbox.first - self._came, inbox.first
+                    self._metrics.begun(waited, running.num_prompt, running.num_cached)
+                for sample, delta in news:
+                    if delta.finish_reason == "abort":
+                        raise RequestFailed("the request was cancelled")
+                    lengths[sample] += len(delta.token_ids)
+                    self.num_generated += len(delta.token_ids)
+                    self._metrics.grown(len(delta.token_ids), now - before)
+                    if delta.finish_reason is not None:
+                        num_open -= 1
+                        times = now - inbox.first, now - self._came
+                        self._metrics.ended(delta.finish_reason, lengths[sample], *times)
+                    yield place * self._params.n + sample, delta
+                before = now
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far. Cached ones are among the prompt's."""
+        num_prompt = sum(running.num_prompt for running, _ in self._running)
+        num_cached = sum(running.num_cached for running, _ in self._running)
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": self.num_generated,
+            "total_tokens": num_prompt + self.num_generated,
+            "prompt_tokens_details": {"cached_tokens": num_cached},
+        }
+
+
+class Api:
+    """The endpoints."""
+
+    def __init__(self, target: Target, model: str, template: Render | None, queue: Queue):
+        self.target, self.model, self.template, self.queue = target, model, template, queue
+        self.metrics = Metrics(target.health, model)
+        self.began, self._next_id = int(time.time()), 0
+
+    async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
+        came = time.monotonic()
+        prompts = [await self._encode(prompt) for prompt in body.prompts]
+        return await self._answer(request, body, prompts, Completion(), 16, came)
+
+    async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
+        came = time.monotonic()
+        prompt = await self._chat_prompt(body.messages)
+        room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
+        return await self._answer(request, body, [prompt], Chat(), room, came)
+
+    async def tokenize(self, body: body_as(TokenizeRequest)) -> Response:  # type: ignore[valid-type]
+        if (body.prompt is None) == (body.messages is None):
+            raise HTTPException(400, "prompt: give either this or messages")
+        self._check_model(body.model)
+        given = body.prompt is not None
+        ids = await (self._encode(body.prompt) if given else self._chat_prompt(body.messages))
+        return reply({"count": len(ids), "max_model_len": self.target.max_length, "tokens": ids})
+
+    async def models(self) -> Response:
+        return reply({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, name: str) -> Response:
+        self._check_model(name)
+        return reply(self._card())
+
+    async def health(self, request: Request) -> Response:
+        found = self.target.health()
+        is_up = any(one.pid is not None and one.age < HANGS for one in found)
+        workers = [
+            {
+                "pid": one.pid, "seconds_in_step": round(one.age, 3),
+                "stats": vars(one.stats) if one.stats is not None else None,
+            }
+            for one in found
+        ]  # fmt: skip
+        content = {"workers": workers} if request.scope["is_known"] else {}
+        text = json.dumps(content, default=vars)
+        return Response(text, 200 if is_up else 503, None, "application/json")
+
+    async def show_metrics(self) -> Response:
+        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def _card(self) -> dict[str, Any]:
+        card = {"id": self.model, "object": "model", "created": self.began, "owned_by": "minikv"}
+        return {**card, "max_model_len": self.target.max_length}
+
+    def _check_model(self, name: str | None) -> None:
+        if name not in (None, self.model):
+            raise HTTPException(
+                404, f"model: {self.model!r} is served here, was {ascii(name)[:80]}"
+            )
+
+    async def _encode(self, prompt: Any) -> Any:
+        """Token ids. Long texts take a while, so other requests go on meanwhile."""
+        if not isinstance(prompt, str):
+            return prompt  # the engine checks them
+        return await self._ids("prompt", prompt, adds_start=True)
+
+    async def _chat_prompt(self, messages: Any) -> list[int]:
+        if self.template is None:
+            raise HTTPException(400, "messages: there is no chat template; use /v1/completions")
+        try:
+            text = self.template([one.model_dump(exclude_none=True) for one in messages])
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        return await self._ids("messages", text, adds_start=False)
+
+    async def _ids(self, name: str, text: str, adds_start: bool) -> list[int]:
+        tokenizer = self.target.tokenizer
+        try:
+            if tokenizer is None:
+                raise ValueError("the model has no tokenizer; give token ids, not text")
+            require_text(name, text)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+        encode = tokenizer.encode
+        if len(text) < 10_000:  # sooner done than handed to another thread
+            return encode(text, add_special_tokens=adds_start).ids
+        found = await asyncio.to_thread(encode, text, add_special_tokens=adds_start)
+        return found.ids
+
+    async def _answer(
+        self, request: Request, body: Options, prompts: list[Any], shape: Completion | Chat,
+        max_tokens: int, came: float,
+    ) -> Response:  # fmt: skip
+        self._check_model(body.model)
+        tenant, salt = request.scope["tenant"], body.cache_salt
+        if tenant is not None:  # a client may divide what is its own, and no more
+            salt = tenant if salt is None else f"{tenant}/{salt}"
+        work = None
+        try:
+            params = body.params(max_tokens, salt)
+            if len(prompts) * params.n > MAX_CHOICES:
+                number = len(prompts) * params.n
+                raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
+            work = Work(self.metrics, self.queue, params, came)
+            for prompt in prompts:
+                inbox = Inbox(patient=not body.stream)
+                session = body.prompt_cache_key or body.user
+                running = self.target.submit(prompt, params, session, reader=inbox)
+                work.add(running, inbox)
+                self.queue.enter(inbox, running.num_prompt)
+            self.metrics.samples.observe(params.n)
+            self.metrics.max_tokens.observe(params.max_tokens)
+            work.watch(request)
+            deltas = work.deltas()
+            first = await anext(deltas)  # raises for what cannot run, before anything is sent
+            if not body.stream:
+                return await self._whole(body, shape, work, first, deltas)
+            events = Events(self._events(body, shape, work, first, deltas))
+        except BaseException as error:
+            if work is not None:
+                work.close()
+            if isinstance(error, ClientLeft):
+                return Response(status_code=499)  # nobody reads it
+            if isinstance(error, ValueError):
+                raise HTTPException(400, str(error)) from None
+            if isinstance(error, Busy):
+                self.metrics.rejections.labels(self.model, "0", "capacity").inc()
+                raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
+            if isinstance(error, RequestFailed):
+                raise HTTPException(500, str(error)) from None
+            raise
+        return events
+
+    def _head(self, shape: Completion | Chat, kind: str) -> dict[str, Any]:
+        self._next_id += 1
+        name = f"{shape.prefix}-{self.began}-{self._next_id}"
+        return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
+
+    async def _whole(
+        self, body: Options, shape: Completion | Chat, work: Work, first: tuple[int, Delta],
+        deltas: AsyncIterator[tuple[int, Delta]],
+    ) -> Response:  # fmt: skip
+        texts: dict[int, list[str]] = {}
+        token_ids: dict[int, list[int]] = {}
+        reasons: dict[int, str | None] = {}
+        async for index, delta in joined(first, deltas):
+            texts.setdefault(index, []).append(delta.text)
+            token_ids.setdefault(index, []).extend(delta.token_ids)
+            reasons[index] = delta.finish_reason
+        work.close()
+        choices = [
+            shape.whole(index, "".join(texts[index]), token_ids[index], reasons[index])
+            for index in sorted(texts)
+        ]
+        head = self._head(shape, shape.whole_kind)
+        return reply({**head, "choices": choices, "usage": work.usage})
+
+    async def _events(
+        self, body: Options, shape: Completion | Chat, work: Work, first: tuple[int, Delta],
+        deltas: AsyncIterator[tuple[int, Delta]],
+    ) -> AsyncIterator[bytes]:  # fmt: skip
+        options = body.stream_options
+        tells = options is not None and options.include_usage
+        tells_always = options is not None and options.continuous_usage_stats
+        head, begun = self._head(shape, shape.chunk_kind), set()
+        try:
+            async for index, delta in joined(first, deltas):
+                chunk = {**head, "choices": [shape.chunk(index, delta, index not in begun)]}
+                if tells or tells_always:
+                    chunk["usage"] = work.usage if tells_always else None
+                begun.add(index)
+                yield event(chunk)
+            if tells:
+                yield event({**head, "choices": [], "usage": work.usage})
+            yield b"data: [DONE]\n\n"
+        except ClientLeft:
+            pass
+        except RequestFailed as error:  # the status is sent already
+            yield event(error_body(500, str(error)))
+        finally:
+            work.close()
+
+
+async def joined(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    yield first
+    async for one in rest:
+        yield one
+
+
+def make_app(
+    target: Target,
+    model: str,
+    keys: Sequence[str] = (),
+    template: Render | None = None,
+    first_token: float = FIRST_TOKEN,
+    max_queued_tokens: int | None = None,
+) -> FastAPI:
+    """The application over `target`. keys: those that let clients in; none: everybody comes in.
+    template: from messages to a prompt. first_token, max_queued_tokens: see `Queue`; by default 64
+    of the longest requests may wait."""
+    queue = Queue(first_token, max_queued_tokens or 64 * target.max_length)
+    api = Api(target, model, template, queue)
+    app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
+    app.add_middleware(Keys, keys=tuple(keys))
+    app.add_exception_handler(StarletteHTTPException, refuse)
+    app.add_exception_handler(Exception, apologise)
+    for path, endpoint, method in (
+        ("/v1/completions", api.completions, "POST"),
+        ("/v1/chat/completions", api.chat, "POST"),
+        ("/v1/models", api.models, "GET"),
+        ("/v1/models/{name:path}", api.one_model, "GET"),
+        ("/tokenize", api.tokenize, "POST"),
+        ("/health", api.health, "GET"),
+        ("/metrics", api.show_metrics, "GET"),
+    ):
+        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    return app

@@ -1,0 +1,143 @@
+"""What clients send, as OpenAI's clients spell it.
+
+A field that is null is taken as left out. Beside OpenAI's fields there are `top_k`, `ignore_eos`
+and `cache_salt`: only requests of the same salt share a prefix. A field that is not here is
+refused, unless its value asks for what is done anyway (`NEUTRAL`), or it changes nothing about the
+text (`HINTS`): routers and clients send such fields with every request.
+
+The temperature is 0, greedy, if none is given. OpenAI's is 1.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from minikv.sampling import SamplingParams
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "functions": ([],),
+    "function_call": ("none", "auto"), "logit_bias": ({},), "logprobs": (False,), "min_p": (0,),
+    "min_tokens": (0,), "modalities": (["text"],), "no_stop_trim": (False,),
+    "presence_penalty": (0,), "reasoning_effort": ("none",), "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},), "return_hidden_states": (False,),
+    "skip_special_tokens": (True,), "suffix": ("",), "tool_choice": ("none", "auto"),
+    "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
+}  # fmt: skip
+HINTS = {
+    "metadata", "parallel_tool_calls", "prompt_cache_retention", "safety_identifier",
+    "service_tier", "store",
+}  # fmt: skip
+
+
+class Lenient(BaseModel):
+    """Types are as in JSON: "1" is no number, and true is none."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class StreamOptions(Lenient):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None  # usage so far in every chunk, as vLLM has it
+
+
+class Options(Lenient):
+    """What both endpoints take."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    seed: int | None = None
+    stop: Any = None  # a string, or strings and token ids
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # the session, for sticky routing
+    prompt_cache_key: str | None = None  # likewise
+    ignore_eos: bool | None = None
+    cache_salt: str | None = None
+
+    @model_validator(mode="after")
+    def _nothing_unknown(self) -> "Options":
+        for name, value in (self.model_extra or {}).items():
+            if not (value is None or name in HINTS or value in NEUTRAL.get(name, ())):
+                raise ValueError(f"{name}: is not supported here")
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only a stream has them; set stream")
+        return self
+
+    def params(self, max_tokens: int, cache_salt: str | None) -> SamplingParams:
+        """The engine's form. `max_tokens` if the client gives none. Raises ValueError, naming the
+        argument."""
+        names = ("n", "temperature", "top_p", "top_k", "seed", "ignore_eos")
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
+        stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list):
+            raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
+        return SamplingParams(max_tokens, stop=tuple(stop), cache_salt=cache_salt, **given)
+
+
+class CompletionRequest(Options):
+    """`prompt`: text or token ids, or a list of several."""
+
+    prompt: Any
+
+    @property
+    def prompts(self) -> list[Any]:
+        """Each for the engine to check."""
+        several = isinstance(self.prompt, list) and self.prompt
+        if several and all(isinstance(one, str | list) for one in self.prompt):
+            return self.prompt
+        return [self.prompt]
+
+
+class Part(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Lenient):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Part] | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _text(cls, content: str | list[Part] | None) -> str:
+        """Parts are joined."""
+        return (
+            "".join(part.text for part in content) if isinstance(content, list) else content or ""
+        )
+
+
+class ChatRequest(Options):
+    messages: list[Message]
+    max_completion_tokens: int | None = None
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> "ChatRequest":
+        if not self.messages:
+            raise ValueError("messages: is empty")
+        if self.max_completion_tokens is not None:  # the newer name
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+
+class TokenizeRequest(Lenient):
+    """Either of the two."""
+
+    model: str | None = None
+    prompt: Any = None
+    messages: list[Message] | None = None
+
+
+def in_words(error: ValidationError) -> str:
+    """The first thing that is wrong, with its name."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "value_error":
+        return str(first["ctx"]["error"])
+    name = ".".join(map(str, first["loc"]))
+    if first["type"] == "missing":
+        return f"{name}: is missing"
+    return f"{name or 'the body'}: {first['msg']}, was {ascii(first['input'])[:80]}"

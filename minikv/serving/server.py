@@ -1,0 +1,54 @@
+"""An application behind an address, for as long as it is needed.
+
+    with served(app) as (host, port): ...
+
+It runs in a thread. At the end no new connection is taken, and requests under way get `drain`
+seconds to end.
+"""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+SILENCE = 60.0  # seconds in which a new connection must have asked for something
+
+
+class Connection(H11Protocol):
+    """Ends if its client never asks: idle ones would take all the files that a process may have."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(SILENCE, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.abort()
+
+
+@contextmanager
+def served(
+    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, drain: int = 30
+) -> Iterator[tuple[str, int]]:
+    """Serve until the `with` block ends; yields the address, with the port that the system has
+    chosen if `port` is 0. Raises OSError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=1024)
+    config = uvicorn.Config(
+        app, http=Connection, ws="none", lifespan="off", access_log=False, log_config=None,
+        log_level="critical", timeout_graceful_shutdown=drain, server_header=False,
+        loop="asyncio",
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    thread = Thread(target=server.run, args=([listening],), name="http", daemon=True)
+    thread.start()
+    try:
+        yield host, listening.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()

@@ -1,0 +1,422 @@
+"""What no client of good manners does: bad requests, slow readers, clients that leave. And what
+others ask a server: its health, its metrics, whether a stranger learns anything."""
+
+import asyncio
+import json
+import random
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+from bad_requests import attack
+from cluster_case import until
+from helpers import InterruptedAttention, assert_empty
+from prometheus_client.parser import text_string_to_metric_families
+from serving_case import CONFIG, KEY, server
+
+from minikv import Engine, SamplingParams
+from minikv.serving import Busy, Inbox
+from minikv.serving import app as app_module
+from minikv.serving import server as server_module
+from minikv.serving.queue import Queue
+from minikv.serving.requests import HINTS, NEUTRAL
+
+LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
+
+
+class Gate(InterruptedAttention):
+    """Steps wait while it is closed."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.open = threading.Event()
+        self.open.set()
+
+    def bind(self, batch):
+        assert self.open.wait(30)
+        return super().bind(batch)
+
+
+def gated(lm):
+    engine = Engine(lm, CONFIG, attention=Gate)
+    engine.attention.engine = engine
+    return engine, engine.attention.open
+
+
+def events(text):
+    """Of a stream's body, without the last."""
+    *found, done = [line[6:] for line in text.split("\n\n") if line]
+    assert done == "[DONE]"
+    return [json.loads(one) for one in found]
+
+
+def is_idle(at):
+    return not at.loop._answers and at.loop._calls.empty()
+
+
+def test_a_stream_on_the_wire(tinypy):
+    [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], SamplingParams(12))
+    with server(tinypy.lm) as at:
+        body = {"prompt": "def fib(n):", "max_tokens": 12, "stream": True}
+        found = at.ask(body=body)
+        assert found.status_code == 200
+        assert found.headers["Content-Type"].split(";")[0] == "text/event-stream"
+        pieces = [one["choices"][0] for one in events(found.text)]
+    assert "".join(one["text"] for one in pieces) == expected.text
+    assert [i for one in pieces for i in one["token_ids"]] == expected.token_ids
+
+
+@pytest.mark.parametrize("stop", [("\n    ",), (" = ", "=="), ("\n",), ("zzzz",)])
+def test_no_part_of_a_stop_string_is_sent(tinypy, stop):
+    """Every prefix that a client has seen begins the whole text, which has no stop string."""
+    params = SamplingParams(60, temperature=1, seed=2, stop=stop)
+    [expected] = Engine(tinypy.lm, CONFIG).generate(["def f("], params)
+    with server(tinypy.lm) as at:
+        body = {"prompt": "def f(", "max_tokens": 60, "temperature": 1, "seed": 2, "stop": stop}
+        texts = [
+            one["choices"][0]["text"] for one in events(at.ask(body=body | {"stream": True}).text)
+        ]
+        whole = at.ask(body=body).json()["choices"][0]["text"]
+    assert "".join(texts) == whole == expected.text
+    assert not any(one in whole for one in stop)
+
+
+def test_no_character_is_split(tinypy):
+    """Tokens of drawn bytes, many of them parts of a character: no piece changes what was sent."""
+    params = SamplingParams(120, temperature=3.0, seed=1, ignore_eos=True)
+    prompt = list("é😀".encode())
+    [expected] = Engine(tinypy.lm, CONFIG).generate([prompt], params)
+    assert "\ufffd" in expected.text or any(ord(one) > 127 for one in expected.text)
+    with server(tinypy.lm) as at:
+        body = {"prompt": prompt, "max_tokens": 120, "temperature": 3.0, "seed": 1}
+        found = events(at.ask(body=body | {"ignore_eos": True, "stream": True}).text)
+    assert "".join(one["choices"][0]["text"] for one in found) == expected.text
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(tinypy):
+    with server(tinypy.lm) as at:
+        body = {"prompt": "def f(", "max_tokens": 2}
+        plain = at.ask(body=body).json()["choices"]
+        neutral = {name: values[0] for name, values in NEUTRAL.items()}
+        found = at.ask(body=body | neutral | dict.fromkeys(HINTS, "x") | {"unknown": None})
+        assert found.status_code == 200 and found.json()["choices"] == plain
+        for name in NEUTRAL:
+            found = at.ask(body=body | {name: "something else"})
+            assert found.status_code == 400
+            assert f"{name}: is not supported" in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "says"),
+    [
+        (b"no json", 400, "Expecting value"),
+        (b"[]", 400, "object"),
+        (b"[" * 100_000, 400, "recursion"),
+        (b"{}", 400, "prompt: is missing"),
+        (b'{"prompt": "x", "stream": "yes"}', 400, "stream"),
+        (b'{"prompt": "x", "stop": {"a": 1}}', 400, "stop: must be"),
+        (b'{"prompt": "a\\ud800"}', 400, r"prompt: character \d is '\\ud"),
+        (b'{"prompt": "x", "stop": "\\udfff"}', 400, r"stop: character \d is '\\ud"),
+        (b'{"prompt": "' + b"x" * 2**20 + b'"}', 413, "1048576 bytes"),
+        (b'{"prompt": "' + b"x " * 5000 + b'"}', 400, "context is 1024"),
+    ],
+)
+def test_a_wrong_request_is_refused(tinypy, body, status, says):
+    with server(tinypy.lm) as at:
+        head = {"Authorization": f"Bearer {KEY}"}
+        found = httpx.post(f"{at.url}/v1/completions", content=body, headers=head)
+        error = found.json()["error"]
+        assert found.status_code == status and re.search(says, error["message"])
+        assert error["type"] == "invalid_request_error" and {"param", "code"} <= error.keys()
+        assert is_idle(at)
+        assert at.ask("/nowhere").status_code == at.ask("/nowhere", {}).status_code == 404
+        assert at.ask("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
+def test_without_a_key_nothing_is_told(tinypy, key):
+    with server(tinypy.lm) as at:
+        shown = {"Authorization": key.format(KEY).encode()} if key else {}
+        computed = at.engine.stats().computed_tokens
+        for path, method in [
+            ("/v1/completions", "POST"), ("/v1/models", "GET"), ("/x", "GET"), ("/metrics", "GET"),
+        ]:  # fmt: skip
+            found = httpx.request(method, at.url + path, json={"prompt": "x"}, headers=shown)
+            assert found.status_code == 401 and found.headers["WWW-Authenticate"] == "Bearer"
+            assert KEY not in found.text and "tinypy" not in found.text
+        assert at.engine.stats().computed_tokens == computed
+        found = httpx.get(f"{at.url}/health", headers=shown)  # a load balancer's
+        assert (found.status_code, found.text) == (200, "{}")
+
+
+def test_without_keys_everybody_comes_in(tinypy):
+    with server(tinypy.lm, keys=()) as at:
+        for key in ("", "whatever"):
+            assert at.ask(body={"prompt": "x", "max_tokens": 2}, key=key).status_code == 200
+
+
+def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy):
+    """Whatever a client says of its salt, it never meets another key's prefixes."""
+    with server(tinypy.lm, keys=("ann", "bob")) as at:
+
+        def cached(key, **more):
+            body = {"prompt": "import os\n" * 20, "max_tokens": 1, **more}
+            usage = at.ask(body=body, key=key).json()["usage"]
+            return usage["prompt_tokens_details"]["cached_tokens"]
+
+        assert cached("ann") == 0 and cached("ann") > 0
+        salt = at.loop.engine.cache._roots
+        [ours] = [one for one in salt if one is not None]
+        assert cached("bob") == cached("bob", cache_salt=ours) == 0
+        assert cached("bob") > 0
+        assert cached("ann", cache_salt="x") == 0 and cached("ann", cache_salt="x") > 0
+        assert cached("bob", cache_salt="x") == cached("ann", cache_salt="") == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_leaves_frees_its_blocks(tinypy, stream, path):
+    engine, gate = gated(tinypy.lm)
+    with server(tinypy.lm, engine=engine) as at:
+        body = {**LONG, "messages": [{"role": "user", "content": "x"}], "stream": stream}
+        del body["messages" if path == "/v1/completions" else "prompt"]
+        data = json.dumps(body).encode()
+        with socket.create_connection(at.address) as client:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+            client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+            until(lambda: at.engine.stats().generated_tokens > 5)
+            gate.clear()
+        # The server has noticed, though a step hangs; or it was quicker than the gate.
+        until(lambda: not at.loop._calls.empty() or not at.loop._answers)
+        generated = at.engine.stats().generated_tokens
+        gate.set()
+        until(lambda: is_idle(at))
+        assert at.engine.stats().generated_tokens <= generated + 1
+    assert_empty(engine)
+
+
+def test_clients_that_leave_at_random_moments_leave_no_trace(tinypy, capfd):
+    """200 of them, before, while and after they ask; with a reset, so that writing fails."""
+    rng = random.Random(0)
+    body = json.dumps({"prompt": "x", "max_tokens": 40, "stream": True}).encode()
+    with server(tinypy.lm) as at:
+        for i in range(200):
+            data = body if i % 2 else body.replace(b"true", b"false")
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+            head += b"Authorization: Bearer %s\r\n" % KEY.encode()
+            data = head + b"Content-Length: %d\r\n\r\n%s" % (len(data), data)
+            with socket.create_connection(at.address) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(data[: rng.randint(0, len(data)) if i % 3 == 0 else len(data)])
+                time.sleep(rng.random() / 50)
+        assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
+        until(lambda: is_idle(at))
+    assert_empty(at.engine)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, capfd):
+    with server(tinypy.lm) as at:
+        found = attack(at.address, KEY, 500)
+        until(lambda: is_idle(at))
+        assert at.ask(body={"prompt": "x", "max_tokens": 2}).json()["choices"]
+    assert_empty(at.engine)
+    assert len(found) == 500
+    statuses = Counter(status for _, status, _ in found)
+    assert not [one for one in found if one[1] >= 500], statuses
+    assert statuses[400] > 200 and statuses[200] > 20 and statuses[401] > 20
+    refused = [
+        json.loads(body)["error"]["message"]
+        for _, status, body in found
+        if status == 400 and body[:1] == b"{"
+    ]
+    assert refused and all(refused)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, capfd):
+    """300 that ask for nothing, 50 that do not read what they asked for."""
+    with server(tinypy.lm) as at:
+        before = threading.active_count()
+        idle = [socket.create_connection(at.address) for _ in range(300)]
+        slow, data = [], json.dumps({**LONG, "max_tokens": 60, "stream": True}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+        for _ in range(50):
+            slow.append(socket.create_connection(at.address))
+            slow[-1].sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        for _ in range(3):
+            assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
+        assert threading.active_count() - before <= 1
+        until(lambda: is_idle(at))  # those that do not read are computed, and hold no blocks
+        for one in idle + slow:
+            one.close()
+    assert_empty(at.engine)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, monkeypatch):
+    monkeypatch.setattr(server_module, "SILENCE", 0.2)
+    monkeypatch.setattr(app_module, "SILENCE", 0.2)
+    with server(tinypy.lm) as at:
+        with socket.create_connection(at.address, timeout=20) as idle:
+            assert idle.recv(1) == b""
+        with socket.create_connection(at.address, timeout=20) as half:
+            half.sendall(
+                f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+                "Content-Length: 9\r\n\r\n{".encode()
+            )
+            assert half.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
+    """Before the first token, and after it. The text of the error is not told to clients."""
+    engine = Engine(tinypy.lm, CONFIG)
+    with server(tinypy.lm, engine=engine) as at:
+        step, steps_left = engine.step, [0]
+
+        def breaks():
+            steps_left[0] -= 1
+            if steps_left[0] < 0:
+                raise ValueError("somebody's secret")
+            return step()
+
+        engine.step = breaks
+        found = at.ask(body=LONG | {"stream": True})
+        assert found.status_code == 500 and found.json()["error"]["type"] == "server_error"
+        steps_left[0] = 4
+        found = at.ask(body=LONG | {"stream": True})
+        assert found.status_code == 200
+        *_, last = [json.loads(one[6:]) for one in found.text.split("\n\n") if one]
+        assert "failed: ValueError" in last["error"]["message"] and "[DONE]" not in found.text
+        steps_left[0] = 4
+        assert at.ask(body=LONG).status_code == 500
+        assert "secret" not in found.text
+        engine.step = step
+        assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
+    assert_empty(engine)
+
+
+def test_health_tells_an_engine_that_hangs(tinypy, monkeypatch):
+    engine, gate = gated(tinypy.lm)
+    monkeypatch.setattr(app_module, "HANGS", 0.3)
+    with server(tinypy.lm, engine=engine) as at, ThreadPoolExecutor() as threads:
+        found = at.ask("/health")
+        assert found.status_code == 200
+        assert found.json()["workers"][0]["stats"]["generated_tokens"] == 2
+        gate.clear()
+        waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json={"prompt": "x"},
+                                 headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+        until(lambda: at.ask("/health").status_code == 503)
+        assert at.ask("/health").json()["workers"][0]["seconds_in_step"] > 0.3
+        gate.set()
+        assert waiting.result().status_code == 200
+        assert at.ask("/health").status_code == 200
+    assert at.loop.health()[0].pid is None
+
+
+def metrics_of(at):
+    """{name with its labels, but for the model and the engine: value}."""
+    found = {}
+    for family in text_string_to_metric_families(at.ask("/metrics").text):
+        for one in family.samples:
+            labels = {k: v for k, v in one.labels.items() if k not in ("model_name", "engine")}
+            found[one.name, *labels.values()] = one.value
+    return found
+
+
+def test_metrics_under_the_names_of_vllm(tinypy):
+    with server(tinypy.lm) as at:
+        for stream in (False, True):
+            body = {"prompt": "import os\n" * 20, "max_tokens": 7, "ignore_eos": True}
+            usage = at.ask(body=body | {"stream": stream})
+            usage.raise_for_status()
+        num_prompt = at.ask("/tokenize", {"prompt": body["prompt"]}).json()["count"]
+        found = metrics_of(at)
+        num_hits = (num_prompt - 1) // 16 * 16
+        assert found["vllm:prompt_tokens_total",] == 2 * num_prompt
+        assert found["vllm:prompt_tokens_by_source_total", "local_cache_hit"] == num_hits
+        assert found["vllm:prefix_cache_hits_total",] == num_hits
+        assert found["vllm:prefix_cache_queries_total",] == 2 * num_prompt + 1  # one is a warm-up
+        assert found["vllm:generation_tokens_total",] == 14
+        assert found["vllm:request_success_total", "length"] == 2
+        for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds",
+                     "request_prompt_tokens", "request_generation_tokens"):  # fmt: skip
+            assert found[f"vllm:{name}_count",] == 2
+        assert found["vllm:inter_token_latency_seconds_count",] == 12  # none for a first token
+        assert found["vllm:request_generation_tokens_sum",] == 14
+        assert found["vllm:num_requests_running",] == found["vllm:kv_cache_usage_perc",] == 0
+        assert found["vllm:num_preemptions_total",] == 0
+
+
+def test_a_full_queue_is_told_to_come_again(tinypy):
+    engine, gate = gated(tinypy.lm)
+    with server(tinypy.lm, engine=engine, max_queued_tokens=50) as at:
+        gate.clear()
+        with ThreadPoolExecutor() as threads:
+            asked = {"prompt": [5] * 40, "max_tokens": 2}
+            first = threads.submit(httpx.post, f"{at.url}/v1/completions", json=asked,
+                                   headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+            until(lambda: at.loop._busy_since is not None)
+            found = at.ask(body=asked)
+            assert found.status_code == 503 and found.headers["Retry-After"] == "1"
+            assert found.json()["error"]["type"] == "server_error"
+            gate.set()
+            assert first.result().status_code == 200
+        assert at.ask(body=asked).status_code == 200
+        assert metrics_of(at)["vllm:admission_rejections_total", "capacity"] == 1
+    assert_empty(engine)
+
+
+def test_the_queue_measures_how_fast_it_is_served():
+    async def measured():
+        queue = Queue(max_seconds=2.5, max_tokens=10_000)
+        first = Inbox()
+        queue.enter(first, 1000)
+        queue._waiting[0].since -= 1.0
+        first.put(ValueError())  # anything: 1,000 tokens in a second
+        for _ in range(3):
+            queue.enter(Inbox(), 1000)
+        with pytest.raises(Busy, match="3000 tokens are queued, for 3 s"):
+            queue.enter(Inbox(), 1)
+        queue.leave(queue._waiting[0].inbox)
+        queue.enter(Inbox(), 1)
+        empty = Queue(max_seconds=2, max_tokens=10)
+        empty.enter(Inbox(), 1000)  # never refused if nothing waits
+        with pytest.raises(Busy, match="at most 10"):
+            empty.enter(Inbox(), 1)
+
+    asyncio.run(measured())
+
+
+def test_tokenize(tinypy):
+    with server(tinypy.lm) as at:
+        found = at.ask("/tokenize", {"prompt": "def f("}).json()
+        assert found == {"count": 3, "max_model_len": 1024, "tokens": tinypy.lm.encode("def f(")}
+        messages = [{"role": "user", "content": "def f("}]
+        found = at.ask("/tokenize", {"messages": messages}).json()
+        assert found["tokens"] == tinypy.lm.encode("def f(\n")
+        for wrong in ({}, {"prompt": "x", "messages": messages}):
+            assert at.ask("/tokenize", wrong).status_code == 400
+
+
+def test_the_server_ends_when_its_requests_have(tinypy):
+    """Draining: what was asked for is answered in full, and nobody new is let in."""
+    engine, gate = gated(tinypy.lm)
+    with ThreadPoolExecutor() as threads:
+        with server(tinypy.lm, engine=engine) as at:
+            gate.clear()
+            body = {"prompt": "x", "max_tokens": 9, "ignore_eos": True}
+            waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json=body, timeout=60,
+                                     headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+            until(lambda: at.loop._busy_since is not None)
+            threading.Timer(0.3, gate.set).start()
+        assert len(waiting.result().json()["choices"][0]["token_ids"]) == 9
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{at.url}/health")
+    assert_empty(engine)

@@ -1,0 +1,73 @@
+"""`python -m minikv serve`, as its reader starts and ends it."""
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentParser
+
+import httpx
+import pytest
+
+from minikv.course.commands import main
+from minikv.course.serve import add_arguments, keys_of
+
+
+def parsed(*words):
+    parser = ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_it_serves_what_it_says_and_ends_when_its_requests_have():
+    command = [sys.executable, "-m", "minikv", "serve", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url, curl = process.stdout.readline().strip(), process.stdout.readline()
+            words = shlex.split(curl)  # the line to try
+            assert words[:3] == ["curl", "-N", url] and words[3] == "-d"
+            found = httpx.post(words[2], content=words[4], timeout=60)
+            assert found.text.endswith("data: [DONE]\n\n")
+
+            body = json.dumps({"prompt": "x", "max_tokens": 700, "ignore_eos": True})
+            answers = []
+            asking = threading.Thread(
+                target=lambda: answers.append(httpx.post(url, content=body, timeout=60))
+            )
+            asking.start()
+            health = url.replace("v1/completions", "health")
+            while not httpx.get(health).json()["workers"][0]["stats"]["running"]:
+                assert asking.is_alive()
+                time.sleep(0.01)
+            process.send_signal(signal.SIGTERM)
+            asking.join()
+            assert answers[0].json()["usage"]["completion_tokens"] == 700
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_this_machine_needs_no_key(monkeypatch, host):
+    monkeypatch.delenv("MINIKV_API_KEY", raising=False)
+    assert keys_of(parsed("--host", host)) == ([], False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_others_need_one_which_is_made_up_if_none_is_given(monkeypatch, host):
+    monkeypatch.delenv("MINIKV_API_KEY", raising=False)
+    made = [keys_of(parsed("--host", host)) for _ in range(2)]
+    assert all(is_made_up and len(keys[0]) > 40 for keys, is_made_up in made)
+    assert made[0] != made[1]
+    monkeypatch.setenv("MINIKV_API_KEY", "given")
+    assert keys_of(parsed("--host", host)) == (["given"], False)
+    assert keys_of(parsed("--api-key", "a", "--api-key", "b")) == (["a", "b"], False)
+
+
+def test_what_it_cannot_serve_is_said(capsys):
+    for words in (["no/such/folder/here"], ["--host", "203.0.113.1", "--api-key", "k"]):
+        assert main(["serve", *words]) == 2
+        assert capsys.readouterr().err

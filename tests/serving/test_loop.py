@@ -1,0 +1,284 @@
+"""One engine in a thread, many readers in an event loop: tokens are the engine's own, and whoever
+fails, is slow or leaves disturbs nobody else."""
+
+import asyncio
+import logging
+import random
+import threading
+
+import pytest
+from cluster_case import until
+from helpers import InterruptedAttention, assert_empty, careful_engine
+
+from minikv import Engine, EngineConfig, SamplingParams
+from minikv.outputs import Delta
+from minikv.serving import EngineLoop, Inbox, RequestFailed
+
+CONFIG = EngineConfig(num_blocks=128, max_num_seqs=8, attention="torch")
+
+
+def cases(lm, number, seed=0):
+    """Greedy and drawn requests of several lengths, one in four with three samples."""
+    rng = random.Random(seed)
+    for i in range(number):
+        prompt = [rng.randrange(lm.config.vocab_size) for _ in range(rng.randint(1, 40))]
+        yield prompt, SamplingParams(
+            max_tokens=rng.randint(1, 14), temperature=0.8 * (i % 2), seed=i,
+            n=3 if i % 4 == 0 else 1, ignore_eos=i % 3 > 0,
+        )  # fmt: skip
+
+
+async def whole(inbox, num_samples=1):
+    """(token ids, text, finish reason) of each sample."""
+    ids, texts, reasons = [[[] for _ in range(num_samples)] for _ in range(3)]
+    while not all(reasons):
+        for index, delta in await inbox.take():
+            ids[index] += delta.token_ids
+            texts[index].append(delta.text)
+            if delta.finish_reason is not None:
+                reasons[index].append(delta.finish_reason)
+    assert all(len(one) == 1 for one in reasons)
+    return [(ids[i], "".join(texts[i]), reasons[i][0]) for i in range(num_samples)]
+
+
+def samples_of(output):
+    return [(one.token_ids, one.text, one.finish_reason) for one in output.samples]
+
+
+async def ask(loop, prompt, params, patient=False, pause=0.0):
+    inbox = Inbox(patient)
+    answer = loop.submit(prompt, params, reader=inbox)
+    await asyncio.sleep(pause)
+    return await whole(inbox, params.n), answer
+
+
+class Gate(InterruptedAttention):
+    """Steps wait while it is closed."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.open = threading.Event()
+        self.open.set()
+
+    def bind(self, batch):
+        assert self.open.wait(20)
+        return super().bind(batch)
+
+
+def gated(lm):
+    engine = Engine(lm, CONFIG, attention=Gate)
+    engine.attention.engine = engine
+    return engine, engine.attention.open
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_answers_are_those_of_generate(tinypy, patient):
+    prompts, params = zip(*cases(tinypy.lm, 24), strict=True)
+    expected = Engine(tinypy.lm, CONFIG).generate(prompts, params)
+
+    async def everybody(loop):
+        pauses = [0.02 * (i % 5) for i in range(len(prompts))]
+        asked = zip(prompts, params, pauses, strict=True)
+        return await asyncio.gather(*(ask(loop, p, q, patient, s) for p, q, s in asked))
+
+    engine = careful_engine(tinypy.lm, CONFIG)
+    with EngineLoop(engine) as loop:
+        found = asyncio.run(everybody(loop))
+    assert [one for one, _ in found] == [samples_of(output) for output in expected]
+    assert_empty(engine)
+
+
+def test_cached_tokens_are_counted(tinypy):
+    async def twice(loop):
+        prompt = list(range(1, 50))
+        return [(await ask(loop, prompt, SamplingParams(2)))[1] for _ in range(2)]
+
+    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
+        first, second = asyncio.run(twice(loop))
+    assert (first.num_prompt, first.num_cached) == (49, 0)
+    assert (second.num_prompt, second.num_cached) == (49, 48)
+
+
+def test_nothing_piles_up_for_a_slow_reader(tinypy):
+    async def slow(loop):
+        inbox = Inbox()
+        loop.submit([5], SamplingParams(100, ignore_eos=True), reader=inbox)
+        for i in range(3):  # others are served meanwhile
+            [(ids, _, _)], _ = await ask(loop, [i], SamplingParams(8, ignore_eos=True))
+            assert len(ids) == 8
+        while loop._answers:
+            await asyncio.sleep(0.01)
+        return await inbox.take()
+
+    [expected] = Engine(tinypy.lm, CONFIG).generate([[5]], SamplingParams(100, ignore_eos=True))
+    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
+        [(index, delta)] = asyncio.run(slow(loop))
+    assert (index, delta) == (0, Delta(expected.token_ids, expected.text, "length"))
+
+
+def test_deltas_of_a_cluster_are_joined(tinypy):
+    async def late():
+        inbox = Inbox()
+        for delta in (Delta([1], "a", None), Delta([2, 3], "bc", None), Delta([], "d", "stop")):
+            inbox.put(delta)
+        return await inbox.take()
+
+    assert asyncio.run(late()) == [(0, Delta([1, 2, 3], "abcd", "stop"))]
+
+
+def test_a_reader_that_leaves_frees_its_blocks_before_the_next_step(tinypy):
+    engine, gate = gated(tinypy.lm)
+
+    async def leave(loop):
+        inbox = Inbox()
+        answer = loop.submit(list(range(40)), SamplingParams(500, ignore_eos=True), reader=inbox)
+        await inbox.take()
+        gate.clear()
+        await asyncio.sleep(0.05)
+        generated = engine.stats().generated_tokens
+        answer.cancel()
+        gate.set()
+        while loop._answers:
+            await asyncio.sleep(0.001)
+        assert engine.stats().generated_tokens <= generated + 1  # of the step that was under way
+        answer.cancel()  # again: nothing happens
+
+    with EngineLoop(engine) as loop:
+        asyncio.run(leave(loop))
+    assert_empty(engine)
+
+
+def test_readers_that_leave_at_random_moments_leave_nothing(tinypy):
+    rng = random.Random(1)
+
+    async def one(loop, prompt, params):
+        await asyncio.sleep(rng.random() / 5)
+        inbox = Inbox()
+        answer = loop.submit(prompt, params, reader=inbox)
+        await asyncio.sleep(rng.random() / 20)
+        answer.cancel()
+
+    async def everybody(loop):
+        await asyncio.gather(*(one(loop, *case) for case in cases(tinypy.lm, 200)))
+
+    engine = Engine(tinypy.lm, CONFIG)
+    with EngineLoop(engine) as loop:
+        asyncio.run(everybody(loop))
+        until(lambda: not loop._answers and loop._calls.empty())
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("once"), KeyboardInterrupt(), SystemExit(1)])
+def test_a_step_that_fails_once_is_not_noticed(tinypy, error):
+    engine = careful_engine(tinypy.lm, CONFIG)
+    [expected] = Engine(tinypy.lm, CONFIG).generate([[7, 8, 9]], SamplingParams(12))
+
+    async def interrupted(loop):
+        inbox = Inbox()
+        loop.submit([7, 8, 9], SamplingParams(12), reader=inbox)
+        engine.attention.interrupt(error, countdown=13)
+        return await whole(inbox)
+
+    with EngineLoop(engine) as loop:
+        assert asyncio.run(interrupted(loop)) == samples_of(expected)
+    assert engine.attention.error is None  # it was raised
+    assert_empty(engine)
+
+
+def test_an_engine_that_fails_again_and_again_ends_its_requests_and_goes_on(tinypy, caplog):
+    engine = Engine(tinypy.lm, CONFIG)
+    step, is_broken = engine.step, threading.Event()
+
+    def breaks():
+        if is_broken.is_set():
+            raise ValueError("a secret of somebody's prompt")
+        return step()
+
+    async def everybody(loop):
+        is_broken.set()
+        inboxes = [Inbox() for _ in range(3)]
+        for inbox in inboxes:
+            loop.submit([1, 2], SamplingParams(20, ignore_eos=True), reader=inbox)
+        for inbox in inboxes:
+            with pytest.raises(RequestFailed, match=r"^the engine has failed: ValueError$"):
+                while True:
+                    await inbox.take()
+        is_broken.clear()
+        return await ask(loop, [1, 2], SamplingParams(3, ignore_eos=True))
+
+    with EngineLoop(engine) as loop, caplog.at_level(logging.ERROR, "minikv"):
+        engine.step = breaks
+        [(ids, _, reason)], _ = asyncio.run(everybody(loop))
+    assert len(ids) == 3 and reason == "length"
+    assert "a step has failed" in caplog.text
+    assert_empty(engine)
+
+
+def test_what_cannot_run_is_refused_at_once(tinypy):
+    async def refused(loop):
+        for prompt, params, says in [
+            ("", SamplingParams(), "prompt: is empty"), ([-1], SamplingParams(), "token id"),
+            ([1], SamplingParams(10**6), "context"), ([1], SamplingParams(n=9), "n: 9"),
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match=says):
+                loop.submit(prompt, params, reader=Inbox())
+
+    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
+        asyncio.run(refused(loop))
+        assert not loop._answers
+
+
+def test_closing_ends_what_is_under_way(tinypy):
+    loop = EngineLoop(Engine(tinypy.lm, CONFIG))
+
+    async def closed():
+        inboxes = [Inbox() for _ in range(10)]
+        for inbox in inboxes:
+            loop.submit([3], SamplingParams(900, ignore_eos=True), reader=inbox)
+        await inboxes[0].take()
+        loop.close()
+        for inbox in inboxes:
+            with pytest.raises(RequestFailed, match="closed"):
+                while True:
+                    await inbox.take()
+        with pytest.raises(RequestFailed, match="closed"):
+            loop.submit([3], SamplingParams(2), reader=Inbox())
+
+    asyncio.run(closed())
+    assert loop.health()[0].pid is None
+    assert_empty(loop.engine)
+
+
+def test_a_reader_whose_event_loop_has_ended_disturbs_nobody(tinypy):
+    async def gone(loop):
+        loop.submit([3], SamplingParams(30, ignore_eos=True), reader=Inbox())
+
+    async def here(loop):
+        return await ask(loop, [3], SamplingParams(5, ignore_eos=True))
+
+    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
+        asyncio.run(gone(loop))
+        [(ids, _, _)], _ = asyncio.run(here(loop))
+        assert len(ids) == 5
+
+
+def test_an_engine_that_hangs_shows_its_age(tinypy):
+    engine, gate = gated(tinypy.lm)
+
+    async def hangs(loop):
+        assert loop.health()[0].age == 0
+        gate.clear()
+        inbox = Inbox()
+        loop.submit([3], SamplingParams(2), reader=inbox)
+        await asyncio.sleep(0.1)
+        old = loop.health()[0].age
+        await asyncio.sleep(0.1)
+        assert loop.health()[0].age > old > 0
+        gate.set()
+        await whole(inbox)
+        await asyncio.sleep(0.05)
+        assert loop.health()[0].age == 0
+
+    with EngineLoop(engine) as loop:
+        asyncio.run(hangs(loop))
+        assert loop.health()[0].stats.generated_tokens >= 2

@@ -1,0 +1,299 @@
+"""OpenAI's own client is the judge of the server: every endpoint and option, and errors."""
+
+import asyncio
+
+import openai
+import pytest
+from serving_case import CONFIG, KEY, server
+
+from minikv import Engine, SamplingParams
+
+PROMPT = "def fib(n):"
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture(scope="module")
+def at(tinypy):
+    with server(tinypy.lm) as at:
+        yield at
+
+
+@pytest.fixture(scope="module")
+def client(at):
+    with openai.OpenAI(base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(tinypy):
+    """`expected(prompt, **params)`: an engine's own samples."""
+    engine = Engine(tinypy.lm, CONFIG)
+
+    def samples(prompt, **params):
+        params = SamplingParams(**{"max_tokens": 16, **params})
+        return engine.generate([prompt], params)[0].samples
+
+    return samples
+
+
+def whole(found, is_chat=False):
+    """(text, token ids, reason) of each choice of a reply, or of a stream's chunks."""
+    if not isinstance(found, openai.Stream):
+        return [
+            (one.message.content if is_chat else one.text, one.token_ids, one.finish_reason)
+            for one in found.choices
+        ]
+    parts = {}
+    for chunk in found:
+        for one in chunk.choices:
+            text, ids, reason = parts.get(one.index, ("", [], None))
+            assert reason is None  # nothing comes after the end
+            new = one.delta.content if is_chat else one.text
+            parts[one.index] = text + new, ids + one.token_ids, one.finish_reason
+    return [parts[index] for index in sorted(parts)]
+
+
+def samples_as(expected):
+    return [(one.text, one.token_ids, one.finish_reason) for one in expected]
+
+
+# What the client is given, and the same for the engine.
+OPTIONS = [
+    ({}, {}),
+    ({"max_tokens": 1}, {"max_tokens": 1}),
+    ({"temperature": 0.8, "seed": 3}, {"temperature": 0.8, "seed": 3}),
+    ({"temperature": 1, "top_p": 0.6, "seed": 4}, {"temperature": 1, "top_p": 0.6, "seed": 4}),
+    ({"temperature": 1, "seed": 5, "n": 3}, {"temperature": 1, "seed": 5, "n": 3}),
+    ({"stop": "\n"}, {"stop": ("\n",)}),
+    ({"stop": [" =", "zz"], "max_tokens": 40}, {"stop": (" =", "zz"), "max_tokens": 40}),
+    ({"extra_body": {"top_k": 4}, "temperature": 1, "seed": 1},
+     {"top_k": 4, "temperature": 1, "seed": 1}),
+    ({"extra_body": {"ignore_eos": True}, "max_tokens": 50},
+     {"ignore_eos": True, "max_tokens": 50}),
+    ({"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "n": None,
+      "seed": None, "user": "ann", "temperature": None, "top_p": None}, {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "params"), OPTIONS)
+def test_completions(client, expected, given, params, stream):
+    found = client.completions.create(model="tinypy", prompt=PROMPT, stream=stream, **given)
+    assert whole(found) == samples_as(expected(PROMPT, **params))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("given", "params"), OPTIONS)
+def test_chat(client, expected, given, params, stream):
+    """The bundled template joins messages, one below the other."""
+    given = {"max_tokens": 16, **given}
+    found = client.chat.completions.create(
+        model="tinypy", messages=MESSAGES, stream=stream, **given
+    )
+    assert whole(found, is_chat=True) == samples_as(expected(PROMPT + "\n", **params))
+
+
+@pytest.mark.parametrize(
+    "prompt", [[PROMPT], [[5, 6, 7]], [5, 6, 7], [PROMPT, "import "], [[5], [6, 7]]]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_of_every_form(client, expected, prompt, stream):
+    found = client.completions.create(model="tinypy", prompt=prompt, stream=stream)
+    each = prompt if isinstance(prompt[0], str | list) else [prompt]
+    assert whole(found) == samples_as([expected(one)[0] for one in each])
+
+
+def test_several_prompts_and_samples_are_numbered_in_order(client, expected):
+    params = {"n": 2, "temperature": 1, "seed": 9}
+    found = client.completions.create(model="tinypy", prompt=["a", "b"], **params)
+    assert [one.index for one in found.choices] == [0, 1, 2, 3]
+    both = [*expected("a", **params), *expected("b", **params)]
+    assert whole(found) == samples_as(both)
+
+
+@pytest.mark.parametrize("messages", [
+    [{"role": "system", "content": "import os"}, {"role": "user", "content": PROMPT}],
+    [{"role": "user", "content": [{"type": "text", "text": "import os"}]},
+     {"role": "assistant", "content": None}, {"role": "user", "content": PROMPT, "name": "ann"}],
+])  # fmt: skip
+def test_messages_of_every_form(client, expected, messages):
+    found = client.chat.completions.create(model="tinypy", messages=messages, max_tokens=9)
+    text = "import os\n" + ("\n" if len(messages) == 3 else "") + PROMPT + "\n"
+    assert whole(found, is_chat=True) == samples_as(expected(text, max_tokens=9))
+    assert found.choices[0].message.role == "assistant"
+
+
+def test_fields_that_ask_for_what_is_done_anyway_are_taken(client, expected):
+    found = client.chat.completions.create(
+        model="tinypy", messages=MESSAGES, max_completion_tokens=5, logprobs=False, tools=[],
+        tool_choice="none", response_format={"type": "text"}, modalities=["text"], store=False,
+        metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True, top_logprobs=0,
+        safety_identifier="x", prompt_cache_key="talk 1", verbosity="medium",
+    )  # fmt: skip
+    assert whole(found, is_chat=True) == samples_as(expected(PROMPT + "\n", max_tokens=5))
+
+
+def test_a_chat_without_a_limit_may_fill_the_context(client):
+    found = client.chat.completions.create(
+        model="tinypy", messages=[{"role": "user", "content": "x " * 500}]
+    )
+    assert found.usage.total_tokens <= 1024 and found.usage.completion_tokens > 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_usage_and_cached_tokens(client, stream, is_chat):
+    text = f"# {stream} {is_chat}\n" + "import os\n" * 20
+    usages = []
+    for _ in range(2):
+        more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        if is_chat:
+            found = client.chat.completions.create(
+                model="tinypy", messages=[{"role": "user", "content": text}], max_tokens=5, **more
+            )
+        else:
+            found = client.completions.create(model="tinypy", prompt=text, max_tokens=5, **more)
+        if stream:
+            *chunks, found = found
+            assert chunks and found.choices == []
+            assert all(one.usage is None and one.choices for one in chunks)
+            assert len({one.id for one in [*chunks, found]}) == 1
+        usages.append(found.usage)
+    first, second = usages
+    assert first.completion_tokens == second.completion_tokens == 5
+    assert first.prompt_tokens == second.prompt_tokens > 40
+    assert first.total_tokens == first.prompt_tokens + 5
+    assert first.prompt_tokens_details.cached_tokens == 0
+    cached = second.prompt_tokens_details.cached_tokens
+    assert cached == (second.prompt_tokens - 1) // 16 * 16
+
+
+def test_usage_in_every_chunk(client):
+    chunks = list(client.completions.create(
+        model="tinypy", prompt=PROMPT, max_tokens=6, stream=True,
+        stream_options={"include_usage": True, "continuous_usage_stats": True},
+    ))  # fmt: skip
+    counts = [one.usage.completion_tokens for one in chunks]
+    assert counts == sorted(counts) and counts[-1] == 6 and counts[0] >= 1
+
+
+def test_a_stream_without_options_has_no_usage(client):
+    chunks = list(client.completions.create(model="tinypy", prompt=PROMPT, stream=True))
+    assert all(one.usage is None and one.choices for one in chunks)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert all(one.choices[0].finish_reason is None for one in chunks[:-1])
+
+
+def test_only_the_first_delta_of_a_choice_has_its_role(client):
+    chunks = client.chat.completions.create(
+        model="tinypy", messages=MESSAGES, stream=True, n=2, max_tokens=6, temperature=1
+    )
+    roles = {}
+    for chunk in chunks:
+        for one in chunk.choices:
+            roles.setdefault(one.index, []).append(one.delta.role)
+    for of_one in roles.values():
+        assert of_one[0] == "assistant" and not any(of_one[1:])
+
+
+def test_models(client):
+    [model] = client.models.list()
+    assert model.id == "tinypy" and model.object == "model" and model.created > 0
+    assert client.models.retrieve("tinypy") == model
+
+
+C, H = "completions", "chat"
+REFUSED = [
+    (C, {"model": "other"}, openai.NotFoundError, "'other'"),
+    (H, {"model": "other"}, openai.NotFoundError, "'other'"),
+    (C, {"prompt": ""}, openai.BadRequestError, "prompt: is empty"),
+    (C, {"prompt": []}, openai.BadRequestError, "prompt: is empty"),
+    (C, {"prompt": None}, openai.BadRequestError, "prompt"),
+    (C, {"prompt": [1, "2"]}, openai.BadRequestError, "token id"),
+    (C, {"prompt": [10**9]}, openai.BadRequestError, "token id"),
+    (C, {"prompt": [PROMPT, ""]}, openai.BadRequestError, "prompt: is empty"),
+    (C, {"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+    (C, {"max_tokens": 10**6}, openai.BadRequestError, "context"),
+    (C, {"max_tokens": "9"}, openai.BadRequestError, "max_tokens"),
+    (C, {"temperature": -1}, openai.BadRequestError, "temperature"),
+    (C, {"top_p": 0}, openai.BadRequestError, "top_p"),
+    (C, {"n": 0}, openai.BadRequestError, "n: "),
+    (C, {"n": 17}, openai.BadRequestError, "n: 17"),
+    (C, {"n": 10, "prompt": ["a"] * 20}, openai.BadRequestError, "n: at most 128"),
+    (C, {"seed": -1}, openai.BadRequestError, "seed"),
+    (C, {"stop": ""}, openai.BadRequestError, "stop"),
+    (C, {"logprobs": 2}, openai.BadRequestError, "logprobs: is not supported"),
+    (C, {"best_of": 2}, openai.BadRequestError, "best_of: is not supported"),
+    (C, {"echo": True}, openai.BadRequestError, "echo: is not supported"),
+    (C, {"suffix": "x"}, openai.BadRequestError, "suffix: is not supported"),
+    (C, {"frequency_penalty": 0.5}, openai.BadRequestError, "frequency_penalty: is not"),
+    (C, {"presence_penalty": -1}, openai.BadRequestError, "presence_penalty: is not"),
+    (C, {"logit_bias": {"5": 10}}, openai.BadRequestError, "logit_bias: is not supported"),
+    (C, {"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
+    (C, {"extra_body": {"invented": 1}}, openai.BadRequestError, "invented: is not supported"),
+    (H, {"messages": []}, openai.BadRequestError, "messages: is empty"),
+    (H, {"messages": [{"role": "king", "content": "x"}]}, openai.BadRequestError,
+     "messages.0.role"),
+    (H, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
+     openai.BadRequestError, "messages.0.content"),
+    (H, {"logprobs": True}, openai.BadRequestError, "logprobs: is not supported"),
+    (H, {"top_logprobs": 3}, openai.BadRequestError, "top_logprobs: is not supported"),
+    (H, {"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError,
+     "tools: is not supported"),
+    (H, {"response_format": {"type": "json_object"}}, openai.BadRequestError, "response_format"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("kind", "given", "error", "says"), REFUSED)
+def test_errors_by_their_type(client, kind, given, error, says, stream):
+    if kind == C:
+        create, usual = client.completions.create, {"prompt": PROMPT}
+    else:
+        create, usual = client.chat.completions.create, {"messages": MESSAGES}
+    if stream and "stream_options" in given:
+        pytest.skip("a stream may have them")
+    with pytest.raises(error) as caught:
+        create(**{"model": "tinypy", "stream": stream} | usual | given)
+    body = caught.value.body
+    assert says in body["message"] and body["type"] == "invalid_request_error"
+    assert {"param", "code"} <= body.keys()
+
+
+def test_a_wrong_key_is_an_authentication_error(at):
+    with (
+        openai.OpenAI(base_url=f"{at.url}/v1", api_key="wrong", max_retries=0) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+def test_a_model_that_is_not_there(client):
+    with pytest.raises(openai.NotFoundError, match="'gone'"):
+        client.models.retrieve("gone")
+
+
+def test_the_asynchronous_client(at, expected):
+    """24 at once, each the engine's own tokens; half of them streams."""
+
+    async def one(client, i):
+        prompt, params = f"def f{i}(", {"max_tokens": 5 + i, "temperature": i % 2, "seed": i}
+        found = await client.completions.create(
+            model="tinypy", prompt=prompt, stream=i % 4 < 2, **params
+        )
+        text = ""
+        if i % 4 < 2:
+            async for chunk in found:
+                text += chunk.choices[0].text
+        else:
+            text = found.choices[0].text
+        return text, expected(prompt, **params)[0].text
+
+    async def everybody():
+        async with openai.AsyncOpenAI(
+            base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=60
+        ) as client:
+            return await asyncio.gather(*(one(client, i) for i in range(24)))
+
+    for found, wanted in asyncio.run(everybody()):
+        assert found == wanted
