@@ -7,7 +7,7 @@ does on a GPU.
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from time import perf_counter, thread_time
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -115,6 +115,7 @@ def on_one_thread(choose: Callable) -> Callable:
     """A sampler that computes on the thread that calls it. Torch's other threads would spin for a
     while afterwards, on the cores that the next step's helpers need."""
 
+    @wraps(choose, assigned=(), updated=())  # __wrapped__ is the sampler
     def chosen(*args: Any) -> Any:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

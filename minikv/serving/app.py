@@ -281,9 +281,9 @@ class Work:
                 for sample, delta in news:
                     if delta.finish_reason == "abort":
                         raise RequestFailed("the request was cancelled")
-                    lengths[sample] += len(delta.token_ids)
                     self.num_generated += len(delta.token_ids)
-                    self._metrics.grown(len(delta.token_ids), now - before)
+                    self._metrics.grown(len(delta.token_ids), now - before, not lengths[sample])
+                    lengths[sample] += len(delta.token_ids)
                     if delta.finish_reason is not None:
                         num_open -= 1
                         times = now - inbox.first, now - self._came

@@ -84,11 +84,13 @@ class Metrics(Collector):
         ):  # fmt: skip
             self.by_source.labels(self._model, "0", source).inc(number)
 
-    def grown(self, num_tokens: int, seconds: float) -> None:
-        """A sample has got tokens, `seconds` after the ones before: each took its share of it."""
+    def grown(self, num_tokens: int, seconds: float, has_first: bool) -> None:
+        """A sample has got tokens, `seconds` after the ones before, or after its first: each took
+        its share of it."""
         self.generation_tokens.inc(num_tokens)
-        for _ in range(num_tokens if seconds > 0 else 0):
-            self.between.observe(seconds / num_tokens)
+        gaps = num_tokens - has_first
+        for _ in range(gaps):
+            self.between.observe(seconds / gaps)
 
     def ended(self, reason: str, num_tokens: int, decode_seconds: float, seconds: float) -> None:
         """A sample is over, `seconds` after its request came and `decode_seconds` after the first

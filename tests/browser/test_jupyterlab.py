@@ -92,9 +92,9 @@ SIDEWAYS = (
 )
 # The upper left pixel of an image.
 CORNER = """image => {
-    const canvas = new OffscreenCanvas(1, 1).getContext('2d');
+    const canvas = new OffscreenCanvas(4, 4).getContext('2d');
     canvas.drawImage(image, 0, 0);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
+    return [...canvas.getImageData(3, 3, 1, 1).data];
 }"""
 # The document in front, and the line of its cursor from 1, if it is a file.
 IN_FRONT = """() => {

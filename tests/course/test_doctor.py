@@ -151,7 +151,7 @@ def test_model_is_missing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(minikv, "BUNDLED", {"tinypy": tmp_path}, raising=False)
     monkeypatch.setattr(doctor, "CHECKS", (("model", doctor.check_model, doctor.RESTORE),))
     assert doctor.run(argparse.Namespace()) == 1
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())  # the lines are wrapped
     assert "FileNotFoundError" in out and "golden.json" in out and doctor.RESTORE in out
 
 

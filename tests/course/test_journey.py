@@ -80,7 +80,7 @@ def test_nothing_is_passed_at_the_beginning(reader, capsys):
     assert f"0 of {len(EXERCISES)} exercises passed" in said
     assert f"Next: {first.id} {first.title}" in said
     main(["parts"])
-    assert "None of your parts" in capsys.readouterr().out
+    assert "No part of yours" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)

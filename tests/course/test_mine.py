@@ -237,7 +237,7 @@ def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_pat
     assert "04.1" in said and "05.3" in said
     assert "06.6" not in said and "02, 03" in said and "03, 06" not in said
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "03_kv_memory.ipynb"))
-    assert "None of your parts" in repr(lab.your_parts())
+    assert "No part of yours" in repr(lab.your_parts())
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "notes.ipynb"))
     assert "06.6 before_the_race: yours; no model calls it" in repr(lab.your_parts())
 

@@ -59,7 +59,7 @@ def test_the_stored_pages_show_the_exercises_unsolved(chapter, cells):
         assert "not started" in shown(cells[check])
     [parts] = find(cells, "code", "your_parts()")
     assert cells[parts].source.strip() == "your_parts()"
-    assert "None of your parts has passed" in shown(cells[parts])
+    assert "No part of yours has passed" in shown(cells[parts])
 
 
 def test_no_solution_stands_before_its_exercise(chapter, cells):

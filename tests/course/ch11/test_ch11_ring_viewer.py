@@ -13,7 +13,6 @@ from minikv.course.chapters.ch11_ring_cache.ring_viewer import RingHistory
 from minikv.course.exercises.skeletons import broken
 from minikv.course.judge.checking import in_place_of
 from minikv.course.measure import running_table
-from minikv.course.pictures import style
 from minikv.ring import Cells, SelfExtendCache, SelfExtendRing, cache, context_shift
 
 
@@ -67,7 +66,7 @@ def test_the_drawing_has_positions_owners_and_pending_turns():
     assert third.count("×") == 3 + 1  # one in the legend
     assert texts(history.frame(1)).count("AB") == 2
     assert "shared by A and B" not in texts(story_of_one())
-    assert len(style.svg(history.picture().figure)) < style.MOST_BYTES
+    assert "data:image/svg+xml" in history.picture().html()
 
 
 def story_of_one():

@@ -1,5 +1,6 @@
 """Chapter 07 as programs: a trie, the radix tree, chained hashes, locks, hits in the engine."""
 
+import inspect
 import random
 import re
 import struct
@@ -810,7 +811,7 @@ class Serving:
             if self.log.events[-1].error is not None:
                 return
             if left == 1:
-                sampler: Any = self.engine.runner.sampler
+                sampler: Any = inspect.unwrap(self.engine.runner.sampler)
                 self.log(text, self.tables() | {"logits": sampler.logits})
             if not self.held:
                 self.log.call(text, self.engine.check, see=False)
