@@ -96,8 +96,8 @@ def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
     try:
         for _ in range(150):
             background = Background(Dictionary())
-            signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
             with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
                 until_interrupted(background)
             assert_usable(background)
     finally:
