@@ -80,7 +80,7 @@ for chapter in WHOLE:
     for exercise in {RUNS[one.id]: one for one in others if one.id in RUNS}.values():
         run_model(chapter, exercise)
 
-scenarios.reference_module.cache_clear()  # from here on the reference is on the reader's parts
+scenarios._reference_of.cache_clear()  # from here on the reference is on the reader's parts
 for chapter in WHOLE:
     builds = [one for one in chapter.exercises if one in TEXTS and one.kind == "build"]
     for exercise in builds:

@@ -505,8 +505,16 @@ def diagnose(outcomes: Iterable[Outcome]) -> dict[Outcome, Mistake]:
             and _likeness(mistake, [first]) >= ALIKE
         ]
         scores = {mistake: _likeness(mistake, rest, outcomes) for mistake in alike}
-        best = max(scores, key=scores.__getitem__, default=None)
-        if best is None or _is_contradicted(best, outcomes, latest):
+        most = max(scores.values(), default=0.0)
+        best = next(
+            (
+                one
+                for one, score in scores.items()
+                if score == most and not _is_contradicted(one, outcomes, latest)
+            ),
+            None,
+        )
+        if best is None:
             continue
         if not _says_much(best, first):
             if scores[best] < CONTAINED:
