@@ -1,9 +1,11 @@
 """What the tests of the server share: one engine behind an address."""
 
+import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import httpx
+from helpers import InterruptedAttention
 
 from minikv import Engine, EngineConfig
 from minikv.serving import EngineLoop
@@ -13,6 +15,26 @@ from minikv.serving.server import served
 
 CONFIG = EngineConfig(num_blocks=256, max_num_seqs=16, attention="torch")
 KEY = "a key"
+
+
+class Gate(InterruptedAttention):
+    """Steps wait while it is closed."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.open = threading.Event()
+        self.open.set()
+
+    def bind(self, batch):
+        assert self.open.wait(20)
+        return super().bind(batch)
+
+
+def gated(lm, config=CONFIG):
+    """An engine, and the gate before its steps."""
+    engine = Engine(lm, config, attention=Gate)
+    engine.attention.engine = engine
+    return engine, engine.attention.open
 
 
 @contextmanager

@@ -16,9 +16,9 @@ import httpx
 import pytest
 from bad_requests import attack
 from cluster_case import until
-from helpers import InterruptedAttention, assert_empty
+from helpers import assert_empty
 from prometheus_client.parser import text_string_to_metric_families
-from serving_case import CONFIG, KEY, server
+from serving_case import CONFIG, KEY, gated, server
 
 from minikv import Engine, SamplingParams
 from minikv.serving import Busy, Inbox
@@ -28,25 +28,6 @@ from minikv.serving.queue import Queue
 from minikv.serving.requests import HINTS, NEUTRAL
 
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
-
-
-class Gate(InterruptedAttention):
-    """Steps wait while it is closed."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.open = threading.Event()
-        self.open.set()
-
-    def bind(self, batch):
-        assert self.open.wait(30)
-        return super().bind(batch)
-
-
-def gated(lm):
-    engine = Engine(lm, CONFIG, attention=Gate)
-    engine.attention.engine = engine
-    return engine, engine.attention.open
 
 
 def events(text):

@@ -8,7 +8,8 @@ import threading
 
 import pytest
 from cluster_case import until
-from helpers import InterruptedAttention, assert_empty, careful_engine
+from helpers import assert_empty, careful_engine
+from serving_case import gated
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.outputs import Delta
@@ -50,25 +51,6 @@ async def ask(loop, prompt, params, patient=False, pause=0.0):
     answer = loop.submit(prompt, params, reader=inbox)
     await asyncio.sleep(pause)
     return await whole(inbox, params.n), answer
-
-
-class Gate(InterruptedAttention):
-    """Steps wait while it is closed."""
-
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
-        self.open = threading.Event()
-        self.open.set()
-
-    def bind(self, batch):
-        assert self.open.wait(20)
-        return super().bind(batch)
-
-
-def gated(lm):
-    engine = Engine(lm, CONFIG, attention=Gate)
-    engine.attention.engine = engine
-    return engine, engine.attention.open
 
 
 @pytest.mark.parametrize("patient", [False, True])
@@ -127,7 +109,7 @@ def test_deltas_of_a_cluster_are_joined(tinypy):
 
 
 def test_a_reader_that_leaves_frees_its_blocks_before_the_next_step(tinypy):
-    engine, gate = gated(tinypy.lm)
+    engine, gate = gated(tinypy.lm, CONFIG)
 
     async def leave(loop):
         inbox = Inbox()
@@ -263,7 +245,7 @@ def test_a_reader_whose_event_loop_has_ended_disturbs_nobody(tinypy):
 
 
 def test_an_engine_that_hangs_shows_its_age(tinypy):
-    engine, gate = gated(tinypy.lm)
+    engine, gate = gated(tinypy.lm, CONFIG)
 
     async def hangs(loop):
         assert loop.health()[0].age == 0
