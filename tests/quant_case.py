@@ -27,6 +27,21 @@ def make_store(config, kv_dtype, block_size, dtype=torch.float32, device="cpu", 
     return QuantisedStore(kv_format, 8, config, blocks, block_size, device, dtype)
 
 
+def check_open(engine) -> None:
+    """The open blocks are those that running sequences have begun, and no row is lost."""
+    open_keys, size = getattr(engine.store, "open", None), engine.config.block_size
+    if open_keys is None:
+        return
+    begun = {
+        sequence.table.block_ids[sequence.num_computed // size]
+        for sequence in engine.scheduler.running
+        if sequence.num_computed % size
+    }
+    assert open_keys.block_ids == begun
+    num_rows = open_keys.keys.shape[1]
+    assert sorted([*open_keys._free, *open_keys._rows.values()]) == list(range(num_rows))
+
+
 class Steps:
     """Each step is computed in all ways, every one on a store of its own, and compared."""
 
