@@ -248,6 +248,23 @@ def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):
+    """Random K and V of sequences, (n, 2, K, D) each; the same in blocks in any order, (num_blocks,
+    block_size, 2, K, D), where all else is `fill`; and the block tables, (S, B)."""
+    torch.manual_seed(seed)
+    needs = [-(-n // block_size) for n in lens]
+    order = iter(torch.randperm(sum(needs) + 3).tolist())
+    kv = torch.full((sum(needs) + 3, block_size, 2, kv_heads, head_dim), fill)
+    values = [torch.randn(n, 2, kv_heads, head_dim) for n in lens]
+    tables = torch.full((len(lens), max([0, *needs]) + 1), no_block)
+    for row, (tokens, need) in enumerate(zip(values, needs, strict=True)):
+        for i in range(need):
+            tables[row, i] = block_id = next(order)
+            part = tokens[i * block_size : (i + 1) * block_size]
+            kv[block_id, : len(part)] = part
+    return values, kv, tables
+
+
 class RecordingSampler(minikv.Sampler):
     """Samples as usual; `calls` keeps the logits of every step."""
 

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import assert_empty, greedy_tokens, small, step, with_weights
+from helpers import assert_empty, greedy_tokens, scattered, small, step, with_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,21 +34,6 @@ def exp_of(x, out):
 # ── Kernels ───────────────────────────────────────────────────────────────────
 
 
-def paged(context_lens, block_size, kv_heads, head_dim, seed=0):
-    """Random K and V of sequences, by sequence and in a pool whose other slots are NaN."""
-    torch.manual_seed(seed)
-    width = max(-(-n // block_size) for n in context_lens)
-    tables = torch.randperm(len(context_lens) * width + 2)[: len(context_lens) * width]
-    tables = tables.view(len(context_lens), width)
-    kv = torch.full((tables.numel() + 2, block_size, 2, kv_heads, head_dim), torch.nan)
-    values = [torch.randn(n, 2, kv_heads, head_dim) for n in context_lens]
-    for row, one in enumerate(values):
-        for position, token in enumerate(one):
-            kv[tables[row, position // block_size], position % block_size] = token
-        tables[row, -(-len(one) // block_size) :] = -1  # never read
-    return values, kv, tables
-
-
 @given(
     lens=st.lists(st.integers(1, 70), min_size=1, max_size=4), block_size=st.integers(1, 64),
     kv_heads=st.integers(1, 3), group=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 24, 64]),
@@ -56,7 +41,7 @@ def paged(context_lens, block_size, kv_heads, head_dim, seed=0):
 )  # fmt: skip
 @settings(max_examples=60)
 def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim, window, chunk):
-    values, kv, tables = paged(lens, block_size, kv_heads, head_dim)
+    values, kv, tables = scattered(lens, block_size, kv_heads, head_dim)
     chunks = [min(chunk, n) for n in lens]
     heads = kv_heads * group
     q = torch.randn(sum(chunks), heads, head_dim)
