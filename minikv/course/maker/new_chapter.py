@@ -83,17 +83,15 @@ look = "7 tokens in blocks of 4 need 2"
 edit."blocks_needed" = ["return -(-num_tokens", "return (num_tokens"]
 """,
 }
-DIFFERENT = '''"""Chapter {number}: correct solutions, written differently from the reference."""
+DIFFERENT = """\
+# Chapter {number}: right solutions that are written otherwise than the reference.
 
-DIFFERENT = {{
-    "{number}.1": {{
-        "blocks_needed": """
+["{number}.1"]
+source."blocks_needed" = '''
 def blocks_needed(num_tokens, block_size):
     return len(range(0, num_tokens, block_size))
-""",
-    }},
-}}
 '''
+"""
 OPENING = """# {number} · TODO
 
 TODO: what this chapter is about, in a paragraph.
@@ -124,7 +122,7 @@ Left to do, in this order:
   1. answers.py and chapter.toml: four to six exercises (build, debug, predict), each of 5 to 40
      minutes
   2. scenarios.py and mistakes.toml: at least four mistakes that readers make per exercise
-  3. tests/course/ch{number}/different.py: a correct solution per exercise, written differently
+  3. tests/course/ch{number}/different.toml: a correct solution per exercise, written differently
   4. python -m minikv.course skeletons            writes exercises/ch{number}_{name}.py
   5. rung.py: its line in the ladder, and how it runs in the running table
   6. notebooks/{number}_{name}.ipynb: titles and reasons as chapter.toml has them, two predictions,
@@ -151,7 +149,7 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
     words = {"number": number, "name": name, "folder": folder}
     home = root / "minikv" / "course" / "chapters" / folder
     texts = {home / file: text for file, text in FILES.items()}
-    texts[root / "tests" / "course" / f"ch{number}" / "different.py"] = DIFFERENT
+    texts[root / "tests" / "course" / f"ch{number}" / "different.toml"] = DIFFERENT
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(**words), encoding="utf-8")
