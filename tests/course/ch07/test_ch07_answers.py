@@ -8,15 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv import BlockPool, RadixCache, SamplingParams
-from minikv.course.chapters.ch07_radix_prefix_cache.answers import (
-    ChainedCache,
-)
+from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
 from minikv.testing import LoggingPool
-
-# ── The trie ──────────────────────────────────────────────────────────────────
-
-
-# ── Names ─────────────────────────────────────────────────────────────────────
 
 
 @settings(max_examples=60)
@@ -97,6 +90,3 @@ def test_the_engine_runs_on_it(llama, preemption):
     assert engine.stats().hit_tokens > 0 and engine.stats().preemptions > 0
     engine.cache.evict(14)
     assert engine.pool.num_free == 14
-
-
-# ── What the exercises break ──────────────────────────────────────────────────
