@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import random
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -376,6 +377,38 @@ class NaiveBackend(minikv.AttentionBackend):
             return out
 
         return attend
+
+
+class QueuePool:
+    """A block pool whose blocks come back in turn: the one that was free longest is next."""
+
+    def __init__(self, num_blocks):
+        self.num_blocks = num_blocks
+        self.queue = deque(range(num_blocks))
+        self.holders = {}
+
+    @property
+    def num_free(self):
+        return len(self.queue)
+
+    def allocate(self):
+        if not self.queue:
+            raise minikv.OutOfBlocks(1, 0)
+        block_id = self.queue.popleft()
+        self.holders[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id):
+        self.holders[block_id] += 1
+
+    def release(self, block_id):
+        self.holders[block_id] -= 1
+        if not self.holders[block_id]:
+            del self.holders[block_id]
+            self.queue.append(block_id)
+
+    def ref_count(self, block_id):
+        return self.holders.get(block_id, 0)
 
 
 class LocksOnlyAncestors(RadixCache):

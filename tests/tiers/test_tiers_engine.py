@@ -274,16 +274,6 @@ def test_parts_from_outside_are_joined(llama, as_classes):
     assert engine.stats().tiers["host"].hits > 0
 
 
-@pytest.mark.parametrize("bad", [
-    dict(disk_path="x"), dict(write_through=True), dict(disk_path=3, host_blocks=4),
-    dict(disk_path="x", host_blocks=4, prefix_cache=False),
-    dict(host_blocks=4, disk_path="x", disk_bytes="much"), dict(host_blocks=4, write_through="x"),
-])  # fmt: skip
-def test_bad_settings(engine_of, bad):
-    with pytest.raises(ValueError, match=r"disk_path|write_through|disk_bytes"):
-        engine_of(**bad)
-
-
 def test_without_tiers_there_is_nothing(engine_of):
     engine = engine_of()
     assert engine.tiers is None and engine.stats().tiers == {}
