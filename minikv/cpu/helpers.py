@@ -17,29 +17,28 @@ class Helper(threading.Thread):
     def __init__(self):
         super().__init__(name="minikv-helper", daemon=True)
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.is_busy = False
+        self.job: Callable[[], None] | None = None  # that it does now
         self.start()
 
     def run(self) -> None:
         while True:
-            job = self.jobs.get()
+            self.job = self.jobs.get()
             try:
-                job()
+                self.job()
             finally:
-                del job  # it holds an engine's memory
-                self.is_busy = False
+                self.job = None  # it holds an engine's memory
 
 
 _pool: list[Helper] = []
 
 
 def offer(job: Callable[[], None], num_helpers: int) -> None:
-    """Give the job to those of `num_helpers` threads that are idle. Does not wait."""
+    """Give the job to those of `num_helpers` threads that are idle, or that still do it: one that
+    is about to end it needs Python's lock for that, and we have the lock. Does not wait."""
     while len(_pool) < num_helpers:
         _pool.append(Helper())
     for helper in _pool[:num_helpers]:
-        if not helper.is_busy:
-            helper.is_busy = True
+        if helper.job in (None, job) and helper.jobs.empty():
             helper.jobs.put(job)
 
 

@@ -299,6 +299,28 @@ def test_threads_that_help(checkpoint, monkeypatch):
         torch.set_num_threads(threads)
 
 
+def test_a_helper_that_is_about_to_leave_is_called_again(monkeypatch):
+    """It has left its job, and cannot say so while we have Python's lock. Another engine's job does
+    not wait for it."""
+    monkeypatch.setattr(helpers, "_pool", [])
+    begun, may_end, times = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def job():
+        times.append(len(times))
+        begun.release()
+        may_end.acquire(timeout=60)
+
+    helpers.offer(job, 1)
+    assert begun.acquire(timeout=60)
+    helpers.offer(print, 1)
+    helpers.offer(job, 1)
+    helpers.offer(job, 1)
+    [helper] = helpers._pool
+    assert helper.jobs.qsize() == 1
+    may_end.release(2)
+    assert begun.acquire(timeout=60) and times == [0, 1]
+
+
 # ── Where it cannot be used ───────────────────────────────────────────────────
 
 
