@@ -36,8 +36,9 @@ from minikv.paged import KVStore
 log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
-PATIENCE = 500_000  # turns of a loop that a helper waits for the next step: below a millisecond
-LONG = 1e-3  # seconds: a chunk of a phase takes less
+PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
+LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
+TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
 
 
 def weights_of(transformer: Transformer) -> Weights:
@@ -194,10 +195,10 @@ class Program:
         )  # fmt: skip
         compile_for(self.weights, b)
         self.logits = torch.from_numpy(b.logits)
-        self.help = partial(run_step, self.weights, b, 0, PATIENCE)
         started = thread_time()
-        self.help()  # there is nothing to help with, so it waits
-        self.seconds_per_turn = (thread_time() - started) / PATIENCE
+        run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
+        self.seconds_per_turn = (thread_time() - started) / TURNS
+        self.help = partial(run_step, self.weights, b, 0, int(PATIENCE / self.seconds_per_turn))
         self.crowd = Crowd()
 
     def fits(self, transformer: Transformer, batch: Batch) -> bool:
