@@ -26,6 +26,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_text
@@ -48,6 +49,10 @@ SILENCE = 60.0  # seconds that a client may take for a read or a write
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
 HANGS = 60.0  # seconds of one step, after which an engine counts as hung
 MAX_CHOICES = 128  # of one request
+# Chunks per second, of all streams together: each one is a call of the operating system, which can
+# cost more than computing its token. Tokens that come sooner go together, but none waits for longer
+# than LONGEST seconds.
+CHUNKS, LONGEST = 1000, 0.1
 
 Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
@@ -238,14 +243,19 @@ class Work:
     """The answers to one HTTP request: those of each prompt, one after the other. (The engine
     computes them together.) Cancels what is unfinished when it is closed or the client leaves."""
 
-    def __init__(self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float):
+    def __init__(
+        self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float,
+        streams: set[Inbox],
+    ):  # fmt: skip
         self._metrics, self._queue, self._params, self._came = metrics, queue, params, came
+        self._streams = streams
         self._running: list[tuple[Running, Inbox]] = []
         self._watch: asyncio.Task | None = None
         self.num_generated = 0
 
     def add(self, running: Running, inbox: Inbox) -> None:
         self._running.append((running, inbox))
+        self._streams.add(inbox)
 
     def watch(self, request: Request) -> None:
         """Cancel everything when the client leaves."""
@@ -264,6 +274,7 @@ class Work:
         for running, inbox in self._running:
             running.cancel()
             self._queue.leave(inbox)
+            self._streams.discard(inbox)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, what it got). Raises RequestFailed, ClientLeft, or ValueError for what can never
@@ -311,6 +322,11 @@ class Api:
         self.target, self.model, self.template, self.queue = target, model, template, queue
         self.metrics = Metrics(target.health, model)
         self.began, self._next_id = int(time.time()), 0
+        self.streams: set[Inbox] = set()  # that are open
+
+    def pause(self) -> float:
+        """Seconds between two chunks of a stream."""
+        return min(LONGEST, len(self.streams) / CHUNKS)
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
         came = time.monotonic()
@@ -408,9 +424,10 @@ class Api:
             if len(prompts) * params.n > MAX_CHOICES:
                 number = len(prompts) * params.n
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
-            work = Work(self.metrics, self.queue, params, came)
+            streams = self.streams if body.stream else set()
+            work = Work(self.metrics, self.queue, params, came, streams)
             for prompt in prompts:
-                inbox = Inbox(patient=not body.stream)
+                inbox = Inbox(patient=not body.stream, pause=self.pause)
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
@@ -501,14 +518,20 @@ def make_app(
     template: Render | None = None,
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application over `target`. keys: those that let clients in; none: everybody comes in.
     template: from messages to a prompt. first_token, max_queued_tokens: see `Queue`; by default 64
-    of the longest requests may wait."""
+    of the longest requests may wait. origins: of other pages that a browser lets read answers
+    (CORS); "*" is all of them, and without keys every page can then use the server."""
     queue = Queue(first_token, max_queued_tokens or 64 * target.max_length)
     api = Api(target, model, template, queue)
     app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
     app.add_middleware(Keys, keys=tuple(keys))
+    if origins:  # before the keys: browsers ask first, and show none
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
     app.add_exception_handler(StarletteHTTPException, refuse)
     app.add_exception_handler(Exception, apologise)
     for path, endpoint, method in (
