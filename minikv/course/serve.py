@@ -114,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             key = ' -H "Authorization: Bearer KEY"' if keys else ""
             body = '{"prompt": "def f(", "stream": true}'
             print(f"curl -N {url}/v1/completions{key} -d '{body}'", flush=True)
+            print(f"{url}/ shows the cache at work", flush=True)
             over.wait()
     except (ImportError, OSError, RuntimeError, ValueError, WorkerLost) as error:
         print(error, file=sys.stderr)
