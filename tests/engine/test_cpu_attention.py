@@ -354,6 +354,25 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
     assert engine.attention.program is None
 
 
+def test_a_helper_that_is_about_to_be_free_takes_the_next_job():
+    """Its last job is done, but it waits for Python's lock: if it were left out, the whole step
+    would be computed on one thread. A third job finds the queue full and is not kept."""
+    held, begun, done = threading.Event(), threading.Event(), threading.Event()
+    never = []
+
+    def first():
+        begun.set()
+        held.wait()
+
+    helpers.offer(first, 1)
+    assert begun.wait(10)
+    helpers.offer(done.set, 1)
+    helpers.offer(lambda: never.append(1), 1)
+    held.set()
+    assert done.wait(10)
+    assert helpers._pool[0].jobs.empty() and not never
+
+
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
     """After three steps that each waited for most of their time. A step that was long in all, or
     one such wait, changes nothing."""
