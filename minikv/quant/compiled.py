@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minikv.backend import AttentionBackend
+from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import LANES, Program, can_compile, on_one_thread, room_for
@@ -37,8 +37,9 @@ class CompiledAttention(AttentionBackend):
         self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
 
-    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a batch, valid until the next call; None if no program can compute it."""
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """Logits and hidden states, valid until the next call; None if no program can compute
+        them."""
         store, program = self.store, self.program
         is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
         if store.open:  # the program cannot write chunks, which fill blocks from their start

@@ -361,56 +361,51 @@ def _dims(kv):
     return kv.v_codes.shape[2], kv.v_codes.shape[1]
 
 
-def _write_int8(kv, qkv, slots, num_tokens):
+def _write_int8(kv, qkv, slots, kv_head, first, last):
     kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
-    for t in range(num_tokens):
-        block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            k, v = qkv[t, keys + head], qkv[t, values + head]
-            kv.k_scale[block, head, slot] = quantise_int8(k, kv.k_codes[block, head, slot])
-            kv.v_scale[block, head, slot] = quantise_int8(v, kv.v_codes[block, head, slot])
+    value = qkv.shape[1] - kv_heads + kv_head
+    for t in range(first, last):
+        at = slots[t] // size, kv_head, slots[t] % size
+        kv.k_scale[at] = quantise_int8(qkv[t, value - kv_heads], kv.k_codes[at])
+        kv.v_scale[at] = quantise_int8(qkv[t, value], kv.v_codes[at])
 
 
-def _write_bfloat16(kv, qkv, slots, num_tokens):
+def _write_bfloat16(kv, qkv, slots, kv_head, first, last):
     kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
-    for t in range(num_tokens):
-        block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            quantise_bfloat16(qkv[t, keys + head], kv.k_codes[block, head, slot])
-            quantise_bfloat16(qkv[t, values + head], kv.v_codes[block, head, slot])
+    value = qkv.shape[1] - kv_heads + kv_head
+    for t in range(first, last):
+        at = slots[t] // size, kv_head, slots[t] % size
+        quantise_bfloat16(qkv[t, value - kv_heads], kv.k_codes[at])
+        quantise_bfloat16(qkv[t, value], kv.v_codes[at])
 
 
-def _write_int4(kv, qkv, slots, num_tokens):
+def _write_int4(kv, qkv, slots, kv_head, first, last):
     """A key waits in its block's row. The last key closes the block: its keys become codes."""
     codes = kv.codes
     kv_heads, size, half = codes.v_codes.shape[1:]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    value = qkv.shape[1] - kv_heads + kv_head
     groups = codes.v_scale.shape[3]
     group = 2 * half // groups
     channel, of_head = np.empty(size, np.uint8), np.empty(2 * half, np.uint8)
-    for t in range(num_tokens):
+    for t in range(first, last):
         block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            waiting, v = kv.keys[kv.rows[block], head], qkv[t, values + head]
-            for d in range(2 * half):
-                waiting[slot, d] = qkv[t, keys + head, d]
-            for n in range(groups):
-                part = slice(n * group, (n + 1) * group)
-                scale, low = quantise_int4(v[part], of_head[part])
-                codes.v_scale[block, head, slot, n], codes.v_low[block, head, slot, n] = scale, low
-            for d in range(half):
-                codes.v_codes[block, head, slot, d] = of_head[d] | of_head[half + d] << 4
-            if slot < size - 1:
-                continue
-            packed = codes.k_codes[block, head]
-            for d in range(2 * half):
-                scale, low = quantise_int4(waiting[:, d], channel)
-                codes.k_scale[block, head, d], codes.k_low[block, head, d] = scale, low
-                for i in range(size):
-                    first = np.uint8(0) if d < half else packed[i, d - half]
-                    packed[i, d % half] = first | channel[i] << (0 if d < half else 4)
+        waiting, k, v = kv.keys[kv.rows[block], kv_head], qkv[t, value - kv_heads], qkv[t, value]
+        for d in range(2 * half):
+            waiting[slot, d] = k[d]
+        for n in range(groups):
+            part, at = slice(n * group, (n + 1) * group), (block, kv_head, slot, n)
+            codes.v_scale[at], codes.v_low[at] = quantise_int4(v[part], of_head[part])
+        for d in range(half):
+            codes.v_codes[block, kv_head, slot, d] = of_head[d] | of_head[half + d] << 4
+        if slot < size - 1:
+            continue
+        packed = codes.k_codes[block, kv_head]
+        for d in range(2 * half):
+            scale, low = quantise_int4(waiting[:, d], channel)
+            codes.k_scale[block, kv_head, d], codes.k_low[block, kv_head, d] = scale, low
+            for i in range(size):
+                before = np.uint8(0) if d < half else packed[i, d - half]
+                packed[i, d % half] = before | channel[i] << (0 if d < half else 4)
 
 
 @kernel

@@ -115,6 +115,14 @@ def test_rows_of_floats_and_codes(dtype, dim, groups):
         np.testing.assert_allclose(found, expected, 1e-4, 1e-2)
 
 
+@given(size=st.integers(0, 300), num_chunks=st.integers(1, 40), multiple=st.sampled_from([1, 32]))
+def test_chunks_cover_all_and_the_larger_ones_come_first(size, num_chunks, multiple):
+    bounds = [kernels._bounds(size, i, num_chunks, multiple) for i in range(num_chunks)]
+    assert [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), size]
+    units = [-(-(last - first) // multiple) for first, last in bounds]
+    assert units == sorted(units, reverse=True) and units[0] - units[-1] <= 1
+
+
 def test_exp():
     x = np.linspace(-86, 87, 10_001).astype(np.float32)
     found = np.empty_like(x)
