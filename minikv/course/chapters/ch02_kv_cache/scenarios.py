@@ -85,6 +85,7 @@ class Shape(NamedTuple):
 
 
 PLAIN = Shape()
+ONES = Shape(1, 1, 1, (None,))  # one layer, head and number: squeeze() has much to take
 
 
 class Fed:
@@ -244,7 +245,8 @@ def attending(look: str, room: int | None) -> list[Group]:
     return [
         Group("tokens that come one by one see all tokens before them",
               fed(*one_by_one, room=room), look),
-        Group("chunks of several tokens after a prefix", fed(*chunks, room=room), look),
+        Group("chunks of several tokens after a prefix",
+              fed(*chunks, room=room) + fed(*chunks[1:3], room=room, shape=ONES), look),
         Group("each layer has its own sliding window", windows,
               "which window does this layer have, and where does it go?"),
     ]  # fmt: skip
