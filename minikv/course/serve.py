@@ -57,7 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each engine's pool")
     parser.add_argument(
-        "--speculative", choices=("off", "ngram", "suffix"), default="off", help="who drafts"
+        "--speculative",
+        choices=("off", "ngram", "suffix", "head"),
+        default="off",
+        help="who drafts",
     )
     parser.add_argument(
         "--replicas", type=from_to, metavar="N",
