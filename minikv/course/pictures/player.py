@@ -8,7 +8,6 @@ from matplotlib.figure import Figure
 
 from minikv.course.pictures import film, style
 
-
 # Where the keyboard is: ipywidgets shows it by a shade of the slider's knob alone.
 FOCUS = (
     "<style>.noUi-handle:focus-visible,.jupyter-button:focus-visible"

@@ -593,8 +593,6 @@ DATA_SHEETS = {
 }
 
 
-
-
 def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> style.Picture:
     """Attainable operations per second over operations per byte (Williams et al., 2009), for
     each machine; and where each kind of work is, by its intensity."""
