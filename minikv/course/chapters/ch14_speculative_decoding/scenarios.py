@@ -471,7 +471,8 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     lm.logits(context, cache)
     found = tree_logits(lm, cache, tokens, parents, mine.tree_mask, mine.tree_positions)
     for row in range(len(tokens)):
-        path, at = [], row
+        path: list[int] = []
+        at = row
         while at >= 0:
             path.insert(0, tokens[at])
             at = parents[at]
