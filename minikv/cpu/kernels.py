@@ -614,7 +614,7 @@ def _prepare(w, b, part, num_chunks):
             _copy(w.embedding[token_id], b.x[t])
         squares[1:] = zero
         sum_squares(b.x[:num_tokens], START, size, squares[0])
-    if phase == QKV or phase == GATE_UP:
+    if phase in (QKV, GATE_UP):
         for t in range(num_tokens):
             total = zero
             for chunk in range(num_chunks):
@@ -655,7 +655,7 @@ def _compute(w, b, part, chunk, num_chunks):
     else:
         x, weight, bias = b.product, w.down[layer], w.down_bias[layer : layer + 1]
     x = x[:num_rows]
-    if phase == OUT or phase == DOWN:
+    if phase in (OUT, DOWN):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, ADD, first, last)
         _add(bias, out[:num_rows], first, last)
