@@ -47,6 +47,8 @@ class Speculation:
 class SpeculativeLoop(Loop):
     """Drafts, and verifies as many of them as pay."""
 
+    ahead = MOST
+
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
         self.counts = Speculation()
