@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from helpers import run_ahead, small
+from helpers import Clairvoyant, fearless, run_ahead, small
 
 import minikv
 from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, SamplingParams
@@ -90,7 +90,10 @@ def setup_of(rng: random.Random) -> dict:
     if tiers == "disk" and prefix_cache:
         config |= dict(disk_path="disk", write_through=rng.random() < 0.3)
         config["disk_bytes"] = rng.choice(["64 KiB", "1 MiB"])
-    return dict(config=config, ahead=rng.random() < 0.3, window=rng.choice([None, None, 6]))
+    loop = rng.choice(["plain", "plain", "ahead", "drafts", "drafts"])
+    if loop == "drafts":
+        config["speculative"] = rng.choice(["ngram", "suffix", "clairvoyant"])
+    return dict(config=config, loop=loop, window=rng.choice([None, None, 6]))
 
 
 OPERATIONS = {
@@ -140,9 +143,14 @@ class Player:
         config = dict(self.setup["config"])
         if "disk_path" in config:
             config["disk_path"] = self.folder / "disk"
+        if config.get("speculative") == "clairvoyant":
+            config["speculative"] = Clairvoyant()
         self.engine = Engine(self.lm, small(**config))
-        if self.setup["ahead"]:
+        if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
+        elif self.setup["loop"] == "drafts":
+            fearless(self.engine)
+            self.engine.loop.drafter.engine = self.engine
         self.engine.runner.run = self.failing(self.engine.runner.run)
         if self.number:
             self.engine.update_weights(weights(1 + self.number))
@@ -289,6 +297,9 @@ class Player:
         assert stats.blocks_used == stats.blocks_cached
         for name in ("preemptions", "swaps_in", "hit_tokens", "steps"):
             self.seen[name] += getattr(stats, name)
+        if stats.speculation is not None:
+            self.seen["drafts"] += stats.speculation.drafts
+            self.seen["accepted drafts"] += stats.speculation.accepted
         for name, tier in stats.tiers.items():
             self.seen[f"hits of {name}"] += tier.hits
         if engine.cache is not None:

@@ -14,6 +14,6 @@ may answer instead of tokens. A cluster's front raises them, too.
 """
 
 from minikv.serving.inbox import Busy, Inbox, RequestFailed
-from minikv.serving.loop import EngineLoop
+from minikv.serving.loop import EngineLoop, Health
 
-__all__ = ["Busy", "EngineLoop", "Inbox", "RequestFailed"]
+__all__ = ["Busy", "EngineLoop", "Health", "Inbox", "RequestFailed"]

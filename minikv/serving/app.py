@@ -340,7 +340,7 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         found = self.target.health()
-        is_up = any(one.pid is not None and one.age < HANGS for one in found)
+        is_up = any(one.pid is not None and one.can_answer and one.age < HANGS for one in found)
         workers = [
             {
                 "pid": one.pid, "seconds_in_step": round(one.age, 3),

@@ -35,9 +35,7 @@ class Inbox:
         self._woken = asyncio.Event()
         self._lock = Lock()  # guards what follows
         self._output: RequestOutput | None = None  # an engine's: as it stands now
-        self._ids: list[int] = []  # a cluster's: what was added
-        self._text: list[str] = []
-        self._reason: str | None = None
+        self._added: dict[int, Delta] = {}  # a cluster's: what was added, by sample
         self._error: Exception | None = None
         self._is_waking = False
         self.first: float | None = None  # when there was something, by `time.monotonic`
@@ -45,15 +43,16 @@ class Inbox:
         self._taken: dict[int, tuple[int, int]] = {}  # tokens and characters, by sample
         self._over: set[int] = set()  # samples whose end was taken
 
-    def put(self, found: RequestOutput | Delta | Exception) -> None:
-        """Hand over a request as it stands now, what was added to it, or why it failed."""
+    def put(self, found: RequestOutput | Delta | Exception, sample: int = 0) -> None:
+        """Hand over a request as it stands now, what was added to a sample of it, or why it
+        failed."""
         with self._lock:
             if isinstance(found, RequestOutput):
                 self._output = found
             elif isinstance(found, Delta):
-                self._ids += found.token_ids
-                self._text.append(found.text)
-                self._reason = found.finish_reason
+                old = self._added.get(sample, Delta([], "", None))
+                ids, text = old.token_ids + found.token_ids, old.text + found.text
+                self._added[sample] = Delta(ids, text, found.finish_reason)
             else:
                 self._error = found
             is_last = isinstance(found, Exception) or found.finish_reason is not None
@@ -76,11 +75,8 @@ class Inbox:
             if self._error is not None:
                 raise self._error
             output, self._output = self._output, None
-            ids, self._ids = self._ids, []
-            text, self._text = "".join(self._text), []
-        if output is None:
-            return [(0, Delta(ids, text, self._reason))]
-        return self._since(output)
+            added, self._added = self._added, {}
+        return self._since(output) if output is not None else sorted(added.items())
 
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         news = []

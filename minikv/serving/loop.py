@@ -42,6 +42,7 @@ class Health(NamedTuple):
     pid: int | None  # None: it is down
     age: float
     stats: Stats | None
+    can_answer: bool = True  # False: it computes prompts for others
 
 
 class Reader(Protocol):
