@@ -21,6 +21,7 @@ from helpers import Clairvoyant, fearless, run_ahead, small
 
 import minikv
 from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, SamplingParams
+from minikv.groups import GroupPool
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
@@ -52,13 +53,13 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 
 
 @cache
-def model(seed: int, window: int | None) -> LanguageModel:
-    """Two layers, the second perhaps with a sliding window."""
+def model(seed: int, windows: tuple[int | None, int | None]) -> LanguageModel:
+    """Two layers, each perhaps with a sliding window."""
     config = ModelConfig(
         vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=16, num_layers=2, num_heads=HEADS,
         num_kv_heads=1, head_dim=HEAD_DIM, max_context=96, rms_norm_eps=1e-6, tie_embeddings=True,
         attention_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, rope_theta=100.0,
-        rope_scaling=None, windows=(None, window), eos_ids=(),
+        rope_scaling=None, windows=windows, eos_ids=(),
     )  # fmt: skip
     transformer = Transformer(config, weights(seed), torch.device("cpu"), torch.float32)
     return LanguageModel(f"model {seed}", transformer, None)
@@ -93,7 +94,8 @@ def setup_of(rng: random.Random) -> dict:
     loop = rng.choice(["plain", "plain", "ahead", "drafts", "drafts"])
     if loop == "drafts":
         config["speculative"] = rng.choice(["ngram", "suffix", "clairvoyant"])
-    return dict(config=config, loop=loop, window=rng.choice([None, None, 6]))
+    windows = rng.choice([(None, None), (None, None), (None, 6), (6, 6)])
+    return dict(config=config, loop=loop, windows=windows)
 
 
 OPERATIONS = {
@@ -135,7 +137,7 @@ class Player:
 
     def __init__(self, setup: dict, folder: Path, seen: Counter, interrupts=None):
         self.setup, self.folder, self.seen, self.rng = setup, folder, seen, interrupts
-        self.lm, self.number = model(1, setup["window"]), 0  # of the weights
+        self.lm, self.number = model(1, setup["windows"]), 0  # of the weights
         self.countdown, self.saved = -1, {}  # sessions, and the number of their weights
         self.open()
 
@@ -272,7 +274,7 @@ class Player:
 
     @property
     def now(self) -> LanguageModel:
-        return model(1 + self.number, self.setup["window"])
+        return model(1 + self.number, self.setup["windows"])
 
     def step(self, _) -> None:
         if self.engine.has_unfinished:
@@ -294,7 +296,9 @@ class Player:
         engine = self.engine
         assert not self.requests and not engine.has_unfinished, "a request is lost"
         stats = engine.stats()
-        assert stats.blocks_used == stats.blocks_cached
+        has_groups = isinstance(engine.pool, GroupPool)
+        self.seen["engines with groups"] += has_groups
+        assert has_groups or stats.blocks_used == stats.blocks_cached
         for name in ("preemptions", "swaps_in", "hit_tokens", "steps"):
             self.seen[name] += getattr(stats, name)
         if stats.speculation is not None:
@@ -305,7 +309,7 @@ class Player:
         if engine.cache is not None:
             with engine.changing_state():
                 engine.cache.evict(stats.blocks_cached)
-            assert engine.pool.num_free == engine.pool.num_blocks
+            assert engine.pool.num_free == engine.config.num_blocks
 
     def abort(self, which) -> None:
         if self.requests:
