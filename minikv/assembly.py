@@ -3,8 +3,8 @@
     EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
 
 This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `speculative`,
-`tiers`, `cluster`). It imports each of them only in the function that needs it. `minikv` gives `assemble`
-to `Engine`.
+`tiers`, `cluster`). It imports each of them only in the function that needs it. `minikv` gives
+`assemble` to `Engine`.
 """
 
 import logging
@@ -63,7 +63,7 @@ def assemble(
     if config.speculative != "off":
         from minikv.speculative import speculate
 
-        loop = speculate(runner, config)
+        loop = speculate(lm, runner, config)
     if kind == "groups":
         from minikv.groups import classes_over
 

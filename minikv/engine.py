@@ -379,10 +379,10 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, pool = self.scheduler, self.pool
+        scheduler, total, num_free = self.scheduler, self.config.num_blocks, self.pool.num_free
         return Stats(
-            blocks_total=self.config.num_blocks, blocks_free=pool.num_free,
-            blocks_used=self.config.num_blocks - pool.num_free, bytes_per_token=self.store.bytes_per_token,
+            blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
+            bytes_per_token=self.store.bytes_per_token,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
             running=len(scheduler.running), waiting=len(scheduler.waiting),
             **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},

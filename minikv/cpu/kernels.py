@@ -90,7 +90,7 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
     """
     kv_heads, head_dim = kv.shape[2], kv.shape[3]
     num_keys = qkv.shape[1] - kv_heads  # heads in front of the values: all that is rotated
-    rotate(qkv, num_keys, rope, positions, first, last)
+    rotate(qkv, 0, num_keys, rope, positions, first, last)
     for t in range(first, last):
         slot = slots[t]
         for head in range(kv_heads):
@@ -102,13 +102,13 @@ def rotate_and_write(qkv, rope, positions, slots, kv, first, last):
 
 
 @kernel
-def rotate(qkv, num_heads, rope, positions, first, last):
-    """RoPE on the first `num_heads` heads of tokens first to last, in place, as in
+def rotate(qkv, first_head, last_head, rope, positions, first, last):
+    """RoPE on the heads first_head to last_head of tokens first to last, in place, as in
     `rotate_and_write`."""
     half = qkv.shape[2] // 2
     for t in range(first, last):
         cos, sin = rope[positions[t], 0], rope[positions[t], 1]
-        for head in range(num_heads):
+        for head in range(first_head, last_head):
             x = qkv[t, head]
             for i in range(half):
                 a, b = x[i], x[i + half]
@@ -381,8 +381,9 @@ def dims_of(kv):
     raise NotImplementedError
 
 
-def write_new(kv, qkv, slots, num_tokens):
-    """Keys and values of new tokens into their slots: qkv (T, H + 2 K, D), slots (T,)."""
+def write_new(kv, qkv, slots, kv_head, first, last):
+    """One head's keys and values of the tokens first to last into their slots: qkv (T, H + 2 K, D),
+    slots (T,)."""
     raise NotImplementedError
 
 
@@ -420,16 +421,15 @@ def _is_array(kind) -> bool:
     return isinstance(kind, types.Array)
 
 
-def _write_floats(kv, qkv, slots, num_tokens):
+def _write_floats(kv, qkv, slots, kv_head, first, last):
     kv_heads, head_dim = kv.shape[3], kv.shape[4]
     keys = qkv.shape[1] - 2 * kv_heads
     by_slot = kv.reshape(-1, 2, kv_heads, head_dim)
-    for t in range(num_tokens):
+    for t in range(first, last):
         for i in range(2):
-            for head in range(kv_heads):
-                source, target = qkv[t, keys + i * kv_heads + head], by_slot[slots[t], i, head]
-                for d in range(head_dim):
-                    target[d] = source[d]
+            source, target = qkv[t, keys + i * kv_heads + kv_head], by_slot[slots[t], i, kv_head]
+            for d in range(head_dim):
+                target[d] = source[d]
 
 
 def _dot_floats(q, head, num_heads, kv, place, scores, to):
@@ -614,19 +614,11 @@ def _prepare(w, b, part):
                 _copy(w.embedding[token_id : token_id + 1], b.x[t : t + 1])
         rms_norm(x, w.norm_1[layer], w.eps, b.normed)
         _copy(w.qkv_bias[layer : layer + 1], b.qkv[:num_tokens])
-    elif phase == ATTEND:
-        num_heads = b.heads_out.shape[1]
-        num_keys = (b.heads.shape[1] + num_heads) // 2  # heads in front of the values
-        if len(w.q_norm) > 0:
-            norm_heads(b.heads[:num_tokens], 0, num_heads, w.q_norm[layer], w.eps)
-            norm_heads(b.heads[:num_tokens], num_heads, num_keys, w.k_norm[layer], w.eps)
-        rotate(b.heads, num_keys, w.rope, b.positions, 0, num_tokens)
-        write_new(layer_of(b.kv, layer), b.heads, b.slots, num_tokens)
     elif phase == OUT:
         _add(w.out_bias[layer : layer + 1], x)
     elif phase == DOWN:
         _add(w.down_bias[layer : layer + 1], x)
-    else:
+    elif phase == GATE_UP:
         rms_norm(x, w.norm_2[layer], w.eps, b.normed)
         _copy(w.gate_up_bias[layer : layer + 1], b.gate_up[:num_tokens])
 
@@ -640,6 +632,8 @@ def _compute(w, b, part, chunk, num_chunks):
         q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
         _, kv_heads = dims_of(kv)
         first, last = _bounds(num_seqs * kv_heads, chunk, num_chunks, 1)
+        for item in range(first, last):
+            _write_item(w, b, layer, kv, item // kv_heads, item % kv_heads)
         tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
         border = b.shared[DECODES] * kv_heads
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
@@ -667,11 +661,30 @@ def _compute(w, b, part, chunk, num_chunks):
     silu_mul(out, b.product[:num_rows], first, last)
 
 
+@inline
+def _write_item(w, b, layer, kv, row, kv_head):
+    """What comes before the attention of a sequence and a KV head: norms and RoPE of its queries
+    and keys, and its keys and values into their slots. Other items do not read them."""
+    group = b.heads_out.shape[1] // dims_of(kv)[1]
+    first, last = b.query_start[row], b.query_start[row + 1]
+    query, key = kv_head * group, b.heads_out.shape[1] + kv_head
+    if len(w.q_norm) > 0:
+        norm_heads(b.heads[first:last], query, query + group, w.q_norm[layer], w.eps)
+        norm_heads(b.heads[first:last], key, key + 1, w.k_norm[layer], w.eps)
+    rotate(b.heads, query, query + group, w.rope, b.positions, first, last)
+    rotate(b.heads, key, key + 1, w.rope, b.positions, first, last)
+    write_new(kv, b.heads, b.slots, kv_head, first, last)
+
+
 @kernel
 def _bounds(size, chunk, num_chunks, multiple):
-    """Where a chunk of `size` begins and ends: at a multiple of `multiple`, or at the end."""
-    per_chunk = (size + num_chunks * multiple - 1) // (num_chunks * multiple) * multiple
-    return min(chunk * per_chunk, size), min((chunk + 1) * per_chunk, size)
+    """Where a chunk of `size` begins and ends: at a multiple of `multiple`, or at the end. Larger
+    chunks come first, so that threads which take one by one end at about the same time."""
+    units = (size + multiple - 1) // multiple
+    per_chunk, more = units // num_chunks, units % num_chunks
+    first = chunk * per_chunk + min(chunk, more)
+    last = first + per_chunk + (1 if chunk < more else 0)
+    return min(first * multiple, size), min(last * multiple, size)
 
 
 @kernel

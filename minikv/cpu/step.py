@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from minikv.backend import Computed
 from minikv.batch import Batch
 from minikv.cpu import helpers
 from minikv.cpu.compiler import num_compiled
@@ -36,8 +37,9 @@ from minikv.paged import KVStore
 log = logging.getLogger("minikv")
 
 CHUNKS_PER_THREAD = 4
-PATIENCE = 500_000  # turns of a loop that a helper waits for the next step: below a millisecond
-LONG = 1e-3  # seconds: a chunk of a phase takes less
+PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
+LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
+TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
 
 
 def weights_of(transformer: Transformer) -> Weights:
@@ -193,11 +195,11 @@ class Program:
             logits=floats(seqs, c.vocab_size), shared=whole(NUM_SHARED),
         )  # fmt: skip
         compile_for(self.weights, b)
-        self.logits = torch.from_numpy(b.logits)
-        self.help = partial(run_step, self.weights, b, 0, PATIENCE)
+        self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.normed)
         started = thread_time()
-        self.help()  # there is nothing to help with, so it waits
-        self.seconds_per_turn = (thread_time() - started) / PATIENCE
+        run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
+        self.seconds_per_turn = (thread_time() - started) / TURNS
+        self.help = partial(run_step, self.weights, b, 0, int(PATIENCE / self.seconds_per_turn))
         self.crowd = Crowd()
 
     def fits(self, transformer: Transformer, batch: Batch) -> bool:
@@ -205,8 +207,9 @@ class Program:
         sizes = zip(shape_of(batch), self.shape, strict=True)
         return self.transformer is transformer and all(size <= room for size, room in sizes)
 
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Logits (S, vocab_size) after the last token of each sequence, until the next call."""
+    def run(self, batch: Batch) -> Computed:
+        """After the last token of each sequence logits (S, vocab_size), and hidden states
+        (S, hidden_size), until the next call."""
         b, shared = self.buffers, self.buffers.shared
         num_tokens, num_seqs, width = shape_of(batch)
         b.token_ids[:num_tokens] = batch.token_ids.numpy()
@@ -218,13 +221,13 @@ class Program:
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
         if self.num_threads == 1 or self.crowd.goes_alone():
             run_step(self.weights, b, 1, 1)
-            return self.logits[:num_seqs]
+            return self.logits[:num_seqs], self.hidden[:num_seqs]
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
         lost = run_step(self.weights, b, CHUNKS_PER_THREAD * self.num_threads, long)
         self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started)
-        return self.logits[:num_seqs]
+        return self.logits[:num_seqs], self.hidden[:num_seqs]
 
 
 def shape_of(batch: Batch) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numba import types
 
+from minikv.backend import Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import (
@@ -32,7 +33,7 @@ class GroupedKV(NamedTuple):
     parts: np.ndarray  # (layers of a group, num_parts, block_size, 2, K, D)
     part_of: np.ndarray  # (groups, num_blocks)
     group: np.ndarray  # (L,): of a layer
-    index: np.ndarray  # (L,): which of its group's layers it is
+    place: np.ndarray  # (L,): which of its group's layers it is
 
 
 class LayerKV(NamedTuple):
@@ -48,14 +49,14 @@ class CompiledGroups(GroupedAttention):
     def __init__(self, config: ModelConfig, store: KVStore):
         super().__init__(CpuAttention, config, store)
         places = np.array([self.place[layer] for layer in range(config.num_layers)])
-        group, index = np.ascontiguousarray(places.T)
-        self.kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, index)
+        group, place = np.ascontiguousarray(places.T)
+        self.kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place)
         self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
         self.num_threads = torch.get_num_threads()  # for good
 
-    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a batch, valid until the next call; None if the transformer is not the
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """Logits and hidden states, valid until the next call; None if the transformer is not the
         usual one."""
         if self.program is None or not self.program.fits(transformer, batch):
             if not can_compile(transformer):
@@ -74,15 +75,15 @@ def _is_layer(kind) -> bool:
 
 
 def _layer(kv, layer):
-    return LayerKV(kv.parts[kv.index[layer]], kv.part_of[kv.group[layer]])
+    return LayerKV(kv.parts[kv.place[layer]], kv.part_of[kv.group[layer]])
 
 
-def _write(kv, qkv, slots, num_tokens):
+def _write(kv, qkv, slots, kv_head, first, last):
     size = kv.parts.shape[1]
-    own_slots = np.empty(num_tokens, np.int64)
-    for t in range(num_tokens):
-        own_slots[t] = kv.part_of[slots[t] // size] * size + slots[t] % size
-    write_new(kv.parts, qkv, own_slots, num_tokens)
+    own = np.empty(last, np.int64)
+    for t in range(first, last):
+        own[t] = kv.part_of[slots[t] // size] * size + slots[t] % size
+    write_new(kv.parts, qkv, own, kv_head, first, last)
 
 
 def _attend(q, kv, tables, lens, query_start, window, out, first, last, border):

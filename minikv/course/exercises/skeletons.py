@@ -314,7 +314,7 @@ def _class_text(piece: Class, ref: Reference, name: str, asked, titles) -> str:
         else:
             start = first_line(item) if isinstance(item, Def) else item.lineno
             text = "\n".join(lines[start - 1 : item.end_lineno])
-        if isinstance(item, Def):
+        if isinstance(item, Def | ast.AsyncFunctionDef):
             parts.append(text)
         else:  # fields stand together
             parts[-1] += "\n" + text

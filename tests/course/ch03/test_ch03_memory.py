@@ -211,10 +211,11 @@ def test_the_film_copies_and_the_player_steps():
     assert [moment.holes for moment in film.moments] == [((0, 8),), ((3, 5),)]
     assert "A at 0" in film.picture().alt and "free: 5 KB at 3" in film.picture().alt
     player = film.widget()
-    first = player.picture.value
-    player.slider.value = player.slider.max
-    assert player.slider.max == 1 and player.picture.value != first
+    assert player.slider.max == player.slider.value == 1  # the first step that holds something
     assert "A starts" in player.caption.value
+    first = player.picture.value
+    player.slider.value = 0
+    assert player.picture.value != first
 
 
 def test_the_film_says_who_waits_though_enough_is_free():
