@@ -14,11 +14,20 @@ The scheduler, the table of a sequence and the prefix cache go on counting block
 layers all see everything use nothing of this.
 """
 
-from minikv.groups.attention import GroupedAttention, compiled_attention
+from minikv.backend import AttentionBackend
+from minikv.config import ModelConfig
+from minikv.groups.attention import GroupedAttention
 from minikv.groups.blocks import GroupCache, GroupPool, GroupTable, classes_over
 from minikv.groups.layout import GroupedStore, Layout, layout_of
+from minikv.paged import KVStore
 
 __all__ = [
     "GroupCache", "GroupPool", "GroupTable", "GroupedAttention", "GroupedStore", "Layout",
     "classes_over", "compiled_attention", "layout_of",
 ]  # fmt: skip
+
+def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """In compiled steps. Raises ImportError without Numba."""
+    from minikv.groups.compiled import CompiledGroups  # here, because it needs Numba
+
+    return CompiledGroups(config, store)

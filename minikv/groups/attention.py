@@ -52,10 +52,3 @@ class GroupedAttention(AttentionBackend):
             return attends[group](i, q, k, v)
 
         return attend
-
-
-def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """In compiled steps. Raises ImportError without Numba."""
-    from minikv.groups.compiled import CompiledGroups  # here, because it needs Numba
-
-    return CompiledGroups(config, store)
