@@ -26,6 +26,7 @@ __all__ = [
     "classes_over", "compiled_attention", "layout_of",
 ]  # fmt: skip
 
+
 def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
     """In compiled steps. Raises ImportError without Numba."""
     from minikv.groups.compiled import CompiledGroups  # here, because it needs Numba
