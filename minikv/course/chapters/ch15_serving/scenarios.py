@@ -292,7 +292,7 @@ def send_text(mine, lm) -> str:
     return f"{len(output.token_ids)} tokens after a prompt that ends inside é, none of it sent"
 
 
-# ── 15.3 Tokens for nobody ────────────────────────────────────────────────────
+# ── 15.3 Tokens that no one reads ─────────────────────────────────────────────
 
 # A program is events: "A8~" client A asks for 8 tokens as a stream, "A8" for a whole answer; "."
 # is a step, "-A" says that A has left.
