@@ -169,7 +169,8 @@ def run_poisoned(engine, prompts, params):
 
 
 def cpu(lm, **changes):
-    return Engine(lm, small(attention="cpu", **changes))
+    """In one group of layers, for `poison` asks the tables which slots are owned."""
+    return Engine(lm, small(attention="cpu", kv_groups="one", **changes))
 
 
 @pytest.mark.parametrize(
