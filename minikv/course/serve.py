@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from ipaddress import ip_address
 from types import SimpleNamespace
 
@@ -50,9 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="may be given several times; clients with different keys share no prefix. Others on "
         "this machine can read a command line: MINIKV_API_KEY is better",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN",
+        help="of a page, such as http://localhost:3000, that may use the server from a browser; "
+        "may be given several times (default: none but the server's own)",
+    )  # fmt: skip
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each engine's pool")
     parser.add_argument(
-        "--speculative", choices=("off", "ngram", "suffix"), default="off", help="who drafts"
+        "--speculative",
+        choices=("off", "ngram", "suffix", "head"),
+        default="off",
+        help="who drafts",
     )
     parser.add_argument(
         "--replicas", type=from_to, metavar="N",
@@ -96,11 +104,11 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: over.set())
     keys, is_made_up = keys_of(args)
     try:
-        template = ChatTemplate(args.model)
-        with (
-            engines(args) as target,
-            served(make_app(target, args.model, keys, template), args.host, args.port) as address,
-        ):
+        template, origins = ChatTemplate(args.model), args.allow_origin
+        with ExitStack() as stack:
+            target = stack.enter_context(engines(args))
+            app = make_app(target, args.model, keys, template, origins=origins)
+            address = stack.enter_context(served(app, args.host, args.port))
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             url = f"http://{host}:{address[1]}"
             print(f"{url}/v1/completions", flush=True)
@@ -109,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
             key = ' -H "Authorization: Bearer KEY"' if keys else ""
             body = '{"prompt": "def f(", "stream": true}'
             print(f"curl -N {url}/v1/completions{key} -d '{body}'", flush=True)
+            print(f"{url}/ shows the cache at work", flush=True)
             over.wait()
     except (ImportError, OSError, RuntimeError, ValueError, WorkerLost) as error:
         print(error, file=sys.stderr)

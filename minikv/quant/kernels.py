@@ -34,7 +34,7 @@ from minikv.cpu.kernels import (
     prefetch,
     write_new,
     zero,
-)  # fmt: skip
+)
 from minikv.cpu.tiles import HEADS, add_rows, ask_for, dot_rows
 from minikv.quant.formats import TINY
 from minikv.quant.tiles import add_by_token, dot_by_channel
@@ -259,120 +259,9 @@ def _fold(q, block, kv_head, lo, hi, row, scores, top, total, acc):
 
 
 @kernel
-def attend_decode_int4(q, parts, open_keys, own_rows, tables, lens, window, out, first, last):
-    """`attend` for int4 where every sequence has one query, without scaling a key or a value.
-
-    With k = low + scale code by channel, q . k = q . low + (q scale) . code: the query is scaled
-    once per block, instead of each key. Likewise sum p v = sum p low + sum (p scale) code, where
-    the weights p are scaled. So a key or value only has to be unpacked.
-
-    Every group of V must lie in one half of the channels: an even number of groups.
-    """
-    kv_heads, head_dim = open_keys.shape[1], q.shape[2]
-    block_size, groups = parts.v_codes.shape[2], parts.v_scale.shape[3]
-    half, heads = head_dim // 2, q.shape[1] // kv_heads
-    group = head_dim // groups
-    scaled, acc, top, total = _scratch(heads, head_dim)
-    block = np.empty((block_size, 2, 1, head_dim), np.float32)
-    raw = np.empty((2, block_size, half), np.float32)
-    flat = raw.reshape(-1)
-    turned, p = np.empty((heads, head_dim), np.float32), np.empty(block_size, np.float32)
-    weights = np.empty((heads, block_size), np.float32)
-    scale, low = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
-    v_scale, v_low = np.empty((2, groups, block_size), np.float32)
-    for item in range(first, last):
-        row, head = item // kv_heads, item % kv_heads
-        for g in range(heads):
-            _begin(q[row, head * heads + g], scaled[g], acc[g])
-            top[g], total[g] = -np.inf, zero
-        end = lens[row]
-        start = max(end - window, 0) if window > 0 else 0
-        own = (end - 1) // block_size
-        for index in range(start // block_size, own):
-            lo, block_id = max(start - index * block_size, 0), tables[row, index]
-            _widen_all(parts.k_scale[block_id, head], scale)
-            _widen_all(parts.k_low[block_id, head], low)
-            unpack(parts.k_codes[block_id, head].reshape(-1), flat)
-            for g in range(heads):
-                x, y, base = scaled[g], turned[g], zero
-                for d in range(head_dim):
-                    y[d] = x[d] * scale[d]
-                for d in range(head_dim):
-                    base += x[d] * low[d]
-                _softmax_block(raw, y, base, lo, weights[g], g, top, total, acc[g])
-            unpack(parts.v_codes[block_id, head].reshape(-1), flat)
-            for n in range(groups):
-                for t in range(block_size):
-                    v_scale[n, t] = widen(parts.v_scale[block_id, head, t, n])
-                    v_low[n, t] = widen(parts.v_low[block_id, head, t, n])
-            for g in range(heads):
-                for n in range(groups):
-                    base, weight, s, z = zero, weights[g], v_scale[n], v_low[n]
-                    for t in range(lo, block_size):
-                        base += weight[t] * z[t]
-                    for t in range(lo, block_size):
-                        p[t] = weight[t] * s[t]
-                    offset = n * group % half
-                    codes = raw[n * group // half]
-                    part = acc[g, n * group : (n + 1) * group]
-                    _add_values(codes, offset, p, lo, base, part)
-        lo, hi = max(start - own * block_size, 0), end - own * block_size
-        fetch(parts, tables[row, own], head, 0, hi, block, flat)
-        for t in range(hi):  # the query's own block: keys in full precision
-            block[t, 0, 0] = open_keys[own_rows[row], head, t]
-        for g in range(heads):
-            _fold(scaled[g], block, 0, lo, hi, g, p, top, total, acc[g])
-            _finish(acc[g], total[g], out[row, head * heads + g])
-
-
-@kernel
 def _widen_all(bits, out):
     for i in range(out.shape[0]):
         out[i] = widen(bits[i])
-
-
-@kernel
-def _softmax_block(raw, q, base, lo, weights, row, top, total, acc):
-    """Scores base + q . code of a block, and their weights in a running softmax; the values are
-    added by the caller."""
-    block_size, half = raw.shape[1], raw.shape[2]
-    a, b = q[:half], q[half:]
-    highest = top[row]
-    for t in range(lo, block_size):
-        x, y, score = raw[0, t], raw[1, t], base
-        for d in range(half):
-            score += a[d] * x[d] + b[d] * y[d]
-        weights[t] = score
-        highest = max(highest, score)
-    if highest > top[row]:
-        shrink = exp(top[row] - highest)
-        total[row] *= shrink
-        for d in range(2 * half):
-            acc[d] *= shrink
-        top[row] = highest
-    for t in range(lo, block_size):
-        weights[t] = exp(weights[t] - highest)
-        total[row] += weights[t]
-
-
-@kernel
-def _add_values(codes, offset, p, lo, base, out):
-    """out += base + sum p[t] codes[t, offset + d], for the channels d of one group."""
-    size, t = out.shape[0], lo
-    for d in range(size):
-        out[d] += base
-    while t + 4 <= codes.shape[0]:
-        p0, p1, p2, p3 = p[t], p[t + 1], p[t + 2], p[t + 3]
-        a, b = codes[t][offset : offset + size], codes[t + 1][offset : offset + size]
-        c, e = codes[t + 2][offset : offset + size], codes[t + 3][offset : offset + size]
-        for d in range(size):
-            out[d] += p0 * a[d] + p1 * b[d] + p2 * c[d] + p3 * e[d]
-        t += 4
-    while t < codes.shape[0]:
-        p0, a = p[t], codes[t][offset : offset + size]
-        for d in range(size):
-            out[d] += p0 * a[d]
-        t += 1
 
 
 # ── A step as one program ─────────────────────────────────────────────────────
@@ -472,56 +361,51 @@ def _dims(kv):
     return kv.v_codes.shape[2], kv.v_codes.shape[1]
 
 
-def _write_int8(kv, qkv, slots, num_tokens):
+def _write_int8(kv, qkv, slots, kv_head, first, last):
     kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
-    for t in range(num_tokens):
-        block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            k, v = qkv[t, keys + head], qkv[t, values + head]
-            kv.k_scale[block, head, slot] = quantise_int8(k, kv.k_codes[block, head, slot])
-            kv.v_scale[block, head, slot] = quantise_int8(v, kv.v_codes[block, head, slot])
+    value = qkv.shape[1] - kv_heads + kv_head
+    for t in range(first, last):
+        at = slots[t] // size, kv_head, slots[t] % size
+        kv.k_scale[at] = quantise_int8(qkv[t, value - kv_heads], kv.k_codes[at])
+        kv.v_scale[at] = quantise_int8(qkv[t, value], kv.v_codes[at])
 
 
-def _write_bfloat16(kv, qkv, slots, num_tokens):
+def _write_bfloat16(kv, qkv, slots, kv_head, first, last):
     kv_heads, size = kv.v_codes.shape[1], kv.v_codes.shape[2]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
-    for t in range(num_tokens):
-        block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            quantise_bfloat16(qkv[t, keys + head], kv.k_codes[block, head, slot])
-            quantise_bfloat16(qkv[t, values + head], kv.v_codes[block, head, slot])
+    value = qkv.shape[1] - kv_heads + kv_head
+    for t in range(first, last):
+        at = slots[t] // size, kv_head, slots[t] % size
+        quantise_bfloat16(qkv[t, value - kv_heads], kv.k_codes[at])
+        quantise_bfloat16(qkv[t, value], kv.v_codes[at])
 
 
-def _write_int4(kv, qkv, slots, num_tokens):
+def _write_int4(kv, qkv, slots, kv_head, first, last):
     """A key waits in its block's row. The last key closes the block: its keys become codes."""
     codes = kv.codes
     kv_heads, size, half = codes.v_codes.shape[1:]
-    keys, values = qkv.shape[1] - 2 * kv_heads, qkv.shape[1] - kv_heads
+    value = qkv.shape[1] - kv_heads + kv_head
     groups = codes.v_scale.shape[3]
     group = 2 * half // groups
     channel, of_head = np.empty(size, np.uint8), np.empty(2 * half, np.uint8)
-    for t in range(num_tokens):
+    for t in range(first, last):
         block, slot = slots[t] // size, slots[t] % size
-        for head in range(kv_heads):
-            waiting, v = kv.keys[kv.rows[block], head], qkv[t, values + head]
-            for d in range(2 * half):
-                waiting[slot, d] = qkv[t, keys + head, d]
-            for n in range(groups):
-                part = slice(n * group, (n + 1) * group)
-                scale, low = quantise_int4(v[part], of_head[part])
-                codes.v_scale[block, head, slot, n], codes.v_low[block, head, slot, n] = scale, low
-            for d in range(half):
-                codes.v_codes[block, head, slot, d] = of_head[d] | of_head[half + d] << 4
-            if slot < size - 1:
-                continue
-            packed = codes.k_codes[block, head]
-            for d in range(2 * half):
-                scale, low = quantise_int4(waiting[:, d], channel)
-                codes.k_scale[block, head, d], codes.k_low[block, head, d] = scale, low
-                for i in range(size):
-                    first = np.uint8(0) if d < half else packed[i, d - half]
-                    packed[i, d % half] = first | channel[i] << (0 if d < half else 4)
+        waiting, k, v = kv.keys[kv.rows[block], kv_head], qkv[t, value - kv_heads], qkv[t, value]
+        for d in range(2 * half):
+            waiting[slot, d] = k[d]
+        for n in range(groups):
+            part, at = slice(n * group, (n + 1) * group), (block, kv_head, slot, n)
+            codes.v_scale[at], codes.v_low[at] = quantise_int4(v[part], of_head[part])
+        for d in range(half):
+            codes.v_codes[block, kv_head, slot, d] = of_head[d] | of_head[half + d] << 4
+        if slot < size - 1:
+            continue
+        packed = codes.k_codes[block, kv_head]
+        for d in range(2 * half):
+            scale, low = quantise_int4(waiting[:, d], channel)
+            codes.k_scale[block, kv_head, d], codes.k_low[block, kv_head, d] = scale, low
+            for i in range(size):
+                before = np.uint8(0) if d < half else packed[i, d - half]
+                packed[i, d % half] = before | channel[i] << (0 if d < half else 4)
 
 
 @kernel

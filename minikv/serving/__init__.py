@@ -6,6 +6,7 @@ requests   what clients may send
 chat       from messages to a prompt, by a checkpoint's template
 queue      how many prompt tokens may wait, by the rate that is measured
 metrics    what the server has done, under vLLM's names
+watch      pictures of an engine for the page that draws them, in `page/`
 app        the application: OpenAI's endpoints, health and metrics
 server     the application behind an address
 

@@ -8,6 +8,8 @@ the tokens of its request.
 """
 
 import asyncio
+import math
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
@@ -28,10 +30,13 @@ class Inbox:
     it; `put` may be called from any thread.
 
     patient: the reader wants the first token and the end, and is not woken in between.
+    pause: how many seconds are from one `take` to the next; what comes sooner is taken together.
+        The end does not wait.
     """
 
-    def __init__(self, patient: bool = False):
-        self._loop, self._patient = asyncio.get_running_loop(), patient
+    def __init__(self, patient: bool = False, pause: Callable[[], float] = lambda: 0.0):
+        self._loop, self._patient, self._pause = asyncio.get_running_loop(), patient, pause
+        self._last_take = -math.inf  # by the loop's clock
         self._woken = asyncio.Event()
         self._lock = Lock()  # guards what follows
         self._output: RequestOutput | None = None  # an engine's: as it stands now
@@ -59,16 +64,24 @@ class Inbox:
             wakes = is_last or self.first is None or not self._patient
             self.newest = monotonic()
             self.first = self.newest if self.first is None else self.first
-            if not wakes or self._is_waking:
+            if not wakes or (self._is_waking and not is_last):
                 return
             self._is_waking = True
         with suppress(RuntimeError):  # the event loop is closed: there is no reader any more
-            self._loop.call_soon_threadsafe(self._woken.set)
+            self._loop.call_soon_threadsafe(self._woken.set if is_last else self._wake)
+
+    def _wake(self) -> None:
+        wait = self._last_take + self._pause() - self._loop.time()
+        if wait > 0:
+            self._loop.call_later(wait, self._woken.set)
+        else:
+            self._woken.set()
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(sample, what it got) since the last call; waits until there is something. Raises what
         was put."""
         await self._woken.wait()
+        self._last_take = self._loop.time()
         with self._lock:
             self._woken.clear()
             self._is_waking = False

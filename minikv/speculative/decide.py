@@ -35,11 +35,13 @@ class Chances:
         self._seen[level] = self._seen[level] * self.FORGET + 1
         self.of[level] = self._right[level] / self._seen[level]
 
-    def compare(self, level: int, drafts: Sequence[int], token_ids: Sequence[int]) -> None:
+    def compare(
+        self, levels: Sequence[int], drafts: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
         """Note a proposal, verified or not, once it is known what came: each draft up to the first
         that is wrong."""
-        for place, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=False)):
-            self.note(level + place, draft == token_id)
+        for level, draft, token_id in zip(levels, drafts, token_ids, strict=False):
+            self.note(level, draft == token_id)
             if draft != token_id:
                 return
 
@@ -57,6 +59,7 @@ class Costs:
 
     def __init__(self) -> None:
         self._samples: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
         self._when: dict[int, int] = {}
         self._steps = 0
         self._sizes = [0]
@@ -65,12 +68,15 @@ class Costs:
     def note(self, num_tokens: int, seconds: float) -> None:
         self._steps += 1
         size = rounded(num_tokens)
-        self._samples.setdefault(size, deque(maxlen=self.KEEP)).append(seconds)
-        self._when[size] = self._steps
+        samples = self._samples.setdefault(size, deque(maxlen=self.KEEP))
+        if len(samples) == self.KEEP and self._steps % 4:
+            return  # it is known well enough, and this takes microseconds
+        samples.append(seconds)
+        self._medians[size], self._when[size] = median(samples), self._steps
         for old in [s for s, when in self._when.items() if self._steps - when > self.FORGET_AFTER]:
-            del self._samples[old], self._when[old]
+            del self._samples[old], self._medians[old], self._when[old]
         self._sizes = [0, *sorted(self._samples)]
-        self._seconds = [0.0, *(median(self._samples[size]) for size in self._sizes[1:])]
+        self._seconds = [0.0, *(self._medians[size] for size in self._sizes[1:])]
 
     def of(self, num_tokens: int) -> float:
         """0 if nothing is known."""
@@ -80,6 +86,30 @@ class Costs:
         low, high = self._sizes[at - 1], self._sizes[at]
         part = (num_tokens - low) / (high - low)
         return self._seconds[at - 1] * (1 - part) + self._seconds[at] * part
+
+
+class Account:
+    """Whether to ask the drafter at all, in units of a step without drafts.
+
+    Asking and verifying must pay for themselves: what drafts save comes in, what they cost goes
+    out. A hundredth of all steps is added, so if drafts never pay, looking for them takes a
+    hundredth of the time, and if they pay again, that is found out.
+    """
+
+    SHARE, FIRST, MOST = 0.01, 5.0, 30.0
+
+    def __init__(self) -> None:
+        self.steps = self.FIRST
+
+    @property
+    def is_open(self) -> bool:
+        return self.steps >= 0
+
+    def note(self, asking: float, verifying: float, written: float) -> None:
+        """A step. asking, verifying: what it cost more than one without drafts; written: how many
+        times as many tokens it gave; both over a step without."""
+        gain = self.SHARE + written - 1 - verifying - min(asking, 1.0)
+        self.steps = min(self.MOST, self.steps + gain)
 
 
 def rounded(num_tokens: int) -> int:

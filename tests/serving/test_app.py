@@ -375,6 +375,43 @@ def test_the_queue_measures_how_fast_it_is_served():
     asyncio.run(measured())
 
 
+def test_a_client_that_reads_nothing_is_left_alone_after_a_while(tinypy, monkeypatch):
+    """What it was not sent is not even made, and its request is cancelled."""
+    monkeypatch.setattr(app_module, "SILENCE", 0.1)
+    made, is_closed = [], []
+
+    async def events():
+        try:
+            for i in range(100):
+                made.append(i)
+                yield b"data: x"
+        finally:
+            is_closed.append(True)
+
+    async def send(message):
+        if "body" in message:
+            await asyncio.Event().wait()  # the connection's buffer is full
+
+    asyncio.run(app_module.Events(events())({}, None, send))
+    assert made == [0] and is_closed == [True]
+
+
+def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
+    page = {"Origin": "http://localhost:3000"}
+    ask = page | {"Access-Control-Request-Method": "POST",
+                  "Access-Control-Request-Headers": "authorization"}  # fmt: skip
+    for origins, allowed in (((), None), (["http://localhost:3000"], "http://localhost:3000")):
+        with server(tinypy.lm, origins=origins) as at:
+            first = httpx.options(f"{at.url}/v1/completions", headers=ask)
+            assert first.status_code == (200 if origins else 401)
+            body, key = {"prompt": "x", "max_tokens": 2}, {"Authorization": f"Bearer {KEY}"}
+            found = httpx.post(f"{at.url}/v1/completions", json=body, headers=page | key)
+            assert found.status_code == 200
+            for one in (first, found):
+                assert one.headers.get("Access-Control-Allow-Origin") == allowed
+            assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
+
+
 def test_tokenize(tinypy):
     with server(tinypy.lm) as at:
         found = at.ask("/tokenize", {"prompt": "def f("}).json()

@@ -22,7 +22,7 @@ def seeds(default):
 
 
 def test_random_programs():
-    seen = play_many(seeds(40), LENGTH)
+    seen = play_many(seeds(100), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
     for what in (
