@@ -67,9 +67,9 @@ def promote(
     """Bring a block back from the host to the device; with `keep` it stays on the host as well.
 
     `copy(from_block, to_block)` copies from the host to the device. A block that is on the device
-    already is not copied; without `keep` it still leaves the host. `device.allocate` may demote
-    another block to make room, and that may evict the host's oldest block that has one holder,
-    perhaps this one. All or nothing: raises ValueError if the block is not on the host, and
+    already is not copied; without `keep` it still leaves the host. `device.allocate` may first
+    demote another block to make room, and a full host then evicts the oldest of its blocks that
+    has one holder. All or nothing: raises ValueError if the block is not on the host, and
     OutOfBlocks if the device has no room; what `copy` raises is raised again.
     """
     raise NotImplementedError("Exercise 12.2: promote")

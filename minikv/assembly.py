@@ -52,7 +52,7 @@ def assemble(
     if config.speculative != "off":
         from minikv.speculative import speculate
 
-        loop = speculate(runner, config)
+        loop = speculate(lm, runner, config)
     listeners: list[Listener] = []
     if open_keys := getattr(store, "open", None):
         listeners.append(open_keys)

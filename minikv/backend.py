@@ -19,6 +19,7 @@ from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
 Rows = slice | np.ndarray  # some sequences of a batch
+Computed = tuple[torch.Tensor, torch.Tensor]  # logits, and the hidden states below them
 
 
 @runtime_checkable
@@ -34,9 +35,10 @@ class AttentionBackend(Protocol):
         attends through the block tables."""
         ...
 
-    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits after the last token of each sequence, (S, vocab_size), if the backend can
-        compute this whole batch in a faster way than layer by layer; otherwise None."""
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """The logits after the last token of each sequence, (S, vocab_size), and the hidden states
+        that they are computed from, (S, hidden_size), if the backend can compute this whole batch
+        in a faster way than layer by layer; otherwise None."""
         return None
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -50,8 +50,9 @@ class EngineConfig:
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
     speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
-        (the request's own text), "suffix" (and earlier answers), or a Drafter of your own. The
-        tokens are those of "off". See `minikv.speculative`.
+        (the request's own text), "suffix" (and earlier answers), "head" (a small network on the
+        model's last hidden state; bundled for tinypy), or a Drafter of your own. The tokens are
+        those of "off". See `minikv.speculative`.
     """
 
     num_blocks: int = 512
@@ -82,7 +83,7 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)
         if not hasattr(self.speculative, "propose"):
-            require_one_of("speculative", self.speculative, ("off", "ngram", "suffix"))
+            require_one_of("speculative", self.speculative, ("off", "ngram", "suffix", "head"))
         if not isinstance(self.disk_path, str | os.PathLike | None):
             raise ValueError(f"disk_path: must be a folder's path, was {self.disk_path!r}")
         if not isinstance(self.store, str | None):

@@ -55,6 +55,7 @@ class Runner:
         self.builder = BatchBuilder(config.max_num_seqs, max_blocks, config.block_size)
         self.num_tokens = 0  # that went through the model
         self.seconds = 0.0  # of the forward pass and sampling
+        self.last_hidden = torch.empty(0)  # below the last logits, until the next batch
 
     def run(self, plan: Plan) -> list[int]:
         """Compute a plan. Returns a token id for each sequence that gets one, in the order of
@@ -87,8 +88,12 @@ class Runner:
 
     def compute(self, batch: Batch) -> torch.Tensor:
         """Logits after the last token of each sequence in the batch: (S, vocab_size)."""
-        logits = self.attention.compute(self.transformer, batch)
-        return self.transformer.logits(self.hidden(batch)) if logits is None else logits
+        found = self.attention.compute(self.transformer, batch)
+        if found is None:
+            hidden = self.hidden(batch)
+            found = self.transformer.logits(hidden), hidden
+        logits, self.last_hidden = found
+        return logits
 
     def hidden(self, batch: Batch) -> torch.Tensor:
         """What the logits are computed from: (S, hidden_size)."""

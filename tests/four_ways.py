@@ -1,10 +1,10 @@
 """The checks are checked: solutions that must pass and solutions that must fail, by chapter.
 
 A chapter's `mistakes.toml` holds at least four plausible mistakes of each exercise;
-`tests/course/chNN/different.py` holds DIFFERENT, right solutions that are written otherwise.
+`tests/course/chNN/different.toml` holds right solutions that are written otherwise.
 """
 
-import runpy
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -29,10 +29,10 @@ EXERCISES = [
 
 @cache
 def right_otherwise(number: str) -> dict[str, dict[str, str]]:
-    """DIFFERENT of chapter `number`: the sources by path, by exercise id."""
-    return runpy.run_path(str(Path(__file__).parent / f"course/ch{number}/different.py"))[
-        "DIFFERENT"
-    ]
+    """The right solutions of chapter `number`: the sources by path, by exercise id."""
+    file = Path(__file__).parent / f"course/ch{number}/different.toml"
+    solutions = tomllib.loads(file.read_text(encoding="utf-8"))
+    return {id_: solution["source"] for id_, solution in solutions.items()}
 
 
 def text_with(exercise: Exercise, sources: dict[str, str]) -> str:
@@ -45,14 +45,14 @@ def right(exercise: Exercise) -> str:
 
 
 def different(exercise: Exercise) -> str:
-    """Where DIFFERENT names only some of the places, the others are the reference's."""
+    """Where it names only some of the places, the others are the reference's."""
     return text_with(
         exercise, reference_sources(exercise) | right_otherwise(exercise.id[:2])[exercise.id]
     )
 
 
 def on_the_way(exercise: Exercise) -> dict[str, str]:
-    """The sources that `test_journey` takes: in turns the reference's, and those of DIFFERENT."""
+    """The sources that `test_journey` takes: in turns the reference's, and the others."""
     sources = reference_sources(exercise)
     if EXERCISES.index(exercise) % 2:
         sources |= right_otherwise(exercise.id[:2])[exercise.id]

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import random
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,6 +249,23 @@ def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):
+    """Random K and V of sequences, (n, 2, K, D) each; the same in blocks in any order, (num_blocks,
+    block_size, 2, K, D), where all else is `fill`; and the block tables, (S, B)."""
+    torch.manual_seed(seed)
+    needs = [-(-n // block_size) for n in lens]
+    order = iter(torch.randperm(sum(needs) + 3).tolist())
+    kv = torch.full((sum(needs) + 3, block_size, 2, kv_heads, head_dim), fill)
+    values = [torch.randn(n, 2, kv_heads, head_dim) for n in lens]
+    tables = torch.full((len(lens), max([0, *needs]) + 1), no_block)
+    for row, (tokens, need) in enumerate(zip(values, needs, strict=True)):
+        for i in range(need):
+            tables[row, i] = block_id = next(order)
+            part = tokens[i * block_size : (i + 1) * block_size]
+            kv[block_id, : len(part)] = part
+    return values, kv, tables
+
+
 class RecordingSampler(minikv.Sampler):
     """Samples as usual; `calls` keeps the logits of every step."""
 
@@ -359,6 +377,38 @@ class NaiveBackend(minikv.AttentionBackend):
             return out
 
         return attend
+
+
+class QueuePool:
+    """A block pool whose blocks come back in turn: the one that was free longest is next."""
+
+    def __init__(self, num_blocks):
+        self.num_blocks = num_blocks
+        self.queue = deque(range(num_blocks))
+        self.holders = {}
+
+    @property
+    def num_free(self):
+        return len(self.queue)
+
+    def allocate(self):
+        if not self.queue:
+            raise minikv.OutOfBlocks(1, 0)
+        block_id = self.queue.popleft()
+        self.holders[block_id] = 1
+        return block_id
+
+    def acquire(self, block_id):
+        self.holders[block_id] += 1
+
+    def release(self, block_id):
+        self.holders[block_id] -= 1
+        if not self.holders[block_id]:
+            del self.holders[block_id]
+            self.queue.append(block_id)
+
+    def ref_count(self, block_id):
+        return self.holders.get(block_id, 0)
 
 
 class LocksOnlyAncestors(RadixCache):

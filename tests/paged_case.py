@@ -1,6 +1,14 @@
-"""Random paged sequences for the tests of kernels; importing this needs Triton."""
+"""Random paged sequences for the tests of kernels, which are skipped where this is imported and
+there is no Triton."""
 
+import importlib.util
+
+import pytest
 import torch
+from helpers import scattered
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
 import minikv
 import minikv_kernels.settings
@@ -34,22 +42,12 @@ class Paged:
         dtype=torch.float32, index=torch.int64, poison=float("nan"), seed=0,
     ):  # fmt: skip
         """`chunks[i]` queries for sequence i, 1 each if None."""
-        torch.manual_seed(seed)
         self.chunks = [1] * len(lens) if chunks is None else chunks
-        widths = [-(-n // block_size) for n in lens]
-        num_blocks, width = sum(widths) + 3, max([1, *widths]) + 1
         # What must not be read: other slots, and table entries that no block has.
-        pool = torch.full((num_blocks, block_size, 2, kv_heads, head_dim), poison, dtype=dtype)
-        tables = torch.full((len(lens), width), 2**30, dtype=index)
-        order, self.dense = iter(torch.randperm(num_blocks).tolist()), []
-        for row, n in enumerate(lens):
-            tokens = torch.randn(n, 2, kv_heads, head_dim).to(dtype)
-            for i in range(widths[row]):
-                tables[row, i] = next(order)
-                part = tokens[i * block_size : (i + 1) * block_size]
-                pool[tables[row, i], : len(part)] = part
-            self.dense.append(tokens.to(DEVICE))
-        self.kv, self.tables = pool.to(DEVICE), tables.to(DEVICE)
+        shape = block_size, kv_heads, head_dim
+        dense, kv, tables = scattered(lens, *shape, fill=poison, no_block=2**30, seed=seed)
+        self.dense = [tokens.to(DEVICE, dtype) for tokens in dense]
+        self.kv, self.tables = kv.to(DEVICE, dtype), tables.to(DEVICE, index)
         self.lens = torch.tensor(lens, dtype=index, device=DEVICE)
         self.start = torch.tensor([0, *self.chunks]).cumsum(0).to(DEVICE, index)
         q = torch.randn(sum(self.chunks), kv_heads * group, head_dim)

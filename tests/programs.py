@@ -17,10 +17,19 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from helpers import run_ahead, small
+from helpers import (
+    Clairvoyant,
+    assert_kv,
+    cached_prefixes,
+    fearless,
+    naive_kv,
+    run_ahead,
+    small,
+)
+from quant_case import check_open
 
 import minikv
-from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, SamplingParams
+from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, RadixCache, SamplingParams
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
@@ -34,7 +43,7 @@ PATIENCE = 120  # seconds that an operation may take
 KV_DTYPES = ("auto", "auto", "float16", "bfloat16", "int8", "int8", "int4", "int4")
 
 
-def weights(seed: int) -> dict[str, torch.Tensor]:
+def weights(seed: int, num_layers: int = 2) -> dict[str, torch.Tensor]:
     """Large ones, so that greedy margins are large."""
     q, kv = HEADS * HEAD_DIM, HEAD_DIM
     shapes = {
@@ -44,23 +53,26 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
         "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
     }  # fmt: skip
     names = {
-        f"model.layers.{i}.{name}.weight": shape for i in (0, 1) for name, shape in shapes.items()
-    }
+        f"model.layers.{i}.{name}.weight": shape
+        for i in range(num_layers) for name, shape in shapes.items()
+    }  # fmt: skip
     names |= {"model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,)}
     generator = torch.Generator().manual_seed(seed)
     return {name: torch.randn(shape, generator=generator) for name, shape in names.items()}
 
 
 @cache
-def model(seed: int, window: int | None) -> LanguageModel:
-    """Two layers, the second perhaps with a sliding window."""
+def model(seed: int, windows: tuple[int | None, ...]) -> LanguageModel:
+    """A small model that has a layer for each of these sliding windows."""
     config = ModelConfig(
-        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=16, num_layers=2, num_heads=HEADS,
-        num_kv_heads=1, head_dim=HEAD_DIM, max_context=96, rms_norm_eps=1e-6, tie_embeddings=True,
-        attention_bias=False, output_bias=False, mlp_bias=False, qk_norm=False, rope_theta=100.0,
-        rope_scaling=None, windows=(None, window), eos_ids=(),
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=16, num_heads=HEADS,
+        num_kv_heads=1, head_dim=HEAD_DIM, num_layers=len(windows), windows=windows,
+        max_context=96, rms_norm_eps=1e-6, tie_embeddings=True, attention_bias=False,
+        output_bias=False, mlp_bias=False, qk_norm=False, rope_theta=100.0, rope_scaling=None,
+        eos_ids=(),
     )  # fmt: skip
-    transformer = Transformer(config, weights(seed), torch.device("cpu"), torch.float32)
+    state = weights(seed, len(windows))
+    transformer = Transformer(config, state, torch.device("cpu"), torch.float32)
     return LanguageModel(f"model {seed}", transformer, None)
 
 
@@ -90,7 +102,10 @@ def setup_of(rng: random.Random) -> dict:
     if tiers == "disk" and prefix_cache:
         config |= dict(disk_path="disk", write_through=rng.random() < 0.3)
         config["disk_bytes"] = rng.choice(["64 KiB", "1 MiB"])
-    return dict(config=config, ahead=rng.random() < 0.3, window=rng.choice([None, None, 6]))
+    loop = rng.choice(["plain", "plain", "ahead", "drafts", "drafts"])
+    if loop == "drafts":
+        config["speculative"] = rng.choice(["ngram", "suffix", "clairvoyant"])
+    return dict(config=config, loop=loop, windows=(None, rng.choice([None, None, 6])))
 
 
 OPERATIONS = {
@@ -126,13 +141,22 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
 # ── Playing one ───────────────────────────────────────────────────────────────
 
 
+class CountingCache(RadixCache):
+    evicted = 0
+
+    def evict(self, num_blocks):
+        freed = super().evict(num_blocks)
+        self.evicted += freed
+        return freed
+
+
 class Player:
     """Plays one program. With `interrupts`, a random number generator, a KeyboardInterrupt comes in
     the middle of about every second operation, which is then done again."""
 
     def __init__(self, setup: dict, folder: Path, seen: Counter, interrupts=None):
         self.setup, self.folder, self.seen, self.rng = setup, folder, seen, interrupts
-        self.lm, self.number = model(1, setup["window"]), 0  # of the weights
+        self.lm, self.number = model(1, setup["windows"]), 0  # of the weights
         self.countdown, self.saved = -1, {}  # sessions, and the number of their weights
         self.open()
 
@@ -140,13 +164,20 @@ class Player:
         config = dict(self.setup["config"])
         if "disk_path" in config:
             config["disk_path"] = self.folder / "disk"
-        self.engine = Engine(self.lm, small(**config))
-        if self.setup["ahead"]:
+        if config.get("speculative") == "clairvoyant":
+            config["speculative"] = Clairvoyant()
+        self.engine = Engine(self.lm, small(**config), prefix_cache=CountingCache)
+        if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
+        elif self.setup["loop"] == "drafts":
+            fearless(self.engine)
+            self.engine.loop.drafter.engine = self.engine
         self.engine.runner.run = self.failing(self.engine.runner.run)
         if self.number:
             self.engine.update_weights(weights(1 + self.number))
         self.requests, self.finished = {}, []  # id: [prompt, params, weights or None]
+        self.served, self.texts = [], []  # requests; (salt, token ids) of sessions
+        self.known, self.loose = (None, 0, set()), set()  # see `check_cache`
 
     def failing(self, run):
         def run_or_fail(plan):
@@ -175,7 +206,46 @@ class Player:
         self.seen["operations"] += 1
         done = self.try_often(action)
         self.engine.check()
+        stats = self.engine.stats()
+        assert stats.running <= self.engine.config.max_num_seqs
+        assert stats.hit_tokens <= stats.looked_up_tokens
+        if self.rng is None:
+            self.check_cache()
+            if self.setup["loop"] != "ahead":
+                check_open(self.engine)
         return done
+
+    def prefixes(self, salt, token_ids, end=None):
+        size, tokens = self.engine.config.block_size, tuple(token_ids[:end])
+        return [(salt, tokens[:border]) for border in range(size, len(tokens) + 1, size)]
+
+    def check_cache(self) -> None:
+        """Nothing is in the cache but what was served. What was there goes only if it is evicted.
+        What a running sequence has computed is there."""
+        engine, cache = self.engine, self.engine.cache
+        if cache is None or engine.tiers is not None:
+            return
+        found, required = set(cached_prefixes(cache)), set()
+        texts = self.texts + [
+            (one.params.cache_salt, sample.token_ids)
+            for one in self.served
+            for sample in one.sequences
+        ]
+        assert found <= {prefix for text in texts for prefix in self.prefixes(*text)}
+        for sequence in engine.scheduler:
+            if sequence.table is None:
+                self.loose.discard(sequence)
+            elif sequence not in self.loose:  # whose beginning was cleared while it ran
+                # Ahead, what the step under way computes is shared when it is read.
+                under_way = sequence.num_computed == len(sequence.token_ids)
+                known = sequence.num_computed - under_way
+                salt = sequence.request.params.cache_salt
+                required |= set(self.prefixes(salt, sequence.token_ids, known))
+        assert required <= found
+        if self.known[:2] == (cache, cache.evicted):
+            assert self.known[2] <= found
+        self.known = cache, cache.evicted, found
+        self.seen["caches"] += 1
 
     def try_often(self, action):
         if self.rng is None:
@@ -261,10 +331,11 @@ class Player:
 
         self.do(action)
         self.requests[ids[-1]] = [prompt, params, self.now]
+        self.served.append(self.engine.request(ids[-1]))
 
     @property
     def now(self) -> LanguageModel:
-        return model(1 + self.number, self.setup["window"])
+        return model(1 + self.number, self.setup["windows"])
 
     def step(self, _) -> None:
         if self.engine.has_unfinished:
@@ -289,12 +360,26 @@ class Player:
         assert stats.blocks_used == stats.blocks_cached
         for name in ("preemptions", "swaps_in", "hit_tokens", "steps"):
             self.seen[name] += getattr(stats, name)
+        if stats.speculation is not None:
+            self.seen["drafts"] += stats.speculation.drafts
+            self.seen["accepted drafts"] += stats.speculation.accepted
         for name, tier in stats.tiers.items():
             self.seen[f"hits of {name}"] += tier.hits
         if engine.cache is not None:
+            self.check_contents()
             with engine.changing_state():
                 engine.cache.evict(stats.blocks_cached)
             assert engine.pool.num_free == engine.pool.num_blocks
+
+    def check_contents(self) -> None:
+        """K and V of every cached text are those that it has under these weights."""
+        if self.engine.config.kv_dtype != "auto":
+            return  # tokens are looked at, which read them
+        cached, size = cached_prefixes(self.engine.cache), self.engine.config.block_size
+        inner = {(salt, tokens[:-size]) for salt, tokens in cached}
+        for salt, tokens in cached.keys() - inner:
+            blocks = [cached[one][0] for one in self.prefixes(salt, tokens)]
+            assert_kv(self.engine.store, blocks, naive_kv(self.now, tokens))
 
     def abort(self, which) -> None:
         if self.requests:
@@ -332,15 +417,22 @@ class Player:
         self.change_cache(lambda cache: cache.evict(number % 7))
 
     def clear(self, _) -> None:
-        self.change_cache(lambda cache: cache.clear())
+        self.change_cache(self.clear_cache)
+
+    def clear_cache(self, cache) -> None:
+        cache.clear()
+        self.known = None, 0, set()
+        self.loose = {one for one in self.engine.scheduler if one.table is not None}
 
     def save(self, which) -> None:
         """A running request, or a finished one, in one of three files."""
         what = [*self.requests, *self.finished]
         if what:
-            path = self.folder / f"session {which % 3}"
+            path, one = self.folder / f"session {which % 3}", what[which % len(what)]
+            if not isinstance(one, int):
+                self.texts.append((None, [*one.prompt_ids, *one.token_ids]))
             try:
-                self.do(lambda: self.engine.save_session(what[which % len(what)], path))
+                self.do(lambda: self.engine.save_session(one, path))
                 self.saved[path] = self.number
             except (OutOfBlocks, ValueError):
                 self.seen["not saved"] += 1
@@ -348,8 +440,13 @@ class Player:
     def load(self, which) -> None:
         path = self.folder / f"session {which % 3}"
         if path in self.saved and self.engine.cache is not None:
+            salt = [None, "salt"][which % 2]
+
+            def load():
+                self.texts.append((salt, self.engine.load_session(path, salt)))
+
             try:
-                self.do(lambda: self.engine.load_session(path, [None, "salt"][which % 2]))
+                self.do(load)
             except SessionError:
                 # Inside torch's reader an interrupt may come out as an error of the file.
                 is_other = self.saved[path] != self.number

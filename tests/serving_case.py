@@ -1,13 +1,17 @@
-"""What the tests of the server share: one engine behind an address."""
+"""What the tests of the server share: an engine, or a cluster of workers in this process, behind an
+address."""
 
 import threading
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import httpx
+from cluster_case import Fragile
 from helpers import InterruptedAttention
 
 from minikv import Engine, EngineConfig
+from minikv.cluster.front import Front
+from minikv.cluster.routing import ByPrefix
 from minikv.serving import EngineLoop
 from minikv.serving.app import make_app
 from minikv.serving.chat import ChatTemplate
@@ -37,12 +41,54 @@ def gated(lm, config=CONFIG):
     return engine, engine.attention.open
 
 
+class OneEngine:
+    """An engine in a thread. It steps while `open` is set."""
+
+    def __init__(self, lm, engine=None):
+        self.engine, self.open = (engine, None) if engine is not None else gated(lm)
+        self.target = EngineLoop(self.engine)
+
+    def is_stepping(self):
+        return self.target._busy_since is not None
+
+    def has_dropped(self):
+        """Everything, or it will before its next step."""
+        return not self.target._answers or not self.target._calls.empty()
+
+    def is_idle(self):
+        return not self.target._answers and self.target._calls.empty()
+
+
+class Cluster:
+    """A front over workers in this process. The first one's turns begin while `open` is set."""
+
+    def __init__(self, lm, workers=None, **options):
+        self.workers = workers or [Fragile(lm, CONFIG)]
+        self.target = Front(self.workers, ByPrefix, **options)
+        self.open = getattr(self.workers[0], "paused", None)  # those of Ray have none
+
+    @property
+    def engine(self):
+        return self.workers[0].worker.engine
+
+    def is_stepping(self):
+        return self.target.lanes[0].busy_since is not None
+
+    def has_dropped(self):
+        return self.target.num_requests == 0
+
+    def is_idle(self):
+        waits = any(lane.cancelled for lane in self.target.lanes)
+        return self.has_dropped() and not waits and not any(one.worker.jobs for one in self.workers)
+
+
 @contextmanager
-def server(lm, keys=(KEY,), engine=None, **options):
-    """`at.url`, `at.address`, `at.engine`, `at.loop`, and `at.ask`: one request by httpx."""
-    engine = engine or Engine(lm, CONFIG)
-    with EngineLoop(engine) as loop:
-        app = make_app(loop, "tinypy", keys, ChatTemplate("tinypy"), **options)
+def server(lm, keys=(KEY,), served_by=None, **options):
+    """`at.url`, `at.address`, `at.ask`: one request by httpx; `at.by`: what is served, an engine if
+    nothing is given."""
+    by = served_by or OneEngine(lm)
+    with by.target as target:
+        app = make_app(target, "tinypy", keys, ChatTemplate("tinypy"), **options)
         with served(app) as address, httpx.Client(timeout=30) as client:
             url = "http://{}:{}".format(*address)
 
@@ -51,4 +97,4 @@ def server(lm, keys=(KEY,), engine=None, **options):
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 return client.request(method, url + path, json=body, headers=headers, **more)
 
-            yield SimpleNamespace(url=url, address=address, engine=engine, loop=loop, ask=ask)
+            yield SimpleNamespace(url=url, address=address, by=by, ask=ask)

@@ -209,6 +209,8 @@ FOLD = re.compile(
     r'<details class="admonition (hide[^"]*)">\s*<summary aria-label="Toggle hidden content">\s*'
     r"<p[^>]*>.*?</p>\s*<p[^>]*>.*?</p>\s*</summary>"
 )
+# The theme prints a page's title once more: a second h1, and the page's own is printed anyway.
+PRINTED_TITLE = re.compile(r'(<div id="jb-print-docs-body" class="onlyprint">)\s*<h1>.*?</h1>')
 FOLDED = {"above-input": "Show the code", "below-input": "Show what comes out"}
 
 
@@ -219,7 +221,7 @@ def corrected(html: str) -> str:
         [words] = [FOLDED[name] for name in found[1].split() if name in FOLDED]
         return f'<details class="{found[1]}"><summary>{words}</summary>'
 
-    return FOLD.sub(plain, html)
+    return PRINTED_TITLE.sub(r"\1", FOLD.sub(plain, html))
 
 
 if __name__ == "__main__":

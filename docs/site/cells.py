@@ -4,7 +4,6 @@ import json
 import re
 from base64 import b64decode
 from hashlib import sha256
-from html import escape
 from pathlib import Path
 
 from links import ROOT, Links
@@ -99,7 +98,7 @@ def shown(output: dict, state: dict, pictures: Pictures, links: Links) -> dict:
     if data is None:
         return output
     if WIDGET in data and "text/html" not in data:
-        data["text/html"] = still(state, data[WIDGET]["model_id"], "".join(data["text/plain"]))
+        data["text/html"] = still(state, data[WIDGET]["model_id"])
     if "text/html" in data:
         html = pictures.taken_out("".join(data["text/html"]))
         html = re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)  # the site has its own
@@ -109,17 +108,14 @@ def shown(output: dict, state: dict, pictures: Pictures, links: Links) -> dict:
     return output
 
 
-def still(state: dict, model: str, words: str) -> str:
-    """What a widget's stored state shows: its picture and its texts, without buttons."""
+def still(state: dict, model: str) -> str:
+    """What a widget's stored state shows: its pictures and texts, without buttons."""
     parts: list[str] = []
 
     def walk(name: str) -> None:
         one = state[name]
         if one["model_name"] == "HTMLModel":
             parts.append(one["state"].get("value", ""))
-        elif one["model_name"] == "ImageModel":
-            data, alt = one["buffers"][0]["data"], escape(one["state"].get("tooltip") or words)
-            parts.append(f"<img alt='{alt}' src='data:image/png;base64,{data.strip()}'>")
         for child in one["state"].get("children", []):
             walk(child.removeprefix("IPY_MODEL_"))
 

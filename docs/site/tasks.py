@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import tomllib
 from dataclasses import dataclass
 from html import escape
 
@@ -21,15 +22,6 @@ class Exercise:
     hints: tuple[str, ...]
     contract: str  # what the skeleton has of it: signatures and docstrings
     file: str
-
-
-def manifest(text: str) -> list[dict[str, object]]:
-    """The keywords of every `Exercise(…)` in a chapter's manifest, those that are literals."""
-    found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Exercise":
-            found.append({k.arg: ast.literal_eval(k.value) for k in node.keywords})
-    return sorted(found, key=lambda one: one["id"])
 
 
 def contracts(text: str) -> dict[str, str]:
@@ -55,14 +47,16 @@ def contracts(text: str) -> dict[str, str]:
 def all_exercises() -> dict[str, Exercise]:
     """Every exercise by its id."""
     found = {}
-    for path in sorted(ROOT.glob("minikv/course/chapters/ch*/chapter.py")):
+    for path in sorted(ROOT.glob("minikv/course/chapters/ch*/chapter.toml")):
         file = f"exercises/{path.parent.name}.py"
         skeleton = contracts((ROOT / file).read_text(encoding="utf-8"))
-        for one in manifest(path.read_text(encoding="utf-8")):
-            id_ = str(one["id"])
-            hints = tuple(inspect.cleandoc(hint) for hint in one["hints"])
-            said = (one[name] for name in ("title", "matters", "minutes", "difficulty"))
-            found[id_] = Exercise(id_, *said, hints, skeleton[id_], file)
+        manifest = tomllib.loads(path.read_text(encoding="utf-8"))
+        for id_, one in manifest.items():
+            if isinstance(one, dict):
+                hints = tuple(hint.strip("\n") for hint in one["hints"])
+                title, matters = one["title"], " ".join(one["matters"].split())
+                said = title, matters, one["minutes"], one["difficulty"]
+                found[id_] = Exercise(id_, *said, hints, skeleton[id_], file)
     return found
 
 

@@ -9,7 +9,8 @@ worker        an engine that computes for others, a turn at a time
 front         sends requests to workers by a routing policy, and those of a dead worker to others
 split         prefill on some workers, decode on others
 actors        workers as Ray actors; `ray_cluster` is what they run on
-serve         a front over HTTP
+
+`minikv.serving` serves a front over HTTP.
 """
 
 from minikv.cluster.shared_store import SharedStore

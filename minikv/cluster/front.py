@@ -14,9 +14,10 @@ A draw depends only on seed and position, and the seed is fixed here, so the tok
 those that a client has already are not sent twice. If `ATTEMPTS` workers die while they compute a
 request, without a new token in between, the request is given up: perhaps it kills them.
 
-There are two bounds. At most `max_requests` requests are taken at a time; for one more, `Busy` is
-raised. And a stream holds at most `max_tokens` tokens that its reader has not read, so a slow
-reader delays no other request. A request is cancelled when its stream is left early.
+At most `max_requests` requests are taken at a time; for one more, `Busy` is raised. What a reader
+has not read waits for it, at most the tokens of its request, so a slow reader delays no other
+request. A request is cancelled when its stream is left early. An application of `minikv.serving`
+reads by an `Inbox` instead, which is given to `submit` and may have several samples.
 
 If a turn fails in any other way, which is a fault of this program, the log has its traceback. The
 worker's requests end with RequestFailed, and it is started again.
@@ -41,19 +42,21 @@ from math import inf
 from queue import SimpleQueue
 from random import getrandbits
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol, cast
 
 from tokenizers import Tokenizer
 
 from minikv.cluster.routing import Router, Ticket
 from minikv.cluster.split import SplitRouter
 from minikv.cluster.worker import Hello, Job, Progress, Turn
-from minikv.errors import require_ids, require_int, require_text
+from minikv.config import ModelConfig
+from minikv.errors import require_int, require_text
+from minikv.language_model import LanguageModel
 from minikv.outputs import Delta, Stats
 from minikv.sampling import SamplingParams
-from minikv.serving import Busy, RequestFailed
+from minikv.serving import Busy, Health, RequestFailed
 from minikv.tiers import Name, block_names, root_name
-from minikv.validation import Prompt, check_params
+from minikv.validation import Prompt, check_params, make_request
 
 log = logging.getLogger("minikv")
 
@@ -83,8 +86,36 @@ class Worker(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """Takes what workers have for one request: what a sample of it has got, or why it failed. Must
+    not block, and not raise."""
+
+    def put(self, found: Delta | Exception, sample: int = 0) -> None: ...
+
+
+class _Queue(SimpleQueue):
+    """The reader of a stream, which has one sample."""
+
+    def put(self, found: Delta | Exception, sample: int = 0) -> None:  # type: ignore[override]
+        super().put(found)
+
+
+class _Model(NamedTuple):
+    """What is known here of a model that workers have."""
+
+    name: str
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+
+    def encode(self, text: str) -> list[int]:
+        if self.tokenizer is None:
+            raise ValueError("prompt: the model has no tokenizer; give token ids, not text")
+        return self.tokenizer.encode(require_text("prompt", text)).ids
+
+
 class Stream:
-    """The answer to one request: iterate over its deltas, or `cancel` it."""
+    """The answer to one request: iterate over its deltas, unless it has another reader, or `cancel`
+    it."""
 
     def __init__(self, front: "Front", request: "_Request"):
         self._front, self._request = front, request
@@ -92,9 +123,11 @@ class Stream:
     def __iter__(self) -> Iterator[Delta]:
         """What each turn adds. Raises ValueError for a request that can never run, RequestFailed
         for one that was given up."""
+        reader = self._request.reader
+        assert isinstance(reader, _Queue)
         try:
             while True:
-                found = self._request.found.get()
+                found = reader.get()
                 if isinstance(found, Exception):
                     raise found
                 yield found
@@ -117,6 +150,11 @@ class Stream:
         return len(self._request.job.prompt_ids)
 
     @property
+    def num_cached(self) -> int:
+        """Of those, how many its first worker's prefix cache had. Known when there is a token."""
+        return self._request.num_cached
+
+    @property
     def worker(self) -> int | None:
         """The worker that has the request now, or had it last."""
         return self._request.worker
@@ -133,7 +171,9 @@ class Stream:
 class _Request:
     job: Job
     session: Hashable
-    found: "SimpleQueue[Delta | Exception]" = field(default_factory=SimpleQueue)
+    reader: Reader
+    open: set[int]  # samples that are unfinished
+    num_cached: int = 0
     worker: int | None = None
     ticket: Ticket | None = None  # until its first token
     names: list[Name] = field(default_factory=list)  # that the worker has to compute for it
@@ -152,6 +192,7 @@ class _Lane:
         self.requests: dict[int, _Request] = {}  # new and running
         self.stats: Stats | None = None
         self.pid: int | None = None  # None: it is down
+        self.busy_since: float | None = None  # when the turn under way began
         self.is_over = False  # it will never serve again
 
 
@@ -180,11 +221,13 @@ class Front:
         with ThreadPoolExecutor(self.at_first) as threads:  # starting takes seconds
             first = self.workers[: self.at_first]
             hellos = list(threads.map(lambda worker: worker.start(), first))
-        if len({hello[1:] for hello in hellos}) != 1:
+        _, self.identity, self.config, name, model, text = hellos[0]
+        if any(hello[1:] != hellos[0][1:] for hello in hellos):
             raise ValueError("workers: all need the same model and the same EngineConfig")
-        self.block_size, self.identity = hellos[0].block_size, hellos[0].identity
-        text = hellos[0].tokenizer
         self.tokenizer = Tokenizer.from_str(text) if text is not None else None
+        self.model = _Model(name, model, self.tokenizer)
+        self.block_size = self.config.block_size
+        self.max_length = min(model.max_context, self.config.num_blocks * self.block_size)
         self.router: Router | SplitRouter = policy(number, self.block_size)
         if num_prefill:
             self.router = SplitRouter(policy, num_prefill, number - num_prefill, self.block_size)
@@ -222,23 +265,30 @@ class Front:
             thread.join()
 
     def submit(
-        self, prompt: Prompt, params: SamplingParams | None = None, session: Hashable = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        session: Hashable = None,
+        *,
+        reader: Reader | None = None,
     ) -> Stream:
         """Queue a prompt, text or token ids. Raises ValueError, naming the argument, for what
         cannot run; Busy, if too much is under way; RequestFailed, if there is no worker left."""
         params = check_params(params)
-        if params.n != 1:
+        if params.n != 1 and reader is None:
             raise ValueError(f"n: a stream has one sample, was {params.n}")
         if params.seed is None:  # every worker that computes this request must draw alike
             params = replace(params, seed=getrandbits(63))
         _require_picklable(params.cache_salt)
-        token_ids = self._ids(prompt)
+        # Of a model, checking needs what `_Model` has.
+        checked = make_request(-1, prompt, params, cast(LanguageModel, self.model), self.config)
         with self._changed:
             if self.is_closed or all(lane.is_over for lane in self.lanes[self.num_prefill :]):
                 raise RequestFailed("no worker is left")
             if self.num_requests >= self.max_requests:
                 raise Busy(f"{self.num_requests} requests are under way, the most that are taken")
-            request = _Request(Job(self._next_id, token_ids, params), session)
+            job = Job(self._next_id, checked.prompt_ids, params)
+            request = _Request(job, session, reader or _Queue(), set(range(params.n)))
             self._place(request)
             self._next_id += 1
             self.num_requests += 1
@@ -254,12 +304,19 @@ class Front:
                 self._end(request, Delta([], "", "abort"))
                 self._changed.notify_all()
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ValueError("prompt: the model has no tokenizer; give token ids, not text")
-            return self.tokenizer.encode(require_text("prompt", prompt)).ids
-        return require_ids("prompt", prompt, 2**31)  # the worker knows the vocabulary's size
+    def health(self) -> list[Health]:
+        """Of each worker. A turn that never ends shows in `age`."""
+        now = monotonic()
+        with self._changed:
+            return [
+                Health(
+                    None if self.is_closed else lane.pid,
+                    0.0 if lane.busy_since is None else now - lane.busy_since,
+                    lane.stats,
+                    can_answer=index >= self.num_prefill,
+                )
+                for index, lane in enumerate(self.lanes)
+            ]
 
     # ── Under the lock ────────────────────────────────────────────────────────
 
@@ -289,12 +346,12 @@ class Front:
         lane.new.append(job)
         self._changed.notify_all()
 
-    def _end(self, request: _Request, last: Delta | Exception) -> None:
+    def _end(self, request: _Request, last: Delta | Exception, sample: int = 0) -> None:
         if request.ticket is not None:  # it has ended before its prompt was computed
             self.router.removed(request.ticket.worker, request.names)
             self._computed(request)
         request.ended = monotonic()
-        request.found.put(last)
+        request.reader.put(last, sample)
         self.num_requests -= 1
         if request.worker is None:
             self.waiting.remove(request)
@@ -321,22 +378,27 @@ class Front:
         if progress.error is not None:
             self._end(request, ValueError(progress.error))
             return
-        request.first = min(request.first, monotonic())
+        if request.first == inf:
+            request.first, request.num_cached = monotonic(), progress.num_cached
         if progress.token_ids:
             request.losses = 0
         self._computed(request)
-        job = request.job
+        job, sample = request.job, progress.sample
+        tokens, chars = job.sent.get(sample, (0, 0))
+        sent = {sample: (tokens + len(progress.token_ids), chars + len(progress.text))}
         request.job = job._replace(
-            num_tokens=job.num_tokens + len(progress.token_ids),
-            num_chars=job.num_chars + len(progress.text),
+            sent=job.sent | sent,
             prefix=progress.prefix,  # a worker that has a token for it needs this no more
         )
         delta = Delta(progress.token_ids, progress.text, progress.finish_reason)
+        is_news = sample in request.open  # else its end was sent, and it was computed again
         if delta.finish_reason is not None:
-            self._end(request, delta)
-            return
-        if delta.token_ids or delta.text:
-            request.found.put(delta)
+            request.open.discard(sample)
+            if not request.open:
+                self._end(request, delta, sample)
+                return
+        if is_news and (delta.token_ids or delta.text or delta.finish_reason):
+            request.reader.put(delta, sample)
         if progress.prefix is not None:  # its worker was the first of two
             assert request.worker is not None
             del self.lanes[request.worker].requests[job.job_id]
@@ -422,9 +484,11 @@ class Front:
                     break
                 jobs, lane.new = lane.new, []
                 cancelled, lane.cancelled = lane.cancelled, []
+                lane.busy_since = monotonic()
             try:
                 turn = worker.turn(jobs, cancelled)
                 with self._changed:
+                    lane.busy_since = None
                     self._apply(index, turn)
             except WorkerLost:
                 with self._changed:

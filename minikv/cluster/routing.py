@@ -212,7 +212,7 @@ class ByPrefix(Router):
 
 
 class ByOwnPrefix(ByPrefix):
-    """ByPrefix with two corrections. It is the default of `serve-cluster`.
+    """ByPrefix with two corrections. It is the default of `serve`.
 
     A block that a share of `SHARED` of the workers hold, and at least three of them, counts as held
     by all. Such blocks belong to a system prompt. They would draw each new conversation to the few

@@ -96,6 +96,16 @@ class Job:
     end: float = 0.0
     in_prefill: bool = False
 
+    @property
+    def ttft(self) -> float:
+        """Seconds from arrival to first token."""
+        return self.first_token - self.arrival.time
+
+    @property
+    def tbt(self) -> float:
+        """Mean seconds between its tokens; 0 if it has one."""
+        return (self.end - self.first_token) / max(self.arrival.num_output - 1, 1)
+
 
 @dataclass(slots=True)
 class Worker:
@@ -163,16 +173,15 @@ class Report(NamedTuple):
 
     def ttft(self, percent: float) -> float:
         """Seconds from arrival to first token, at a percentile."""
-        return percentile([job.first_token - job.arrival.time for job in self.jobs], percent)
+        return percentile([job.ttft for job in self.jobs], percent)
 
     def tbt(self, percent: float) -> float:
         """Mean seconds between the tokens of a request, at a percentile of the requests."""
-        means = [
-            (job.end - job.first_token) / (job.arrival.num_output - 1)
-            for job in self.jobs
-            if job.arrival.num_output > 1
-        ]
-        return percentile(means, percent)
+        return percentile([job.tbt for job in self.jobs if job.arrival.num_output > 1], percent)
+
+    def in_time(self, ttft: float, tbt: float) -> float:
+        """The share of requests within both limits. Goodput counts only these, per second."""
+        return sum(job.ttft <= ttft and job.tbt <= tbt for job in self.jobs) / len(self.jobs)
 
 
 def simulate(

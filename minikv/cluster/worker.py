@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
 from minikv.checkpoint import load
-from minikv.config import EngineConfig
+from minikv.config import EngineConfig, ModelConfig
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks
 from minikv.events import Listener
@@ -48,19 +48,21 @@ class Job(NamedTuple):
     job_id: int
     prompt_ids: list[int]
     params: SamplingParams
-    num_tokens: int = 0  # of the output that the client has
-    num_chars: int = 0
+    sent: dict[int, tuple[int, int]] = {}  # noqa: RUF012  sample: tokens, characters it has
     hands_over: bool = False  # ends with the first token, and with K and V of the prompt
     prefix: Any = None  # K and V of the prompt, from a worker that has handed it over
 
 
 class Progress(NamedTuple):
-    """What a turn added to a job. The last one has a finish_reason, an error or a prefix."""
+    """What a turn added to a sample of a job. A sample's last one has a finish_reason; a job's last
+    one may have an error or a prefix instead."""
 
     job_id: int
     token_ids: list[int]
     text: str
     finish_reason: str | None = None
+    sample: int = 0
+    num_cached: int = 0  # tokens of the prompt that the prefix cache had
     error: str | None = None  # why it cannot run
     prefix: Any = None  # K and V of the prompt: the job goes to another worker with them
 
@@ -78,8 +80,10 @@ class Hello(NamedTuple):
     """What a worker reports when it is ready."""
 
     pid: int
-    block_size: int
     identity: bytes  # from which the names of its blocks are made
+    config: EngineConfig
+    name: str  # of the model
+    model: ModelConfig
     tokenizer: str | None  # in JSON
 
 
@@ -103,7 +107,8 @@ class EngineWorker:
         self.end()
         self.engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))
         tokenizer = self.lm.tokenizer.to_str() if self.lm.tokenizer is not None else None
-        return Hello(os.getpid(), self.engine.config.block_size, self.held.identity, tokenizer)
+        config, model = self.engine.config, self.lm.config
+        return Hello(os.getpid(), self.held.identity, config, self.lm.name, model, tokenizer)
 
     def end(self) -> None:
         """Drop all jobs."""
@@ -121,12 +126,13 @@ class EngineWorker:
             progress += self._add_arrived()
             for output in self.engine.step():
                 if self.jobs[output.request_id].hands_over and output.finish_reason is None:
-                    progress.append(self._hand_over(output))
+                    progress += self._hand_over(output)
                 else:
                     moved[output.request_id] = output
             if perf_counter() >= end:
                 break
-        progress += [self._progress(output) for output in moved.values()]
+        for output in moved.values():
+            progress += self._progress(output)
         return Turn(progress, *self.held.news(), self.engine.stats())
 
     def share(self, thing: Any) -> Any:
@@ -175,14 +181,14 @@ class EngineWorker:
             return False
         return True
 
-    def _hand_over(self, output: RequestOutput) -> Progress:
+    def _hand_over(self, output: RequestOutput) -> list[Progress]:
         """End a job after its first token, with K and V of its prompt."""
-        progress = self._progress(output)
+        *others, last = self._progress(output)
         job = self.jobs[output.request_id]
         parts = blocks_of_prefix(self.engine, job.prompt_ids, job.params.cache_salt)
         self._cancel([job.job_id])
         shared = self.share({name: part.cpu() for name, part in parts.items()})
-        return progress._replace(prefix=(self._weights, shared))
+        return [*others, last._replace(prefix=(self._weights, shared))]
 
     @property
     def _weights(self) -> str:
@@ -196,20 +202,24 @@ class EngineWorker:
                 del self.jobs[request_id]
                 self.engine.abort(request_id)
 
-    def _progress(self, output: RequestOutput) -> Progress:
-        job = self.jobs[output.request_id]
-        token_ids, finish_reason = output.token_ids, output.finish_reason
-        text = output.text if self.lm.tokenizer is not None else ""
-        if finish_reason is None:
-            self.jobs[output.request_id] = job._replace(
-                num_tokens=max(job.num_tokens, len(token_ids)),
-                num_chars=max(job.num_chars, len(text)),
-            )
+    def _progress(self, output: RequestOutput) -> list[Progress]:
+        """What each sample has got that the client has not."""
+        job, news = self.jobs[output.request_id], []
+        sent, sequences = dict(job.sent), output.request.sequences
+        for index, sample in enumerate(output.samples):
+            token_ids = sample.token_ids
+            text = sample.text if self.lm.tokenizer is not None else ""
+            tokens, chars = sent.get(index, (0, 0))
+            news.append(Progress(
+                job.job_id, token_ids[tokens:], text[chars:], sample.finish_reason, index,
+                sequences[0].num_cached,
+            ))  # fmt: skip
+            sent[index] = max(tokens, len(token_ids)), max(chars, len(text))
+        if output.finish_reason is None:
+            self.jobs[output.request_id] = job._replace(sent=sent)
         else:
             del self.jobs[output.request_id]
-        return Progress(
-            job.job_id, token_ids[job.num_tokens :], text[job.num_chars :], finish_reason
-        )
+        return news
 
 
 class Held(Listener):

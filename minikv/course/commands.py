@@ -29,8 +29,8 @@ GROUPS = {
     },
     "The engine": {
         "generate": ("generate", "continue a prompt, printing it as it comes"),
-        "serve": ("serve", "an engine behind an address, for OpenAI's clients"),
-        "serve-cluster": ("serve_cluster", "several engines behind one address, by Ray"),
+        "serve": ("serve", "engines behind an address, for OpenAI's clients"),
+        "serve-cluster": ("serve:cluster", "an older name of serve --replicas 2"),
         "bench": ("bench", "measure the engine, and others beside it"),
         "train": ("maker.train", "train the bundled model again"),
     },
@@ -92,6 +92,6 @@ def _missing(command: str, error: ModuleNotFoundError) -> int:
     """`pip install minikv` brings what the engine computes with, and no more."""
     if (error.name or "minikv").startswith("minikv"):
         raise error
-    extra = "serve" if command == "serve" else "course"
+    extra = "serve" if command.startswith("serve") else "course"
     print(f'{command} needs {error.name}: pip install "minikv[{extra}]"', file=sys.stderr)
     return 2

@@ -2,7 +2,7 @@
 
 import torch
 
-from minikv.backend import AttentionBackend
+from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
@@ -22,8 +22,8 @@ class CpuAttention(AttentionBackend):
         self.program: Program | None = None
         self.num_threads = torch.get_num_threads()  # for good
 
-    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a batch, valid until the next call; None if the transformer is not the
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """Logits and hidden states, valid until the next call; None if the transformer is not the
         usual one."""
         if self.program is None or not self.program.fits(transformer, batch):
             if not can_compile(transformer):

@@ -17,28 +17,28 @@ class Helper(threading.Thread):
     def __init__(self):
         super().__init__(name="minikv-helper", daemon=True)
         self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self.job: Callable[[], None] | None = None  # that it does now
         self.start()
 
     def run(self) -> None:
         while True:
-            self.job = self.jobs.get()
-            try:
-                self.job()
-            finally:
-                self.job = None  # it holds an engine's memory
+            job = self.jobs.get()
+            job()
+            del job  # it holds an engine's memory
 
 
 _pool: list[Helper] = []
 
 
 def offer(job: Callable[[], None], num_helpers: int) -> None:
-    """Give the job to those of `num_helpers` threads that are idle, or that still do it: one that
-    is about to end it needs Python's lock for that, and we have the lock. Does not wait."""
+    """Give the job to those of `num_helpers` threads that have none to begin with. Does not wait.
+
+    A thread that has done its last job, but still waits for Python's lock to say so, is among
+    them: its next job begins when the caller lets the lock go, at the beginning of the step.
+    """
     while len(_pool) < num_helpers:
         _pool.append(Helper())
     for helper in _pool[:num_helpers]:
-        if helper.job in (None, job) and helper.jobs.empty():
+        if helper.jobs.empty():
             helper.jobs.put(job)
 
 

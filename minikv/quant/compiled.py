@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from minikv.backend import AttentionBackend
+from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import LANES, Program, can_compile, on_one_thread, room_for
@@ -35,12 +35,11 @@ class CompiledAttention(AttentionBackend):
         self.num_threads = torch.get_num_threads()  # for good
         self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
         self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
-        scales = self.store.parts.get("v_scale")
-        self.folds = scales is not None and scales.ndim == 5 and scales.shape[-1] % 2 == 0
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
 
-    def compute(self, transformer: Transformer, batch: Batch) -> torch.Tensor | None:
-        """The logits of a batch, valid until the next call; None if no program can compute it."""
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """Logits and hidden states, valid until the next call; None if no program can compute
+        them."""
         store, program = self.store, self.program
         is_possible = self.config.head_dim % (2 * LANES if store.open else LANES) == 0
         if store.open:  # the program cannot write chunks, which fill blocks from their start
@@ -79,23 +78,16 @@ class CompiledAttention(AttentionBackend):
         open_keys = store.open.keys.numpy() if store.open is not None else None
         tables, lens = batch.block_tables.numpy(), batch.context_lens_host
         num_items = len(lens) * self.config.num_kv_heads
-
         starts = batch.query_start_host
-        # If groups of V cross the middle of the channels, the general kernel has to be used.
-        folds = open_keys is not None and batch.num_decodes == len(lens) and self.folds
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             store.write(layer, write, k, v)
             out = torch.empty(q.shape)  # (T, H, D)
-            queries, parts, found = q.contiguous().numpy(), self.parts[layer], out.numpy()
+            queries, new, found = q.contiguous().numpy(), k.contiguous().numpy(), out.numpy()
             keys = self.no_keys if open_keys is None else open_keys[layer]
             window = self.config.windows[layer] or 0
-            rest = keys, own_rows, tables, lens
-            if folds:
-                kernels.attend_decode_int4(queries, parts, *rest, window, found, 0, num_items)
-            else:
-                new = k.contiguous().numpy()
-                kernels.attend(queries, new, parts, *rest, starts, window, found, 0, num_items)
+            rest = keys, own_rows, tables, lens, starts, window
+            kernels.attend(queries, new, self.parts[layer], *rest, found, 0, num_items)
             return out
 
         return attend

@@ -17,13 +17,12 @@ class RingCache(Cells):
     """One fixed buffer for the K and V of all sequences, allocated once.
 
     A batch may mix sequences and positions. A query sees the cells of its own sequence whose
-    positions are not later than its own and, with a window, among the last `window`. The order of
+    positions are not later than its own and, in a layer with a window, inside that. The order of
     the cells does not matter.
 
     K is kept turned by RoPE. `seq_add` and `seq_div` only note in `shifts` how far a cell moved;
     before the next step each such cell is turned once, by the sum of its moves.
 
-    window: for every layer; without it each layer has the model's own.
     contiguous: if False, a batch takes any free cells, and K and V are written by index. Then
     nothing needs to be defragmented.
     """
@@ -32,18 +31,13 @@ class RingCache(Cells):
         self,
         config: ModelConfig,
         num_cells: int,
-        window: int | None = None,
         *,
         contiguous: bool = True,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ):
         super().__init__(num_cells, require_bool("contiguous", contiguous))
-        self.config = config
-        if window is None:
-            self.windows = config.windows
-        else:
-            self.windows = (require_int("window", window, 1),) * config.num_layers
+        self.config, self.windows = config, config.windows
         shape = (config.num_layers, num_cells, config.num_kv_heads, config.head_dim)
         # Zeros, not empty: attention multiplies what a free cell holds by 0, and 0 * NaN is NaN.
         self.k = torch.zeros(shape, dtype=dtype, device=device)  # (layers, cells, K, D)

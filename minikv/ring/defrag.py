@@ -7,7 +7,6 @@ used cell. It has been removed since K and V are written by index (August 2025),
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from minikv.errors import require_int
 from minikv.ring.cache import RingCache
 from minikv.ring.cells import FREE
 
@@ -39,15 +38,10 @@ def plan_moves(is_used: Sequence[bool]) -> list[Move]:
     return moves
 
 
-def defragment(cache: RingCache, max_moves: int | None = None) -> int:
-    """Close the holes in front, with at most `max_moves` moves; returns how many cells moved.
-
-    It makes the last moves of the plan, so that attention has less to read after each call. A
-    pending shift moves with its cell. No logit changes.
-    """
+def defragment(cache: RingCache) -> int:
+    """Close the holes in front; returns how many cells moved. A pending shift moves with its cell.
+    No logit changes."""
     moves = plan_moves([position != FREE for position in cache.positions])
-    if max_moves is not None:
-        moves = moves[-require_int("max_moves", max_moves, 1) :]
     for source, target, length in moves:
         from_, to = slice(source, source + length), slice(target, target + length)
         cache.k[:, to], cache.v[:, to] = cache.k[:, from_], cache.v[:, from_]

@@ -1,6 +1,6 @@
 """Text without end in constant memory, and several sequences over one prompt."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -9,8 +9,6 @@ from minikv.language_model import LanguageModel
 from minikv.ring.cache import RingCache
 from minikv.ring.cells import ALL, Cells
 from minikv.ring.defrag import defragment
-
-Choose = Callable[[torch.Tensor], int]  # logits (vocab_size,) -> token id
 
 
 def greedy(logits: torch.Tensor) -> int:
@@ -45,19 +43,17 @@ def generate_with_ring(
     prompt_ids: Sequence[int],
     max_tokens: int,
     n_keep: int = 0,
-    n_discard: int | None = None,
     seq: int = 0,
-    choose: Choose = greedy,
 ) -> list[int]:
     """Continue sequence `seq` by `prompt_ids` and exactly `max_tokens` new tokens; returns the
     latter.
 
     The memory never grows: when the ring is full, or the sequence is at the model's last position,
-    `context_shift` makes room, with `n_keep` and `n_discard`. Up to the first shift the tokens are
-    those of `lm.generate_naively`.
+    `context_shift` makes room, with `n_keep`. Up to the first shift the tokens are those of
+    `lm.generate_naively`.
 
     Raises ValueError, changing nothing, if the prompt does not fit, or if a shift will be needed
-    that `n_keep` or `n_discard` makes impossible.
+    that `n_keep` makes impossible.
     """
     require_int("max_tokens", max_tokens, 1)
     start = cache.seq_pos_max(seq) + 1
@@ -68,18 +64,16 @@ def generate_with_ring(
             f"{len(prompt_ids)}; take more cells, or remove what is not needed"
         )
     if len(prompt_ids) + max_tokens - 1 > room:
-        _require_can_shift(cache, seq, start + room, n_keep, n_discard)
+        _require_can_shift(cache, seq, start + room, n_keep)
     _make_run(cache, len(prompt_ids))
-    new = [choose(cache.append(lm, prompt_ids, seq)[-1])]
+    new = [greedy(cache.append(lm, prompt_ids, seq)[-1])]
     while len(new) < max_tokens:
-        make_room(lm, cache, [seq], n_keep, n_discard)
-        new.append(choose(cache.append(lm, new[-1:], seq)[-1]))
+        make_room(lm, cache, [seq], n_keep)
+        new.append(greedy(cache.append(lm, new[-1:], seq)[-1]))
     return new
 
 
-def _require_can_shift(
-    cache: Cells, seq: int, length: int, n_keep: int, n_discard: int | None
-) -> None:
+def _require_can_shift(cache: Cells, seq: int, length: int, n_keep: int) -> None:
     """Raise ValueError unless a shift of a sequence of `length` positions is possible, and frees
     cells."""
     pairs = zip(cache.positions, cache.sequences, strict=True)
@@ -89,8 +83,6 @@ def _require_can_shift(
             f"n_keep: must be at least {shared}, the positions shared with other sequences, and "
             f"at most {length - 2}, 2 less than fit, was {n_keep}; take more cells"
         )
-    if n_discard is not None:
-        require_int("n_discard", n_discard, 1, length - n_keep)
 
 
 def _make_run(cache: RingCache, num_tokens: int) -> None:
@@ -99,13 +91,7 @@ def _make_run(cache: RingCache, num_tokens: int) -> None:
         defragment(cache)
 
 
-def make_room(
-    lm: LanguageModel,
-    cache: RingCache,
-    seqs: Sequence[int],
-    n_keep: int,
-    n_discard: int | None = None,
-) -> int:
+def make_room(lm: LanguageModel, cache: RingCache, seqs: Sequence[int], n_keep: int) -> int:
     """Make room for one more token of each of `seqs`; returns how many shifts it took.
 
     A sequence at the model's last position is shifted. Then, while there are too few free cells,
@@ -114,10 +100,10 @@ def make_room(
     num_shifted = 0
     for seq in seqs:
         if cache.seq_pos_max(seq) + 1 >= lm.config.max_context:
-            context_shift(cache, n_keep, seq, n_discard)
+            context_shift(cache, n_keep, seq)
             num_shifted += 1
     while cache.num_free < len(seqs):
-        context_shift(cache, n_keep, max(seqs, key=cache.seq_pos_max), n_discard)
+        context_shift(cache, n_keep, max(seqs, key=cache.seq_pos_max))
         num_shifted += 1
     _make_run(cache, len(seqs))
     return num_shifted
@@ -129,7 +115,6 @@ def generate_in_parallel(
     shared_ids: Sequence[int],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    choose: Choose = greedy,
 ) -> list[list[int]]:
     """Continue `shared_ids + prompts[i]` for every i, side by side in one ring.
 
@@ -148,7 +133,7 @@ def generate_in_parallel(
     if needed > cache.num_cells:
         raise ValueError(f"prompts: need {needed} cells, the ring has {cache.num_cells}")
     try:
-        return _generate_in_parallel(lm, cache, shared_ids, prompts, max_tokens, choose)
+        return _generate_in_parallel(lm, cache, shared_ids, prompts, max_tokens)
     except BaseException:
         cache.seq_rm(ALL)
         raise
@@ -160,7 +145,6 @@ def _generate_in_parallel(
     shared_ids: Sequence[int],
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
-    choose: Choose,
 ) -> list[list[int]]:
     seqs = range(len(prompts))
     cache.append(lm, shared_ids, 0)
@@ -170,11 +154,11 @@ def _generate_in_parallel(
     batch = [(token, first + i, seq) for seq in seqs for i, token in enumerate(prompts[seq])]
     logits = cache.decode(lm, *map(list, zip(*batch, strict=True)))
     ends = torch.tensor([len(prompt) for prompt in prompts]).cumsum(0) - 1
-    new = [[choose(row)] for row in logits[ends]]
+    new = [[greedy(row)] for row in logits[ends]]
     for _ in range(max_tokens - 1):
         make_room(lm, cache, seqs, first)
         positions = [cache.seq_pos_max(seq) + 1 for seq in seqs]
         logits = cache.decode(lm, [tokens[-1] for tokens in new], positions, list(seqs))
         for tokens, row in zip(new, logits, strict=True):
-            tokens.append(choose(row))
+            tokens.append(greedy(row))
     return new

@@ -118,17 +118,3 @@ class RollingCache:
             kv[:, positions % kv.shape[1]] = chunk.to(kv.dtype)
         self.num_tokens += len(positions)
         self._chunk = []
-
-    def truncate(self, num_tokens: int) -> None:
-        """Forget all but the first `num_tokens` tokens.
-
-        Raises ValueError once a buffer has wrapped: the tokens that the shorter text would see
-        again were overwritten.
-        """
-        require_int("num_tokens", num_tokens, 0, self.num_tokens)
-        if num_tokens < self.num_tokens > self.chunk_size:
-            raise ValueError(
-                f"num_tokens: {self.num_tokens} tokens have gone through a window of "
-                f"{self.chunk_size}, and what {num_tokens} would see is overwritten; start anew"
-            )
-        self.num_tokens = num_tokens

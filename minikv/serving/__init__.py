@@ -6,6 +6,7 @@ requests   what clients may send
 chat       from messages to a prompt, by a checkpoint's template
 queue      how many prompt tokens may wait, by the rate that is measured
 metrics    what the server has done, under vLLM's names
+watch      pictures of an engine for the page that draws them, in `page/`
 app        the application: OpenAI's endpoints, health and metrics
 server     the application behind an address
 
@@ -14,6 +15,6 @@ may answer instead of tokens. A cluster's front raises them, too.
 """
 
 from minikv.serving.inbox import Busy, Inbox, RequestFailed
-from minikv.serving.loop import EngineLoop
+from minikv.serving.loop import EngineLoop, Health
 
-__all__ = ["Busy", "EngineLoop", "Inbox", "RequestFailed"]
+__all__ = ["Busy", "EngineLoop", "Health", "Inbox", "RequestFailed"]

@@ -6,11 +6,13 @@
     POST /tokenize                {"prompt": "def f("}
     GET  /health                  503 when no engine is up, or when each has hung in a step
     GET  /metrics                 for Prometheus
+    GET  /                        a page that shows the cache at work, by what /events tells
 
-Each request needs one of the server's keys, as `Authorization: Bearer KEY`, if it has any. Only
-/health answers without a key, because load balancers send none: then only its status says
-something. Clients with different keys never share a prefix, whatever `cache_salt` they send. There
-is no encryption: on an open network, put a server with TLS in front.
+Each request needs one of the server's keys, as `Authorization: Bearer KEY`, if it has any. The page
+comes without a key, and asks for one. /health answers without one, because load balancers send
+none: then only its status says something. Clients with different keys never share a prefix,
+whatever `cache_salt` they send. There is no encryption: on an open network, put a server with TLS
+in front.
 
 A client that leaves, streaming or not, cancels its request before the engine's next step.
 """
@@ -21,18 +23,21 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
+from importlib.resources import files
+from math import inf, nan
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_text
 from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
 from minikv.serving.inbox import Busy, Inbox, RequestFailed
-from minikv.serving.loop import Health
+from minikv.serving.loop import EngineLoop, Health
 from minikv.serving.metrics import Metrics
 from minikv.serving.queue import Queue
 from minikv.serving.requests import (
@@ -42,12 +47,23 @@ from minikv.serving.requests import (
     TokenizeRequest,
     in_words,
 )
+from minikv.serving.watch import View
+
+PAGE = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
+# A browser lets the page load nothing from elsewhere, and no other page show it in a frame.
+POLICY = "default-src 'self'; img-src data:; frame-ancestors 'none'"
 
 LARGEST = 2**20  # bytes of a request
 SILENCE = 60.0  # seconds that a client may take for a read or a write
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
+MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
+MAX_VIEWS = 16  # of pages, at a time
 HANGS = 60.0  # seconds of one step, after which an engine counts as hung
 MAX_CHOICES = 128  # of one request
+# Chunks per second, of all streams together: each one is a call of the operating system, which can
+# cost more than computing its token. Tokens that come sooner go together, but none waits for longer
+# than LONGEST seconds.
+CHUNKS, LONGEST = 1000, 0.1
 
 Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
@@ -129,7 +145,7 @@ class Keys:
             scope["is_known"] = key is not None or not self.keys
             # What a key's requests share: not the key itself, for it gets to stores and files.
             scope["tenant"] = sha256(key.encode()).hexdigest() if key is not None else None
-            if not scope["is_known"] and scope["path"] != "/health":
+            if not scope["is_known"] and scope["path"] not in ("/health", *PAGE):
                 text = "the header Authorization: Bearer KEY is missing or wrong"
                 answer = refusal(401, text, {"WWW-Authenticate": "Bearer"})
                 return await answer(scope, receive, send)
@@ -228,7 +244,12 @@ class Events(Response):
 
 
 def event(content: Any) -> bytes:
-    return b"data: " + json.dumps(content).encode() + b"\n\n"
+    return b"data: " + json.dumps(content, default=vars).encode() + b"\n\n"
+
+
+async def client_leaves(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 # ── One HTTP request at work ──────────────────────────────────────────────────
@@ -238,22 +259,26 @@ class Work:
     """The answers to one HTTP request: those of each prompt, one after the other. (The engine
     computes them together.) Cancels what is unfinished when it is closed or the client leaves."""
 
-    def __init__(self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float):
+    def __init__(
+        self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float,
+        streams: set[Inbox],
+    ):  # fmt: skip
         self._metrics, self._queue, self._params, self._came = metrics, queue, params, came
+        self._streams = streams
         self._running: list[tuple[Running, Inbox]] = []
         self._watch: asyncio.Task | None = None
         self.num_generated = 0
 
     def add(self, running: Running, inbox: Inbox) -> None:
         self._running.append((running, inbox))
+        self._streams.add(inbox)
 
     def watch(self, request: Request) -> None:
         """Cancel everything when the client leaves."""
         self._watch = asyncio.create_task(self._wait_for_leaving(request))
 
     async def _wait_for_leaving(self, request: Request) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await client_leaves(request)
         for running, inbox in self._running:
             running.cancel()
             inbox.put(ClientLeft())
@@ -264,6 +289,7 @@ class Work:
         for running, inbox in self._running:
             running.cancel()
             self._queue.leave(inbox)
+            self._streams.discard(inbox)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
         """(choice, what it got). Raises RequestFailed, ClientLeft, or ValueError for what can never
@@ -311,6 +337,12 @@ class Api:
         self.target, self.model, self.template, self.queue = target, model, template, queue
         self.metrics = Metrics(target.health, model)
         self.began, self._next_id = int(time.time()), 0
+        self.streams: set[Inbox] = set()  # that are open
+        self.num_views = 0
+
+    def pause(self) -> float:
+        """Seconds between two chunks of a stream."""
+        return min(LONGEST, len(self.streams) / CHUNKS)
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
         came = time.monotonic()
@@ -340,17 +372,59 @@ class Api:
 
     async def health(self, request: Request) -> Response:
         found = self.target.health()
-        is_up = any(one.pid is not None and one.age < HANGS for one in found)
-        workers = [
-            {
-                "pid": one.pid, "seconds_in_step": round(one.age, 3),
-                "stats": vars(one.stats) if one.stats is not None else None,
-            }
-            for one in found
-        ]  # fmt: skip
-        content = {"workers": workers} if request.scope["is_known"] else {}
+        is_up = any(one.pid is not None and one.can_answer and one.age < HANGS for one in found)
+        content = {"workers": self._workers(found)} if request.scope["is_known"] else {}
         text = json.dumps(content, default=vars)
         return Response(text, 200 if is_up else 503, None, "application/json")
+
+    def _workers(self, found: Sequence[Health]) -> list[dict[str, Any]]:
+        return [
+            {"pid": one.pid, "seconds_in_step": round(one.age, 3), "stats": one.stats}
+            for one in found
+        ]
+
+    async def page(self, request: Request) -> Response:
+        name = request.url.path[1:] or "index.html"
+        data = (files("minikv.serving") / "page" / name).read_bytes()
+        head = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+        return Response(data, 200, head, PAGE[request.url.path])
+
+    async def events(self, request: Request, pace: str = "0") -> Response:
+        """What the page draws, until it leaves. A pace slows everybody down, so it needs a server
+        without keys. Texts are told to those whose key they came with."""
+        if self.num_views >= MAX_VIEWS:
+            raise HTTPException(503, f"{self.num_views} pages look already", {"Retry-After": "1"})
+        try:
+            seconds = float(pace)
+        except ValueError:
+            seconds = nan
+        if not 0 <= seconds < inf:
+            raise HTTPException(400, f"pace: must be seconds, was {ascii(pace)[:80]}")
+        tenant = request.scope["tenant"]
+
+        def sees(salt: Any) -> bool:
+            return tenant is None or str(salt).partition("/")[0] == tenant
+
+        view = View(min(seconds, MAX_PACE) if tenant is None else 0.0, sees)
+        return Events(self._look(request, view))
+
+    async def _look(self, request: Request, view: View) -> AsyncIterator[bytes]:
+        leaving = asyncio.create_task(client_leaves(request))
+        leaving.add_done_callback(lambda _: view.end())
+        self.num_views += 1
+        try:
+            if isinstance(self.target, EngineLoop):
+                self.target.watch(view)
+                while (found := await view.take()) is not None:
+                    yield event(view.as_json(self.target.engine, *found))
+            while not leaving.done():  # a cluster: what its workers report
+                yield event({"workers": self._workers(self.target.health())})
+                await asyncio.wait([leaving], timeout=0.5)
+        finally:
+            self.num_views -= 1
+            if isinstance(self.target, EngineLoop):
+                self.target.unwatch(view)
+            leaving.cancel()
 
     async def show_metrics(self) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
@@ -408,9 +482,10 @@ class Api:
             if len(prompts) * params.n > MAX_CHOICES:
                 number = len(prompts) * params.n
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
-            work = Work(self.metrics, self.queue, params, came)
+            streams = self.streams if body.stream else set()
+            work = Work(self.metrics, self.queue, params, came, streams)
             for prompt in prompts:
-                inbox = Inbox(patient=not body.stream)
+                inbox = Inbox(patient=not body.stream, pause=self.pause)
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
@@ -501,14 +576,20 @@ def make_app(
     template: Render | None = None,
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application over `target`. keys: those that let clients in; none: everybody comes in.
     template: from messages to a prompt. first_token, max_queued_tokens: see `Queue`; by default 64
-    of the longest requests may wait."""
+    of the longest requests may wait. origins: of other pages that a browser lets read answers
+    (CORS); "*" is all of them, and without keys every page can then use the server."""
     queue = Queue(first_token, max_queued_tokens or 64 * target.max_length)
     api = Api(target, model, template, queue)
     app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
     app.add_middleware(Keys, keys=tuple(keys))
+    if origins:  # before the keys: browsers ask first, and show none
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
+        )
     app.add_exception_handler(StarletteHTTPException, refuse)
     app.add_exception_handler(Exception, apologise)
     for path, endpoint, method in (
@@ -519,6 +600,9 @@ def make_app(
         ("/tokenize", api.tokenize, "POST"),
         ("/health", api.health, "GET"),
         ("/metrics", api.show_metrics, "GET"),
+        ("/events", api.events, "GET"),
     ):
         app.add_api_route(path, endpoint, methods=[method], response_model=None)
+    for path in PAGE:
+        app.add_api_route(path, api.page, methods=["GET"], response_model=None)
     return app

@@ -8,6 +8,8 @@ the tokens of its request.
 """
 
 import asyncio
+import math
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
@@ -28,16 +30,17 @@ class Inbox:
     it; `put` may be called from any thread.
 
     patient: the reader wants the first token and the end, and is not woken in between.
+    pause: how many seconds are from one `take` to the next; what comes sooner is taken together.
+        The end does not wait.
     """
 
-    def __init__(self, patient: bool = False):
-        self._loop, self._patient = asyncio.get_running_loop(), patient
+    def __init__(self, patient: bool = False, pause: Callable[[], float] = lambda: 0.0):
+        self._loop, self._patient, self._pause = asyncio.get_running_loop(), patient, pause
+        self._last_take = -math.inf  # by the loop's clock
         self._woken = asyncio.Event()
         self._lock = Lock()  # guards what follows
         self._output: RequestOutput | None = None  # an engine's: as it stands now
-        self._ids: list[int] = []  # a cluster's: what was added
-        self._text: list[str] = []
-        self._reason: str | None = None
+        self._added: dict[int, Delta] = {}  # a cluster's: what was added, by sample
         self._error: Exception | None = None
         self._is_waking = False
         self.first: float | None = None  # when there was something, by `time.monotonic`
@@ -45,42 +48,48 @@ class Inbox:
         self._taken: dict[int, tuple[int, int]] = {}  # tokens and characters, by sample
         self._over: set[int] = set()  # samples whose end was taken
 
-    def put(self, found: RequestOutput | Delta | Exception) -> None:
-        """Hand over a request as it stands now, what was added to it, or why it failed."""
+    def put(self, found: RequestOutput | Delta | Exception, sample: int = 0) -> None:
+        """Hand over a request as it stands now, what was added to a sample of it, or why it
+        failed."""
         with self._lock:
             if isinstance(found, RequestOutput):
                 self._output = found
             elif isinstance(found, Delta):
-                self._ids += found.token_ids
-                self._text.append(found.text)
-                self._reason = found.finish_reason
+                old = self._added.get(sample, Delta([], "", None))
+                ids, text = old.token_ids + found.token_ids, old.text + found.text
+                self._added[sample] = Delta(ids, text, found.finish_reason)
             else:
                 self._error = found
             is_last = isinstance(found, Exception) or found.finish_reason is not None
             wakes = is_last or self.first is None or not self._patient
             self.newest = monotonic()
             self.first = self.newest if self.first is None else self.first
-            if not wakes or self._is_waking:
+            if not wakes or (self._is_waking and not is_last):
                 return
             self._is_waking = True
         with suppress(RuntimeError):  # the event loop is closed: there is no reader any more
-            self._loop.call_soon_threadsafe(self._woken.set)
+            self._loop.call_soon_threadsafe(self._woken.set if is_last else self._wake)
+
+    def _wake(self) -> None:
+        wait = self._last_take + self._pause() - self._loop.time()
+        if wait > 0:
+            self._loop.call_later(wait, self._woken.set)
+        else:
+            self._woken.set()
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(sample, what it got) since the last call; waits until there is something. Raises what
         was put."""
         await self._woken.wait()
+        self._last_take = self._loop.time()
         with self._lock:
             self._woken.clear()
             self._is_waking = False
             if self._error is not None:
                 raise self._error
             output, self._output = self._output, None
-            ids, self._ids = self._ids, []
-            text, self._text = "".join(self._text), []
-        if output is None:
-            return [(0, Delta(ids, text, self._reason))]
-        return self._since(output)
+            added, self._added = self._added, {}
+        return self._since(output) if output is not None else sorted(added.items())
 
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         news = []

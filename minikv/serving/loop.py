@@ -17,11 +17,12 @@ to blame is not known. The thread goes on.
 import logging
 import os
 from collections.abc import Callable, Hashable
+from collections.abc import Sequence as Seq
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Lock, Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
 from minikv.engine import Engine
@@ -42,12 +43,22 @@ class Health(NamedTuple):
     pid: int | None  # None: it is down
     age: float
     stats: Stats | None
+    can_answer: bool = True  # False: it computes prompts for others
 
 
 class Reader(Protocol):
     """Takes what an engine has for one request. Must not block, and not raise."""
 
     def put(self, found: RequestOutput | Exception) -> None: ...
+
+
+class Watcher(Protocol):
+    """Looks at an engine between two steps, in its thread, with its unfinished requests. `pace`:
+    how many seconds the next step then waits."""
+
+    pace: float
+
+    def show(self, engine: Engine, requests: Seq[Request]) -> None: ...
 
 
 class Answer:
@@ -82,6 +93,7 @@ class EngineLoop:
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
         self._answers: dict[int, Answer] = {}  # unfinished ones, by request id of the engine
+        self._watchers: list[Watcher] = []
         self._busy_since: float | None = None  # when a step began, or None
         self._lock = Lock()  # guards `_is_over`
         self._is_over = False
@@ -110,6 +122,13 @@ class EngineLoop:
     def cancel(self, answer: Answer) -> None:
         self._calls.put(partial(self._drop, answer))
 
+    def watch(self, watcher: Watcher) -> None:
+        """Let somebody look between two steps, until `unwatch`."""
+        self._calls.put(partial(self._watchers.append, watcher))
+
+    def unwatch(self, watcher: Watcher) -> None:
+        self._calls.put(partial(self._forget, watcher))
+
     def health(self) -> list[Health]:
         """Of this one engine. A step that never ends shows in `age`."""
         since = self._busy_since
@@ -128,6 +147,8 @@ class EngineLoop:
     def _run(self) -> None:
         num_failures = 0
         while not self._is_over:
+            if self._watchers:
+                self._show()
             self._do_calls(waits=not self._answers)
             if not self._answers:
                 continue
@@ -162,6 +183,21 @@ class EngineLoop:
         request_id = self.engine.add_request(checked.prompt_ids, checked.params)
         answer.request = self.engine.request(request_id)
         self._answers[request_id] = answer
+
+    def _show(self) -> None:
+        requests = [answer.request for answer in self._answers.values()]
+        for watcher in list(self._watchers):
+            try:
+                watcher.show(self.engine, requests)
+            except Exception:
+                log.exception("a watcher has failed")
+                self._forget(watcher)
+        if self._answers:
+            sleep(max((watcher.pace for watcher in self._watchers), default=0))
+
+    def _forget(self, watcher: Watcher) -> None:
+        if watcher in self._watchers:
+            self._watchers.remove(watcher)
 
     def _drop(self, answer: Answer) -> None:
         request_id = answer.request.request_id

@@ -26,6 +26,12 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self.loop.call_later(SILENCE, self._close_if_silent)
 
+    def shutdown(self) -> None:
+        """The server ends: those who only look need not be waited for."""
+        super().shutdown()
+        if self.scope is not None and self.scope["path"] == "/events":
+            self.transport.close()
+
     def _close_if_silent(self) -> None:
         if self.cycle is None and not self.transport.is_closing():
             self.transport.abort()

@@ -8,20 +8,28 @@ A step over eight tokens takes little longer than a step over one. So whoever gu
 tokens right gets eight for little more than the price of one, and a wrong guess costs time but
 never a token: what is written is always the target's own choice (`acceptance`).
 
-Read in this order: acceptance, text, drafters, decide, verify, loop.
+Read in this order: acceptance, text, decide, drafters, head, verify, loop.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from minikv.config import EngineConfig
+from minikv.language_model import LanguageModel
 from minikv.runner import Runner
 from minikv.speculative.acceptance import keep_equal, rejection_sample
-from minikv.speculative.decide import Chances, Costs, how_many
+from minikv.speculative.decide import Account, Chances, Costs, how_many
 from minikv.speculative.drafters import Drafter, NgramDrafter, Proposal, SuffixDrafter
+from minikv.speculative.head import HEADS, HeadDrafter
 from minikv.speculative.loop import Speculation, SpeculativeLoop
 
 __all__ = [
+    "HEADS",
+    "Account",
     "Chances",
     "Costs",
     "Drafter",
+    "HeadDrafter",
     "NgramDrafter",
     "Proposal",
     "Speculation",
@@ -34,7 +42,7 @@ __all__ = [
 ]
 
 
-def speculate(runner: Runner, config: EngineConfig) -> SpeculativeLoop:
+def speculate(lm: LanguageModel, runner: Runner, config: EngineConfig) -> SpeculativeLoop:
     """The loop that `config.speculative` asks for. Raises ValueError on a GPU, where the engine
     runs ahead instead."""
     if runner.transformer.device.type != "cpu":
@@ -44,5 +52,8 @@ def speculate(runner: Runner, config: EngineConfig) -> SpeculativeLoop:
         )
     drafter: Drafter = config.speculative
     if isinstance(drafter, str):
-        drafter = NgramDrafter() if drafter == "ngram" else SuffixDrafter()
-    return SpeculativeLoop(drafter)
+        make: dict[str, Callable[[], Drafter]] = {
+            "ngram": NgramDrafter, "suffix": SuffixDrafter, "head": partial(HeadDrafter, lm),
+        }  # fmt: skip
+        drafter = make[drafter]()
+    return SpeculativeLoop(drafter, getattr(runner.attention, "on_one_thread", lambda ask: ask))

@@ -35,11 +35,13 @@ class Chances:
         self._seen[level] = self._seen[level] * self.FORGET + 1
         self.of[level] = self._right[level] / self._seen[level]
 
-    def compare(self, level: int, drafts: Sequence[int], token_ids: Sequence[int]) -> None:
+    def compare(
+        self, levels: Sequence[int], drafts: Sequence[int], token_ids: Sequence[int]
+    ) -> None:
         """Note a proposal, verified or not, once it is known what came: each draft up to the first
         that is wrong."""
-        for place, (draft, token_id) in enumerate(zip(drafts, token_ids, strict=False)):
-            self.note(level + place, draft == token_id)
+        for level, draft, token_id in zip(levels, drafts, token_ids, strict=False):
+            self.note(level, draft == token_id)
             if draft != token_id:
                 return
 
@@ -80,6 +82,30 @@ class Costs:
         low, high = self._sizes[at - 1], self._sizes[at]
         part = (num_tokens - low) / (high - low)
         return self._seconds[at - 1] * (1 - part) + self._seconds[at] * part
+
+
+class Account:
+    """Whether to ask the drafter at all, in units of a step without drafts.
+
+    Asking and verifying must pay for themselves: what drafts save comes in, what they cost goes
+    out. A hundredth of all steps is added, so if drafts never pay, looking for them takes a
+    hundredth of the time, and if they pay again, that is found out.
+    """
+
+    SHARE, FIRST, MOST = 0.01, 10.0, 30.0
+
+    def __init__(self) -> None:
+        self.steps = self.FIRST
+
+    @property
+    def is_open(self) -> bool:
+        return self.steps >= 0
+
+    def note(self, asking: float, verifying: float, written: float) -> None:
+        """A step. asking, verifying: what it cost more than one without drafts; written: how many
+        times as many tokens it gave; both over a step without."""
+        gain = self.SHARE + written - 1 - verifying - min(asking, 1.0)
+        self.steps = min(self.MOST, self.steps + gain)
 
 
 def rounded(num_tokens: int) -> int:

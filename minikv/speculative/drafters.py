@@ -1,26 +1,39 @@
 """Who guesses the next tokens. A drafter that is wrong may cost time, never a token."""
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
+import torch
+
 from minikv.sequence import Sequence
+from minikv.speculative.decide import LEVELS
 from minikv.speculative.text import END, Match, Text
 
 
 class Proposal(NamedTuple):
-    """What may come next. `level` says how well the first token is founded, as a whole number from
-    0 on; each further token has one more. What a level is worth is learned while running."""
+    """What may come next. `levels` says how well each token is founded, as a whole number from 0
+    on. What a level is worth is learned while running."""
 
     token_ids: list[int]
-    level: int = 0
+    levels: Seq[int] = range(LEVELS)
 
 
 class Drafter(Protocol):
-    """Whoever inherits must write `propose`."""
+    """Whoever inherits must write `propose` or `propose_all`."""
+
+    reads_hidden: bool = False  # `propose_all` gets hidden states
 
     def propose(self, sequence: Sequence, most: int) -> Proposal | None:
-        """At most `most` tokens after `sequence.token_ids`, or None. Called once in each step that
-        decodes the sequence; what is not worth verifying is not verified."""
-        ...
+        """At most `most` tokens after `sequence.token_ids`, or None. Asked in the steps that decode
+        the sequence, as long as drafts pay; what is not worth verifying is not verified."""
+        return None
+
+    def propose_all(
+        self, sequences: list[Sequence], most: list[int], hidden: torch.Tensor
+    ) -> list[Proposal | None]:
+        """`propose` for several sequences at once. hidden (S, hidden_size): the target's last
+        hidden states, which the newest token of each sequence was drawn from."""
+        return [self.propose(one, limit) for one, limit in zip(sequences, most, strict=True)]
 
     def accepted(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """So many drafts of a sequence were verified, and so many of them were right. Its
@@ -94,7 +107,9 @@ class NgramDrafter(Drafter):
         if followed.match is None:
             followed.match = self.search(sequence, followed.own)
         match = followed.match
-        return None if match is None else Proposal(followed.next(most), match.length)
+        if match is None:
+            return None
+        return Proposal(followed.next(most), range(match.length, match.length + most))
 
     def search(self, sequence: Sequence, own: Text) -> Match | None:
         return own.find_own()

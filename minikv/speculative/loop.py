@@ -5,8 +5,11 @@ and blocks that are free or evictable. So they never delay a request, and never 
 Between two steps every table, counter and queue is as without speculation.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+
+import torch
 
 from minikv.blocks import blocks_for
 from minikv.engine import Engine, Loop
@@ -14,7 +17,7 @@ from minikv.errors import OutOfBlocks
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
 from minikv.speculative.acceptance import keep_equal
-from minikv.speculative.decide import MOST, Chances, Costs, how_many
+from minikv.speculative.decide import MOST, Account, Chances, Costs, how_many
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
 
@@ -47,17 +50,21 @@ class Speculation:
 class SpeculativeLoop(Loop):
     """Drafts, and verifies as many of them as pay."""
 
-    def __init__(self, drafter: Drafter):
-        self.drafter = drafter
+    def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
+        """`on_one_thread` is that of the attention's backend, for what computes beside it."""
+        self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
         self.counts = Speculation()
-        self.chances, self.costs = Chances(), Costs()
+        self.chances, self.costs, self.account = Chances(), Costs(), Account()
         self.known: set[Sequence] = set()  # that the drafter was asked for
+        # Of the last step: the hidden states, and the row of each sequence that got a token.
+        self.hidden, self.rows = torch.empty(0), dict[Sequence, int]()
 
     def stats(self) -> Speculation:
         return self.counts
 
     def start_over(self) -> None:
         self.known.clear()
+        self.rows.clear()
         self.drafter.start_over()
 
     def step(self, engine: Engine) -> bool:
@@ -65,7 +72,11 @@ class SpeculativeLoop(Loop):
         plan = engine.scheduler.schedule()
         decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
-        proposals = self.propose(engine, decodes)
+        begun = perf_counter()
+        proposals: list[Proposal | None] = [None] * len(decodes)
+        if self.account.is_open:
+            proposals = self.propose(engine, decodes)
+        asking = perf_counter() - begun
         drafts = self.choose(engine, plan, proposals)
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
@@ -74,19 +85,46 @@ class SpeculativeLoop(Loop):
             ]
         else:
             token_ids, written = engine.runner.run(plan), []
-        engine.append(engine.scheduler.commit(plan), token_ids)
+        ready = engine.scheduler.commit(plan)
+        engine.append(ready, token_ids)
         if written:
             self.append_rest(engine, decodes, written)
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
+        if self.drafter.reads_hidden:
+            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(
-                    proposal.level, proposal.token_ids, sequence.token_ids[length:]
+                    proposal.levels, proposal.token_ids, sequence.token_ids[length:]
                 )
         if 0 < len(decodes) == len(plan.sequences):
-            self.costs.note(len(decodes) + sum(map(len, drafts)), perf_counter() - started)
+            num_tokens = len(decodes) + sum(map(len, drafts))
+            self.costs.note(num_tokens, perf_counter() - started - asking)
+            if plain := self.costs.of(len(decodes)):
+                num_written = sum(map(len, written)) if written else len(decodes)
+                verifying = self.costs.of(num_tokens) / plain - 1
+                self.account.note(asking / plain, verifying, num_written / len(decodes))
         return len(plan.sequences) > 0
+
+    def remember(
+        self, hidden: torch.Tensor, plan: Plan, ready: list[Sequence], drafts: list[list[int]],
+        written: list[list[int]],
+    ) -> None:  # fmt: skip
+        """Note which row of the hidden states the newest token of each sequence is from. They are
+        read before the next step."""
+        self.hidden, self.rows, first = hidden, {}, 0
+        rows = {}
+        for place, sequence in enumerate(plan.sequences):
+            rows[sequence] = first
+            if written and place < plan.num_decodes:
+                rows[sequence] += len(written[place]) - 1
+                first += len(drafts[place])
+            first += 1
+        row = 0
+        for sequence in ready:
+            row = rows.get(sequence, row)  # a fork follows the sample that it forks from
+            self.rows[sequence] = row
 
     def propose(self, engine: Engine, decodes: list[Sequence]) -> list[Proposal | None]:
         """What the drafter has for each decode: no more than may be written, nor, with int4, than
@@ -95,16 +133,23 @@ class SpeculativeLoop(Loop):
             self.known.remove(sequence)
             self.drafter.left(sequence)
         self.known.update(decodes)
-        proposals: list[Proposal | None] = []
+        asked, limits, hidden = [], [], self.hidden
         for sequence in decodes:
             most = min(MOST, sequence.request.max_length - len(sequence.token_ids) - 1)
             if getattr(engine.store, "open", None) is not None:
                 # A block that is full is closed for good, so a draft must not fill one.
                 size = engine.config.block_size
                 most = min(most, size - 2 - sequence.num_computed % size)
-            found = self.drafter.propose(sequence, most) if most > 0 else None
-            proposals.append(found if found is not None and found.token_ids else None)
-        return proposals
+            if most > 0 and (sequence in self.rows or not self.drafter.reads_hidden):
+                asked.append(sequence)
+                limits.append(most)
+        if not asked:
+            return [None] * len(decodes)
+        if self.drafter.reads_hidden:
+            hidden = hidden[[self.rows[sequence] for sequence in asked]]
+        found = dict(zip(asked, self.ask(asked, limits, hidden), strict=True))
+        answers = [found.get(sequence) for sequence in decodes]
+        return [one if one is not None and one.token_ids else None for one in answers]
 
     def choose(
         self, engine: Engine, plan: Plan, proposals: list[Proposal | None]
@@ -117,7 +162,7 @@ class SpeculativeLoop(Loop):
             return drafts
         last = len(self.chances.of) - 1
         chances = [
-            [self.chances.of[min(one.level + i, last)] for i in range(len(one.token_ids))]
+            [self.chances.of[min(level, last)] for level in one.levels[: len(one.token_ids)]]
             if one is not None
             else []
             for one in proposals

@@ -352,6 +352,7 @@ def test_every_player_moves_its_picture(page, screenshots, theme, number):
         ]  # fmt: skip
         before = handle.get_attribute("aria-valuenow")
         handle.press(key)
+        assert handle.evaluate("one => getComputedStyle(one).outlineStyle") == "solid"
         if handle.get_attribute("aria-valuenow") != before:
             page.wait_for_function(MOVED, arg=shown)
         else:

@@ -1,20 +1,20 @@
 """A front over workers in this process: tokens are one engine's, whatever fails."""
 
+import itertools
 import json
 import random
 import re
-import socket
-import struct
+import signal
 import threading
 from argparse import ArgumentParser, ArgumentTypeError
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from http.client import HTTPConnection
 
+import httpx
 import pytest
-from bad_requests import attack
 from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
+from serving_case import Cluster, server
 from store_case import needs_a_store
 
 from minikv import Engine, EngineConfig, SamplingParams
@@ -22,13 +22,16 @@ from minikv.cluster import front as front_module
 from minikv.cluster.front import ATTEMPTS, CROWD, Busy, Front, RequestFailed
 from minikv.cluster.local_server import local_server
 from minikv.cluster.routing import EVERY_POLICY, ByPrefix, LeastLoaded, RoundRobin
-from minikv.cluster.serve import DONE_ANYWAY, SPARE, Server
 from minikv.cluster.simulate import Costs
 from minikv.cluster.worker import EngineWorker, Job
+from minikv.course import serve
 from minikv.course.bench import cluster as bench_cluster
 from minikv.course.bench import cluster_real
 from minikv.course.commands import main
-from minikv.course.serve_cluster import add_arguments, from_to, given_token, numbers_of
+from minikv.course.serve import add_arguments, cluster, from_to, numbers_of
+from minikv.serving import app
+from minikv.serving import server as server_module
+from minikv.serving.server import served
 from minikv.tiers.names import block_names, root_name
 
 
@@ -199,20 +202,23 @@ def test_numbers_of_workers_are_read():
 
 
 def test_workers_of_two_kinds_are_given_together(capsys):
-    parser = ArgumentParser()
-    add_arguments(parser)
-    for options, numbers in (
-        ([], (2, 2, 0)),
-        (["--workers", "1:4"], (1, 4, 0)),
-        (["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+    for arguments_of, options, numbers in (
+        (add_arguments, [], (1, 1, 0)),
+        (add_arguments, ["--replicas", "1:4"], (1, 4, 0)),
+        (add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
+        (cluster.add_arguments, [], (2, 2, 0)),
+        (cluster.add_arguments, ["--workers", "1:4"], (1, 4, 0)),
+        (cluster.add_arguments, ["--prefill", "1", "--decode", "3"], (4, 4, 1)),
     ):
+        parser = ArgumentParser()
+        arguments_of(parser)
         assert numbers_of(parser.parse_args(options)) == numbers
     for wrong, says in (
         (["--prefill", "1"], "--prefill and --decode"),
         (["--decode", "1"], "--prefill and --decode"),
-        (["--prefill", "1", "--decode", "1", "--workers", "2"], "--workers"),
+        (["--prefill", "1", "--decode", "1", "--replicas", "2"], "--replicas"),
     ):
-        assert main(["serve-cluster", *wrong]) == 2
+        assert main(["serve", *wrong]) == 2
         assert says in capsys.readouterr().err
 
 
@@ -449,217 +455,118 @@ def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
     assert hits[0] == pytest.approx(hits[1], abs=0.2)  # which worker is free depends on the machine
 
 
-# ── By HTTP ───────────────────────────────────────────────────────────────────
+# ── Behind the application, whose other tests are in tests/serving ────────────
 
 
-@contextmanager
-def served(lm, **options):
-    worker = Fragile(lm, turn_seconds=0.005)
-    with Front([worker], ByPrefix, **options) as front, Server(front, "tinypy") as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server, worker
-        finally:
-            worker.paused.set()
-            server.shutdown()
-            thread.join()
+def test_a_killed_worker_loses_no_request(tinypy):
+    """Streams of two samples over HTTP, each worker dies once: nothing twice, nothing lost."""
+    bodies = [
+        {"prompt": "def f(n):\n" * 8 + f"{i}", "max_tokens": 24, "temperature": 0.8, "seed": i,
+         "n": 2, "ignore_eos": i % 2 > 0, "stream": True, "stream_options": {"include_usage": True}}
+        for i in range(12)
+    ]  # fmt: skip
+    names = "max_tokens", "temperature", "seed", "n", "ignore_eos"
+    params = [SamplingParams(**{name: one[name] for name in names}) for one in bodies]
+    expected = Engine(tinypy.lm, CONFIG).generate([one["prompt"] for one in bodies], params)
+    asked = [itertools.count() for _ in range(2)]  # each dies once, a request less than ATTEMPTS
+    workers = [Fragile(tinypy.lm, dies=lambda one=one: next(one) == 31) for one in asked]
+    with server(tinypy.lm, served_by=Cluster(tinypy.lm, workers)) as at:
+        with ThreadPoolExecutor(12) as threads:
+            answers = list(threads.map(lambda body: at.ask(body=body).text, bodies))
+        assert at.by.target.num_lost == 2
+        until(at.by.is_idle)
+    for answer, output in zip(answers, expected, strict=True):
+        *chunks, last = [json.loads(one[6:]) for one in answer.split("\n\n")[:-2]]
+        assert last["choices"] == []
+        assert last["usage"]["completion_tokens"] == sum(
+            len(one.token_ids) for one in output.samples
+        )
+        for index, sample in enumerate(output.samples):
+            pieces = [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]
+            assert [i for one in pieces for i in one["token_ids"]] == sample.token_ids
+            assert "".join(one["text"] for one in pieces) == sample.text
+            reasons = [one["finish_reason"] for one in pieces]
+            assert reasons[-1] == sample.finish_reason and not any(reasons[:-1])
 
 
-def ask(server, body, path="/v1/completions", method="POST", token=None):
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-    try:
-        data = body if isinstance(body, bytes) else json.dumps(body)
-        token = f"Bearer {server.token}" if token is None else token
-        connection.request(method, path, data, {"Authorization": token} if token else {})
-        reply = connection.getresponse()
-        return reply.status, reply.read(), reply.headers
-    finally:
-        connection.close()
+def test_cached_tokens_are_those_of_the_worker_that_computed_the_prompt(tinypy):
+    """Not those that its K and V make of it on the worker that goes on."""
+    workers = [Fragile(tinypy.lm) for _ in range(2)]
+    with server(tinypy.lm, served_by=Cluster(tinypy.lm, workers, num_prefill=1)) as at:
+        body = {"prompt": list(range(1, 101)), "max_tokens": 3}
+        found = [at.ask(body=body).json()["usage"]["prompt_tokens_details"] for _ in range(2)]
+    assert found == [{"cached_tokens": 0}, {"cached_tokens": 96}]
 
 
-def test_completions_whole_and_in_pieces(tinypy):
-    params = SamplingParams(max_tokens=12, stop=("\n\n",))
-    [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], params)
-    body = {"model": "tinypy", "prompt": "def fib(n):", "max_tokens": 12, "stop": "\n\n"}
-    with served(tinypy.lm) as (server, _):
-        status, data, _ = ask(server, body)
-        [choice] = json.loads(data)["choices"]
-        assert status == 200 and choice["text"] == expected.text
-        assert choice["token_ids"] == expected.token_ids
-        assert choice["finish_reason"] == expected.finish_reason
-        usage = json.loads(data)["usage"]
-        assert usage["completion_tokens"] == len(expected.token_ids)
-        status, data, headers = ask(server, body | {"stream": True})
-        assert status == 200 and headers["Content-Type"] == "text/event-stream"
-        *events, last = [line[6:] for line in data.split(b"\n\n") if line]
-        assert last == b"[DONE]"
-        pieces = [json.loads(event)["choices"][0] for event in events]
-        assert "".join(one["text"] for one in pieces) == expected.text
-        assert [i for one in pieces for i in one["token_ids"]] == expected.token_ids
-        status, data, _ = ask(server, b"", "/v1/models", "GET")
-        assert json.loads(data)["data"][0]["id"] == "tinypy"
-        status, data, _ = ask(server, b"", "/health", "GET")
-        assert status == 200 and json.loads(data)["workers"][0]["stats"]["generated_tokens"] > 12
+def test_health_says_whether_a_worker_can_answer(tinypy, monkeypatch):
+    monkeypatch.setattr(app, "HANGS", 0.2)
+    workers = [Fragile(tinypy.lm) for _ in range(3)]
+    with (
+        server(tinypy.lm, served_by=Cluster(tinypy.lm, workers, num_prefill=1)) as at,
+        ThreadPoolExecutor() as threads,
+    ):
+        front = at.by.target
 
+        def state():
+            found = at.ask("/health")
+            hangs = [one["seconds_in_step"] > 0.2 for one in found.json()["workers"]]
+            return found.status_code, hangs
 
-def test_fields_that_ask_for_what_is_done_anyway_are_taken(tinypy):
-    with served(tinypy.lm) as (server, _):
-        body = {"prompt": "def f(", "max_tokens": 2}
-        plain = ask(server, body)[1]
-        status, data, _ = ask(server, body | DONE_ANYWAY | {"logprobs": None})
-        assert status == 200
-        assert json.loads(data)["choices"] == json.loads(plain)["choices"]
-        for name, value in DONE_ANYWAY.items():
-            status, data, _ = ask(server, body | {name: 2 if value is True else value + 1})
-            assert status == 400 and f"{name}: is not supported" in data.decode()
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "says"),
-    [
-        (b"no json", 400, "Expecting value"),
-        (b"[]", 400, "object"),
-        (b"[" * 100_000, 400, "recursion"),
-        ({}, 400, "prompt: is missing"),
-        ({"prompt": ""}, 400, "prompt"),
-        ({"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
-        ({"prompt": "x", "max_tokens": 10**6}, 400, "context"),
-        ({"prompt": "x", "n": 2}, 400, "n: "),
-        ({"prompt": "x", "best_of": 2}, 400, "best_of: is not supported"),
-        ({"prompt": "x", "model": "other"}, 400, "'other'"),
-        ({"prompt": "x", "stream": "yes"}, 400, "stream"),
-        ({"prompt": [1, "2"]}, 400, "token id"),
-    ],
-)
-def test_a_wrong_request_is_refused(tinypy, body, status, says):
-    with served(tinypy.lm) as (server, _):
-        found, data, _ = ask(server, body)
-        assert found == status and says in json.loads(data)["error"]["message"]
-        assert server.front.num_requests == 0
-        assert ask(server, b"", "/nowhere", "GET")[0] == 404
-        assert ask(server, b"", "/nowhere", "POST")[0] == 404
-
-
-@pytest.mark.parametrize("token", ["", "Bearer ", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
-def test_without_the_token_nothing_is_told(tinypy, token):
-    with served(tinypy.lm) as (server, worker):
-        token = token.format(server.token)
-        computed = worker.worker.engine.stats().computed_tokens
-        for path, method in (("/v1/completions", "POST"), ("/v1/models", "GET"), ("/x", "GET")):
-            status, data, headers = ask(server, {"prompt": "x"}, path, method, token)
-            assert status == 401 and headers["WWW-Authenticate"] == "Bearer"
-            assert server.token not in data.decode() and "tinypy" not in data.decode()
-        assert worker.worker.engine.stats().computed_tokens == computed
-        assert ask(server, b"", "/health", "GET", token)[:2] == (200, b"{}")  # a load balancer's
-
-
-def test_a_token_is_given_or_made_up_and_never_empty(tinypy, monkeypatch, tmp_path):
-    file = tmp_path / "token"
-    file.write_text(" secret\n")
-    monkeypatch.setenv("MINIKV_TOKEN", "other")
-    assert given_token(file) == "secret" and given_token(None) == "other"
-    monkeypatch.delenv("MINIKV_TOKEN")
-    assert given_token(None) == ""
-    file.write_text("\n")
-    with pytest.raises(ValueError, match="is empty"):
-        given_token(file)
-    with Front([Fragile(tinypy.lm)], ByPrefix) as front:
-        servers = [Server(front, "tinypy", token=token) for token in ("", "", "given")]
-        for server in servers:
-            server.server_close()
-    assert servers[2].token == "given"
-    assert len(servers[0].token) > 40 and servers[0].token != servers[1].token
+        assert state() == (200, [False] * 3)
+        for one in workers[1:]:
+            one.paused.clear()
+        body = {"prompt": "x", "max_tokens": 2, "ignore_eos": True}
+        waiting = [threads.submit(at.ask, body=body)]
+        until(lambda: sum(state()[1]) == 1)
+        assert state()[0] == 200, "one of two hangs"
+        waiting.append(threads.submit(at.ask, body=body))
+        until(lambda: state() == (503, [False, True, True]))
+        for one in workers[1:]:
+            one.paused.set()
+        assert [one.result().status_code for one in waiting] == [200, 200]
+        for one in workers:
+            one.is_gone, one.dies = True, lambda: True
+        assert at.ask(body=body).status_code == 500
+        until(lambda: all(lane.is_over for lane in front.lanes[1:]))
+        assert state()[0] == 503 and at.ask(body=body).status_code == 500
 
 
 def test_one_request_too_many_is_told_to_come_again(tinypy):
-    with served(tinypy.lm, max_requests=1) as (server, worker):
-        worker.paused.clear()
-        server.front.submit([5])
-        status, _, headers = ask(server, {"prompt": "x"})
-        assert status == 503 and headers["Retry-After"] == "1"
+    with server(tinypy.lm, served_by=Cluster(tinypy.lm, max_requests=1)) as at:
+        at.by.open.clear()
+        at.by.target.submit([5])
+        found = at.ask(body={"prompt": "x"})
+        assert found.status_code == 503 and found.headers["Retry-After"] == "1"
+        at.by.open.set()
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_cancels_its_request(tinypy, stream):
-    with served(tinypy.lm) as (server, worker):
-        body = {"prompt": "x", "max_tokens": 900, "ignore_eos": True, "stream": stream}
-        data = json.dumps(body).encode()
-        with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-            head = (
-                f"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer {server.token}\r\n"
-                f"Content-Length: {len(data)}\r\n\r\n"
-            )
-            client.sendall(head.encode() + data)
-            until(lambda: worker.worker.jobs)
-        until(lambda: server.front.num_requests == 0)
-        until(lambda: not worker.worker.jobs)
-        assert worker.worker.engine.stats().generated_tokens < 900
+@pytest.mark.parametrize("words", [
+    ["serve", "--replicas", "2"], ["serve-cluster"], ["serve", "--prefill", "1", "--decode", "1"],
+])  # fmt: skip
+def test_the_commands_serve_workers(tinypy, monkeypatch, capsys, words):
+    """On workers in this process."""
 
+    @contextmanager
+    def here(number, model, config, address):
+        assert (number, model, address) == (2, "tinypy", None)
+        yield [Fragile(tinypy.lm, replace(config, attention="torch")) for _ in range(number)]
 
-def test_a_slow_reader_delays_nobody(tinypy):
-    with served(tinypy.lm) as (server, _):
-        slow = server.front.submit([5], SamplingParams(60, ignore_eos=True))
-        for i in range(3):
-            assert len(tokens(server.front.submit([i], SamplingParams(8, ignore_eos=True)))) == 8
-        assert len(tokens(slow)) == 60
+    @contextmanager
+    def asked(*arguments):
+        with served(*arguments) as address:
+            url = "http://{}:{}".format(*address)
+            asked = {"prompt": "x", "max_tokens": 3}
+            assert httpx.post(f"{url}/v1/completions", json=asked).status_code == 200
+            assert len(httpx.get(f"{url}/health").json()["workers"]) == 2
+            signal.raise_signal(signal.SIGTERM)
+            yield address
 
-
-@pytest.mark.parametrize(
-    "cut", [json.dumps({"prompt": "a\ud800"}), '{"prompt": "x", "stop": "\\udfff"}']
-)
-def test_half_a_pair_is_refused_by_name(tinypy, cut):
-    with served(tinypy.lm) as (server, _):
-        status, data, _ = ask(server, cut.encode())
-        said = json.loads(data)["error"]["message"]
-        assert status == 400 and re.match(r"(prompt|stop): character \d is '\\ud", said)
-
-
-def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, capfd):
-    with served(tinypy.lm) as (server, worker):
-        found = attack(("127.0.0.1", server.server_port), server.token, 500)
-        until(lambda: server.front.num_requests == 0 and not worker.worker.jobs)
-        worker.worker.engine.check()
-        assert json.loads(ask(server, {"prompt": "x", "max_tokens": 2})[1])["choices"]
-    assert len(found) == 500
-    statuses = Counter(status for _, status, _ in found)
-    assert not [one for one in found if one[1] >= 500 and one[1] != 501], statuses
-    assert statuses[400] > 200 and statuses[200] > 20 and statuses[401] > 20
-    refused = [
-        json.loads(body)["error"]["message"]
-        for _, status, body in found
-        if status == 400 and body[:1] == b"{"
-    ]
-    assert all(refused)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_silent_clients_take_no_thread_from_others(tinypy, capfd):
-    with served(tinypy.lm, max_requests=4) as (server, _):
-        address, before = ("127.0.0.1", server.server_port), threading.active_count()
-        silent = [socket.create_connection(address) for _ in range(300)]
-        assert ask(server, {"prompt": "x", "max_tokens": 2})[0] == 200
-        assert threading.active_count() - before <= 4 + SPARE
-        for one in silent:
-            one.close()
-        until(lambda: threading.active_count() <= before + 1)
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def test_clients_that_leave_at_any_time_leave_no_trace(tinypy, capfd):
-    """Before, while and after they ask; with a reset, so that writing to them fails."""
-    body = json.dumps({"prompt": "x", "max_tokens": 5, "stream": True}).encode()
-    with served(tinypy.lm) as (server, worker):
-        for bad in (b"{}", body):
-            data = (
-                b"POST /v1/completions HTTP/1.1\r\nAuthorization: Bearer %s\r\n"
-                % server.token.encode()
-            )
-            data += b"Content-Length: %d\r\n\r\n%s" % (len(bad), bad)
-            for end in range(0, len(data) + 1, 9):
-                with socket.create_connection(("127.0.0.1", server.server_port)) as client:
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    client.sendall(data[:end])
-        assert ask(server, {"prompt": "x", "max_tokens": 2})[0] == 200
-        until(lambda: server.front.num_requests == 0 and not worker.worker.jobs)
-    assert "Traceback" not in capfd.readouterr().err
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(serve, "ray_workers", here)
+    monkeypatch.setattr(server_module, "served", asked)
+    try:
+        assert main([*words, "--port", "0"]) == 0
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")

@@ -3,18 +3,18 @@
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from http.client import HTTPConnection
 from types import SimpleNamespace
 
+import httpx
 import psutil
 import pytest
+from serving_case import Cluster, server
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors
@@ -48,49 +48,26 @@ def workers():
         yield found
 
 
-PROMPT = {"prompt": "def f(n):\n    return n\n" * 12, "max_tokens": 300, "ignore_eos": True}
-
-
 @pytest.fixture(scope="module")
 def killed_command():
-    """serve-cluster's replies to one request: whole, and streamed while each of its two workers is
-    killed; the processes that it started, and the addresses where they listened, until the command
-    was killed, too."""
+    """What `serve` has answered with a worker of each kind; the processes that it started, and the
+    addresses where they listened, until the command was killed."""
     pytest.importorskip("ray", reason='needs Ray: pip install "minikv[distributed]"')
-    command = [sys.executable, "-m", "minikv", "serve-cluster", "--port", "0"]
+    command = [sys.executable, "-m", "minikv", "serve", "--port", "0"]
     command += ["--prefill", "1", "--decode", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
-            port = int(re.search(r":(\d+)/", process.stdout.readline())[1])
-            name, _, token = process.stdout.readline().strip().partition(": ")
-            connection = HTTPConnection("127.0.0.1", port, timeout=120)
-
-            def ask(**more):
-                connection.request(
-                    "POST", "/v1/completions", json.dumps(PROMPT | more), {name: token}
-                )
-                return connection.getresponse()
-
-            reply, streamed = json.loads(ask().read()), []
-            every = psutil.Process(process.pid).children(recursive=True)
-            for worker in [one for one in every if "ray::Actor" in "".join(one.cmdline())]:
-                lines = ask(stream=True)
-                found = deltas([lines.readline()])
-                worker.kill()
-                streamed.append(found + deltas(lines))
-            connection.close()
+            url = process.stdout.readline().strip()
+            reply = httpx.post(url, json=BODY, timeout=120).json()
             started = psutil.Process(process.pid).children(recursive=True)
             addresses = [address for one in started for address in one.net_connections("tcp")]
         finally:
             process.kill()
     listen = [one for one in addresses if one.status == "LISTEN"]
-    return SimpleNamespace(reply=reply, streamed=streamed, started=started, listen=listen)
+    return SimpleNamespace(reply=reply, started=started, listen=listen)
 
 
-def deltas(lines):
-    """The tokens in lines of a streamed reply."""
-    parts = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
-    return [token_id for part in parts for token_id in part["choices"][0]["token_ids"]]
+BODY = {"prompt": "def f(n):\n    return n\n" * 12, "max_tokens": 300, "ignore_eos": True}
 
 
 @pytest.fixture
@@ -118,9 +95,28 @@ def test_the_command_serves_this_machine_alone(killed_command):
     assert all(address.laddr.ip.endswith("127.0.0.1") for address in killed_command.listen)
 
 
-def test_the_command_answers_though_workers_of_both_kinds_are_killed(killed_command):
-    [choice] = killed_command.reply["choices"]
-    assert killed_command.streamed == [choice["token_ids"]] * 2
+def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
+    """Prefill and decode apart: of the one before it has computed a prompt, of the other in
+    mid-stream."""
+    prompts = [f"# {i}\n{BODY['prompt']}" for i in range(2)]
+    expected = Engine(tinypy.lm, CONFIG).generate(prompts, SamplingParams(300, ignore_eos=True))
+    by = Cluster(tinypy.lm, workers, num_prefill=1)
+    with server(tinypy.lm, keys=(), served_by=by) as at:
+        prefill, decode = (lane.pid for lane in by.target.lanes)
+        os.kill(prefill, signal.SIGKILL)
+        for prompt, output in zip(prompts, expected, strict=True):
+            body = BODY | {"prompt": prompt, "stream": True}
+            url = f"{at.url}/v1/completions"
+            with httpx.stream("POST", url, json=body, timeout=120) as answer:
+                lines = answer.iter_lines()
+                first = next(lines)
+                if prompt == prompts[1]:
+                    os.kill(decode, signal.SIGKILL)
+                pieces = [json.loads(one[6:]) for one in [first, *lines] if one[6:7] == "{"]
+            choices = [choice for one in pieces for choice in one["choices"]]
+            assert [i for one in choices for i in one["token_ids"]] == output.token_ids
+            assert "".join(one["text"] for one in choices) == output.text
+        assert by.target.num_lost == 2 and at.ask("/health").status_code == 200
 
 
 def test_tokens_are_those_of_one_engine_before_and_after_a_kill(front, tinypy):

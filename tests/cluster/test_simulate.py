@@ -92,6 +92,7 @@ def test_every_request_is_served_in_order(policy, decode_workers):
         assert (job.end > job.first_token) == (job.arrival.num_output > 1)
         assert 0 <= job.num_hits <= len(job.arrival.names)
     assert 0 < report.ttft(50) <= report.ttft(99)
+    assert (report.in_time(report.ttft(100), report.tbt(100)), report.in_time(0, 1)) == (1, 0)
     assert report.imbalance >= 1
     end = max(job.end for job in report.jobs)
     assert all(busy <= end + 1e-9 for busy in report.busy)

@@ -125,7 +125,7 @@ NOT_THERE = "transformers matplotlib packaging jupyterlab ipywidgets ipykernel n
     [
         ("generate def --max-tokens 2", 0, "def"),
         ("serve --help", 0, "--api-key"),
-        ("serve-cluster --help", 0, "--workers"),
+        ("serve --help", 0, "--replicas"),
         ("bench paging --repeats 1", 0, "per block"),
         ("bench decode --repeats 1", 2, 'needs transformers: pip install "minikv[course]"'),
     ],

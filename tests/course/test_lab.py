@@ -461,9 +461,13 @@ def test_side_by_side_fits_the_terminal(exercises, monkeypatch):
     (exercises / FILE).write_text(different(ONE))
     monkeypatch.setenv("COLUMNS", "200")
     wide = repr(SideBySide(ONE)).splitlines()
+    monkeypatch.setenv("COLUMNS", "125")
+    broken = repr(SideBySide(ONE)).splitlines()
+    assert max(map(len, broken)) <= 125 < max(map(len, wide))
     monkeypatch.setenv("COLUMNS", "80")
     narrow = repr(SideBySide(ONE)).splitlines()
-    assert any(" | " in line for line in wide) and len(narrow) > len(wide)
+    assert all(any(" | " in line for line in one) for one in (wide, broken))
+    assert len(narrow) > len(wide)
     assert max(map(len, narrow)) < max(map(len, wide)) and "  ── the reference" in narrow
     assert "minmax(" in SideBySide(ONE)._repr_html_()
 

@@ -70,7 +70,7 @@ def test_only_files_of_its_own_are_added(copy):
         *(f"{folder}/{name}" for name in new_chapter.FILES),
         f"exercises/ch{NUMBER}_{NAME}.py",
         f"notebooks/{NUMBER}_{NAME}.ipynb",
-        f"tests/course/ch{NUMBER}/different.py",
+        f"tests/course/ch{NUMBER}/different.toml",
     }
 
 

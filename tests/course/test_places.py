@@ -35,7 +35,10 @@ def test_the_pins_fit_what_the_package_asks_for():
     pinned = dict(pins(ROOT / "constraints.txt"))
     assert asked.keys() == pinned.keys()
     assert [name for name, one in asked.items() if pinned[name] not in one.specifier] == []
-    course = [Requirement(line).name for line in project["dependencies"] + extras["course"]]
+    own, *others = extras["course"]
+    assert own == "minikv[serve]"
+    needed = [*project["dependencies"], *extras["serve"], *others]
+    course = [Requirement(line).name for line in needed]
     first, *others = requirements(ROOT / "requirements.txt")
     assert [first.name, *(one.name for one in others)] == course
     assert str(first) == f"torch=={pinned['torch']}", "a range brings gigabytes: first and exact"

@@ -1,15 +1,14 @@
 """Chapter 04: the block pool, the block table, and attention over blocks."""
 
-import dataclasses
-import itertools
-import random
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
+from helpers import scattered
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quant_case import Steps, one_layer
 
 from minikv import (
     BlockPool,
@@ -20,7 +19,6 @@ from minikv import (
     blockwise_attention,
     naive_attention,
 )
-from minikv.batch import Batch
 
 # ── The pool ──────────────────────────────────────────────────────────────────
 
@@ -170,17 +168,11 @@ def test_copies_read_everything_before_they_write(llama):
 )
 def test_blockwise_attention_equals_naive_attention(block_size, context_len, group, kv_heads, seed):
     """In any order of blocks; what lies in other blocks and in unfilled slots is not read."""
-    generator = torch.Generator().manual_seed(seed)
-    needed = -(-context_len // block_size)
-    block_ids = random.Random(seed).sample(range(needed + 3), needed)
-    q = torch.randn(kv_heads * group, 8, generator=generator) * 3
-    k, v = torch.randn(2, context_len, kv_heads, 8, generator=generator)
-    kv = torch.full((needed + 3, block_size, 2, kv_heads, 8), torch.nan)
-    for position in range(context_len):
-        block, offset = block_ids[position // block_size], position % block_size
-        kv[block, offset] = torch.stack([k[position], v[position]])
-    found = blockwise_attention(q, kv, [*block_ids, 0], context_len)
-    torch.testing.assert_close(found, naive_attention(q[None], k, v)[0], rtol=1e-4, atol=1e-5)
+    [own], kv, [table] = scattered([context_len], block_size, kv_heads, 8, no_block=0, seed=seed)
+    q = torch.randn(kv_heads * group, 8) * 3
+    found = blockwise_attention(q, kv, table.tolist(), context_len)
+    expected = naive_attention(q[None], *own.unbind(1))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_blockwise_attention_by_hand():
@@ -193,73 +185,18 @@ def test_blockwise_attention_by_hand():
     torch.testing.assert_close(out, torch.tensor([[1.0 + 4.0 + 15.0]]))
 
 
-@pytest.fixture(scope="module")
-def two_windows(llama):
-    """A config whose first layer sees everything and whose second has a window of 5."""
-    return dataclasses.replace(llama.lm.config, windows=(None, 5))
-
-
-def make_batch(shapes, block_size, tables):
-    """`shapes`: (context length, queries) of each sequence, decodes first."""
-    positions = [list(range(c - n, c)) for c, n in shapes]
-    slots = [
-        [table[p // block_size] * block_size + p % block_size for p in row]
-        for table, row in zip(tables, positions, strict=True)
-    ]
-    width = max(len(table) for table in tables)
-    lens = np.array([c for c, _ in shapes])
-    starts = np.cumsum([0] + [n for _, n in shapes])
-    flat = torch.tensor([*itertools.chain(*positions)])
-    return Batch(
-        token_ids=torch.zeros_like(flat),
-        positions=flat,
-        slot_mapping=torch.tensor([*itertools.chain(*slots)]),
-        block_tables=torch.tensor([[*t, *[0] * (width - len(t))] for t in tables]),
-        context_lens=torch.from_numpy(lens),
-        query_start=torch.from_numpy(starts),
-        num_decodes=sum(n == 1 for _, n in shapes),
-        context_lens_host=lens,
-        query_start_host=starts,
-    )
-
-
 @settings(max_examples=40)
 @given(
-    decodes=st.lists(st.integers(1, 80), max_size=6),
-    chunks=st.lists(st.tuples(st.integers(2, 30), st.integers(0, 40)), max_size=3),
-    block_size=st.sampled_from([1, 2, 3, 4, 16, 64]),
-    seed=st.integers(0, 99),
-)
-def test_the_backend_equals_naive_attention(two_windows, decodes, chunks, block_size, seed):
-    """Decodes of any lengths with prefill chunks after prefixes of any lengths, in one batch."""
-    shapes = [(c, 1) for c in decodes] + [(past + n, n) for n, past in chunks]
-    if not shapes:
-        return
-    config, generator = two_windows, torch.Generator().manual_seed(seed)
-    needs = [-(-c // block_size) for c, _ in shapes]
-    shuffled = random.Random(seed).sample(range(sum(needs) + 2), sum(needs))
-    tables = [[shuffled.pop() for _ in range(need)] for need in needs]
-    store = make_store(config, sum(needs) + 2, block_size, fill=1e4)  # a loud rest
-    batch = make_batch(shapes, block_size, tables)
-    attend = TorchAttention(config, store).bind(batch)
-    heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-    for layer, window in enumerate(config.windows):
-        kvs = [torch.randn(c, 2, kv_heads, dim, generator=generator) for c, _ in shapes]
-        for table, kv, (c, n) in zip(tables, kvs, shapes, strict=True):
-            for p in range(c - n):  # what earlier steps have written
-                store.blocks[layer, table[p // block_size], p % block_size] = kv[p]
-        q = torch.randn(sum(n for _, n in shapes), heads, dim, generator=generator)
-        new = torch.cat([kv[c - n :] for kv, (c, n) in zip(kvs, shapes, strict=True)])
-        found = attend(layer, q, new[:, 0], new[:, 1])
-        rows = q.split([n for _, n in shapes])
-        expected = [
-            naive_attention(row, kv[:, 0], kv[:, 1], window)
-            for row, kv in zip(rows, kvs, strict=True)
-        ]
-        torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
-        for table, kv in zip(tables, kvs, strict=True):  # and everything lies where it should
-            stored = store.blocks[layer, table].flatten(0, 1)[: len(kv)]
-            torch.testing.assert_close(stored, kv, rtol=0, atol=0)
+    counts=st.lists(st.lists(st.integers(0, 16), min_size=4, max_size=4).filter(any), max_size=5),
+    block_size=st.sampled_from([2, 3, 4, 16, 64]), window=st.sampled_from([None, 5]),
+)  # fmt: skip
+def test_the_backend_equals_naive_attention(llama, counts, block_size, window):
+    """Decodes of any lengths beside chunks after prefixes of any lengths, in one batch."""
+    steps = Steps(one_layer(llama.lm, window=window), 4, "auto", block_size, (TorchAttention,))
+    steps.ways[0].store.blocks.fill_(1e4)  # a loud rest
+    for of_step in [*counts, [1, 3, 1, 1]]:
+        steps.step(of_step)
+    steps.assert_formula()
 
 
 def test_bytes_per_token(checkpoint):

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from thorough import thorough_after
 
 import minikv
 
@@ -25,12 +26,15 @@ KEYS = (
 ROPE = ("rope_type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
         "original_max_position_embeddings")  # fmt: skip
 STRANGE = (
-    None, MISSING, 0, 1, -1, 2, 3, 64, 1.5, 10**23, INF, NAN, "64", True, False, [2], {},
-    {"rope_type": "linear"}, ["full_attention"] * 2, [None, 1],
+    None, MISSING, 0, 1, -1, 2, 3, 64, 1.5, 2**31, 10**23, 1e308, INF, NAN, "", "64", "\ud800",
+    True, False, [], [2], [[]], {}, {"rope_type": "linear"}, ["full_attention"] * 2, [None, 1],
 )  # fmt: skip
 
 
-@pytest.fixture(params=["llama3-rope", "mistral", "qwen2-window", "qwen3"], scope="module")
+ARCHITECTURES = thorough_after(2, ["llama3-rope", "qwen2-window", "mistral", "qwen3"])
+
+
+@pytest.fixture(params=ARCHITECTURES, scope="module")
 def strange(request, checkpoint, tmp_path_factory):
     """`strange(key, value)`: a checkpoint of the kind with that in its config.json."""
     pair = checkpoint(request.param)
@@ -53,7 +57,8 @@ def strange(request, checkpoint, tmp_path_factory):
         (folder / "config.json").write_text(json.dumps(raw))
         return folder
 
-    make.keys = [*KEYS, *(f"rope_parameters.{key}" for key in ROPE)]
+    keys = *KEYS, *(f"rope_parameters.{key}" for key in ROPE), *good, *minikv.checkpoint.DEFAULTS
+    make.keys = list(dict.fromkeys(keys))
     return make
 
 
@@ -92,7 +97,9 @@ def test_one_strange_value(strange):
                 lm = minikv.load(folder)
             except minikv.CheckpointError as error:
                 assert "config.json: " in str(error) or "weights: " in str(error)
+                assert len(str(error).splitlines()) == 1
                 continue
+            assert lm.logits([1]).shape == (1, lm.config.vocab_size), (key, value)
             num_loaded += 1
             same = lm.config == plain
             # With a window of 1 the cache of `transformers` keeps everything: [-1 + 1 :].

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import assert_empty, generate, greedy_tokens, small, step, with_weights
+from helpers import assert_empty, greedy_tokens, scattered, small, step, with_weights
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,21 +34,6 @@ def exp_of(x, out):
 # ── Kernels ───────────────────────────────────────────────────────────────────
 
 
-def paged(context_lens, block_size, kv_heads, head_dim, seed=0):
-    """Random K and V of sequences, by sequence and in a pool whose other slots are NaN."""
-    torch.manual_seed(seed)
-    width = max(-(-n // block_size) for n in context_lens)
-    tables = torch.randperm(len(context_lens) * width + 2)[: len(context_lens) * width]
-    tables = tables.view(len(context_lens), width)
-    kv = torch.full((tables.numel() + 2, block_size, 2, kv_heads, head_dim), torch.nan)
-    values = [torch.randn(n, 2, kv_heads, head_dim) for n in context_lens]
-    for row, one in enumerate(values):
-        for position, token in enumerate(one):
-            kv[tables[row, position // block_size], position % block_size] = token
-        tables[row, -(-len(one) // block_size) :] = -1  # never read
-    return values, kv, tables
-
-
 @given(
     lens=st.lists(st.integers(1, 70), min_size=1, max_size=4), block_size=st.integers(1, 64),
     kv_heads=st.integers(1, 3), group=st.integers(1, 4), head_dim=st.sampled_from([2, 16, 24, 64]),
@@ -56,7 +41,7 @@ def paged(context_lens, block_size, kv_heads, head_dim, seed=0):
 )  # fmt: skip
 @settings(max_examples=60)
 def test_attention_equals_the_oracle(lens, block_size, kv_heads, group, head_dim, window, chunk):
-    values, kv, tables = paged(lens, block_size, kv_heads, head_dim)
+    values, kv, tables = scattered(lens, block_size, kv_heads, head_dim)
     chunks = [min(chunk, n) for n in lens]
     heads = kv_heads * group
     q = torch.randn(sum(chunks), heads, head_dim)
@@ -200,58 +185,6 @@ def test_greedy_tokens(pair, block_size, prefix_cache):
     assert isinstance(engine.attention, CpuAttention) and engine.attention.program is not None
 
 
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize("budget", [3, 16, 17, 64])
-def test_preemption_and_chunks(checkpoint, preemption, budget):
-    for name in ("llama-bias", "mistral", "qwen3"):
-        pair = checkpoint(name)
-        prompts = pair.prompts(3, 9, 14, 6, 11, 4, seed=9)
-        engine = cpu(pair.lm, num_blocks=12, preemption=preemption, max_batch_tokens=budget)
-        outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=24))
-        assert [o.token_ids for o in outputs] == [pair.greedy(prompt, 24) for prompt in prompts]
-        assert engine.stats().preemptions > 0
-        assert (engine.stats().swaps_in > 0) == (preemption == "swap")
-
-
-def test_samples_and_beams_equal_those_of_pytorch(checkpoint):
-    pair = checkpoint("qwen3")
-    (prompt,) = pair.prompts(21, seed=2)
-    params = SamplingParams(max_tokens=20, temperature=1.0, seed=3, n=3)
-    engines = [Engine(pair.lm, small(attention=name)) for name in ("cpu", "torch")]
-    one, other = [generate(engine, [prompt], params)[0] for engine in engines]
-    assert [s.token_ids for s in one.samples] == [s.token_ids for s in other.samples]
-    one, other = [engine.beam_search(prompt, 3, 10) for engine in engines]
-    assert [beam.token_ids for beam in one] == [beam.token_ids for beam in other]
-
-
-@given(seed=st.integers(0, 10**6))
-@settings(max_examples=15)
-def test_random_traces(llama, seed):
-    """Arrivals, forks, aborts and preemptions at random: tokens of PyTorch's backend."""
-    rng = np.random.default_rng(seed)
-    config = dict(num_blocks=int(rng.integers(12, 30)), max_batch_tokens=int(rng.integers(8, 40)))
-    found = []
-    for name in ("cpu", "torch"):
-        rng = np.random.default_rng(seed)
-        engine, outputs = Engine(llama.lm, small(attention=name, **config)), {}
-        for _ in range(6):
-            prompt = rng.integers(1, 6, rng.integers(1, 20)).tolist()
-            params = SamplingParams(
-                max_tokens=int(rng.integers(1, 20)), n=int(rng.integers(1, 3)),
-                temperature=float(rng.integers(0, 2)), seed=1,
-            )  # fmt: skip
-            last = engine.add_request(prompt, params)
-            for _ in range(rng.integers(0, 4)):
-                step(engine, outputs)
-            if rng.random() < 0.1 and last in engine._requests:
-                engine.abort(last)
-        while engine.has_unfinished:
-            step(engine, outputs)
-        assert_empty(engine)
-        found.append({i: [s.token_ids for s in o.samples] for i, o in outputs.items()})
-    assert found[0] == found[1]
-
-
 def test_new_weights(llama):
     """A program is of one transformer: other weights, another program."""
     prompt, params, engine = [1, 2, 3], SamplingParams(max_tokens=9), cpu(llama.lm)
@@ -307,28 +240,6 @@ def test_threads_that_help(checkpoint, monkeypatch):
         torch.set_num_threads(threads)
 
 
-def test_a_helper_that_is_about_to_leave_is_called_again(monkeypatch):
-    """It has left its job, and cannot say so while we have Python's lock. Another engine's job does
-    not wait for it."""
-    monkeypatch.setattr(helpers, "_pool", [])
-    begun, may_end, times = threading.Semaphore(0), threading.Semaphore(0), []
-
-    def job():
-        times.append(len(times))
-        begun.release()
-        may_end.acquire(timeout=60)
-
-    helpers.offer(job, 1)
-    assert begun.acquire(timeout=60)
-    helpers.offer(print, 1)
-    helpers.offer(job, 1)
-    helpers.offer(job, 1)
-    [helper] = helpers._pool
-    assert helper.jobs.qsize() == 1
-    may_end.release(2)
-    assert begun.acquire(timeout=60) and times == [0, 1]
-
-
 # ── Where it cannot be used ───────────────────────────────────────────────────
 
 
@@ -382,6 +293,25 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
     outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=8))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 8) for prompt in prompts]
     assert engine.attention.program is None
+
+
+def test_a_helper_that_is_about_to_be_free_takes_the_next_job():
+    """Its last job is done, but it waits for Python's lock: if it were left out, the whole step
+    would be computed on one thread. A third job finds the queue full and is not kept."""
+    held, begun, done = threading.Event(), threading.Event(), threading.Event()
+    never = []
+
+    def first():
+        begun.set()
+        held.wait()
+
+    helpers.offer(first, 1)
+    assert begun.wait(10)
+    helpers.offer(done.set, 1)
+    helpers.offer(lambda: never.append(1), 1)
+    held.set()
+    assert done.wait(10)
+    assert helpers._pool[0].jobs.empty() and not never
 
 
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):

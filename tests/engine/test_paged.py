@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from helpers import drain, generate, greedy_tokens, small
+from helpers import drain, generate, greedy_tokens, scattered, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,22 +63,12 @@ def test_slots_are_the_engines(llama):
     seed=st.integers(0, 99),
 )
 def test_batched_attention_equals_naive_attention(lens, block_size, group, kv_heads, seed):
-    generator = torch.Generator().manual_seed(seed)
-    needs = [-(-length // block_size) for length in lens]
-    shuffled = random.Random(seed).sample(range(sum(needs) + 2), sum(needs))
-    kv = torch.full((sum(needs) + 2, block_size, 2, kv_heads, 8), 1e4)  # a loud rest
-    tables = torch.zeros(len(lens), max(needs), dtype=torch.long)
-    q = torch.randn(len(lens), kv_heads * group, 8, generator=generator)
-    expected = []
-    for row, (length, need) in enumerate(zip(lens, needs, strict=True)):
-        table = [shuffled.pop() for _ in range(need)]
-        tables[row, :need] = torch.tensor(table)
-        own = torch.randn(length, 2, kv_heads, 8, generator=generator)
-        for position, token in enumerate(own):
-            kv[table[position // block_size], position % block_size] = token
-        expected.append(naive_attention(q[row : row + 1], own[:, 0], own[:, 1])[0])
+    values, kv, tables = scattered(lens, block_size, kv_heads, 8, 1e4, 0, seed)  # a loud rest
+    q = torch.randn(len(lens), kv_heads * group, 8)
+    pairs = zip(q, values, strict=True)
+    expected = [naive_attention(one[None], *own.unbind(1)) for one, own in pairs]
     found = batched_attention(q, kv, tables, torch.tensor(lens))
-    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -110,39 +110,6 @@ def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     assert_empty(engine)
 
 
-@pytest.mark.parametrize(
-    ("block_size", "preemption", "prefix_cache"),
-    [
-        (size, preemption, (i + j) % 2 == 0)
-        for i, size in enumerate(BLOCK_SIZES)
-        for j, preemption in enumerate(("recompute", "swap"))
-    ],
-)
-def test_greedy_under_many_preemptions(checkpoint, block_size, preemption, prefix_cache):
-    """A pool that holds hardly more than the largest request; every architecture that
-    differs in attention, and each pair of settings: random traces meet all three at once."""
-    preemptions = swaps_in = 0
-    for name in ("llama", "mistral", "qwen3"):
-        pair = checkpoint(name)
-        prompts = pair.prompts(3, 9, 14, 6, 11, 4, seed=9)
-        num_blocks = max(48 // block_size, 3)
-        config = small(
-            block_size=block_size, num_blocks=num_blocks, prefix_cache=prefix_cache,
-            preemption=preemption,
-        )  # fmt: skip
-        engine = careful_engine(pair.lm, config)
-        max_tokens = 24 if block_size < 64 else 60  # 64 tokens fit one block
-        outputs = generate(engine, prompts, SamplingParams(max_tokens=max_tokens))
-        expected = as_reference(pair, prompts, max_tokens)
-        assert [output.token_ids for output in outputs] == expected
-        preemptions += engine.stats().preemptions
-        swaps_in += engine.stats().swaps_in
-        assert engine.stats().swaps_in == engine.stats().swaps_out
-        assert_empty(engine)
-    assert preemptions >= (9 if block_size < 16 else 3)
-    assert (swaps_in >= 3) == (preemption == "swap")
-
-
 @pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 31, 64])
 @pytest.mark.parametrize("name", ["llama", "mistral"])
 def test_chunked_prefill(checkpoint, name, budget):

@@ -1,10 +1,10 @@
 """Parts handed in from outside: other classes with the same public methods, the same tokens."""
 
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pytest
-from helpers import NaiveBackend, drain, generate, greedy_tokens, small, step
+from helpers import NaiveBackend, QueuePool, drain, generate, greedy_tokens, small, step
 
 from minikv import (
     Engine,
@@ -14,38 +14,6 @@ from minikv import (
 )
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock
 from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
-
-
-class QueuePool:
-    """A block pool whose blocks come back in turn: the one that was free longest is next."""
-
-    def __init__(self, num_blocks):
-        self.num_blocks = num_blocks
-        self.queue = deque(range(num_blocks))
-        self.holders = {}
-
-    @property
-    def num_free(self):
-        return len(self.queue)
-
-    def allocate(self):
-        if not self.queue:
-            raise OutOfBlocks(1, 0)
-        block_id = self.queue.popleft()
-        self.holders[block_id] = 1
-        return block_id
-
-    def acquire(self, block_id):
-        self.holders[block_id] += 1
-
-    def release(self, block_id):
-        self.holders[block_id] -= 1
-        if not self.holders[block_id]:
-            del self.holders[block_id]
-            self.queue.append(block_id)
-
-    def ref_count(self, block_id):
-        return self.holders.get(block_id, 0)
 
 
 class TupleTable:

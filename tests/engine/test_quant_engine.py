@@ -1,19 +1,17 @@
 """The engine with quantised K and V: the same tokens as the plain formula over quantised K and V,
 whatever happens to the blocks on the way; and scales that go where their blocks go."""
 
-import contextlib
-import random
-
 import pytest
 import torch
 from helpers import (
     InterruptedAttention,
     RecordingSampler,
     assert_empty,
-    run_ahead,
+    drain,
+    generate,
     small,
-    with_weights,
 )
+from quant_case import check_open, make_store
 
 import minikv
 from minikv import Engine, EngineConfig, KVStore, SamplingParams
@@ -50,40 +48,8 @@ def assert_greedy(lm, prompt: list[int], tokens: list[int], config: EngineConfig
     assert (logits.max(1).values - chosen).max() <= close
 
 
-def check(engine: Engine) -> None:
-    """Every invariant, and: the open blocks are those that running sequences have begun."""
-    engine.check()
-    open_keys = engine.store.open
-    if open_keys is None:
-        return
-    size = engine.config.block_size
-    begun = {
-        sequence.table.block_ids[sequence.num_computed // size]
-        for sequence in engine.scheduler.running
-        if sequence.num_computed % size
-    }
-    assert open_keys.block_ids == begun
-    num_rows = open_keys.keys.shape[1]
-    assert len(open_keys._free) + len(open_keys._rows) == num_rows
-    assert len({*open_keys._free, *open_keys._rows.values()}) == num_rows
-
-
-def drain(engine: Engine, outputs: dict | None = None) -> dict:
-    outputs = {} if outputs is None else outputs
-    while engine.has_unfinished:
-        outputs |= {output.request_id: output for output in engine.step()}
-        check(engine)
-    return outputs
-
-
-def greedy(num_tokens: int, **more) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **more)
-
-
-def generate(engine: Engine, prompts, params) -> list:
-    ids = [engine.add_request(prompt, params) for prompt in prompts]
-    outputs = drain(engine)
-    return [outputs[request_id] for request_id in ids]
+def greedy(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
 
 def assert_oracle(lm, outputs, config: EngineConfig) -> None:
@@ -155,93 +121,12 @@ def test_logits_equal_the_plain_formula(llama, kv_dtype, attention):
 
 
 @pytest.mark.parametrize("kv_dtype", FEW_BITS)
-def test_scales_through_fork_and_copy_on_write(llama, kv_dtype):
-    """Samples share the prompt's last block, which is partly filled, until they write."""
-    config = small(kv_dtype=kv_dtype, prefix_cache=False)
-    engine = Engine(llama.lm, config)
-    drawn = greedy(9, n=3, temperature=1.0, seed=5)
-    several = generate(engine, llama.prompts(6, 10), drawn)
-    for prompt, output in zip(llama.prompts(6, 10), several, strict=True):
-        assert len({tuple(sample.token_ids) for sample in output.samples}) > 1
-        # Each sample's logits are those of its own tokens: replayed alone, it says the same.
-        for sample in output.samples:
-            [alone] = generate(Engine(llama.lm, config), [prompt + sample.token_ids], greedy(1))
-            [again] = generate(engine, [prompt + sample.token_ids], greedy(1))
-            assert alone.token_ids == again.token_ids
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
-def test_blocks_are_swapped_with_scales_and_open_keys(llama, kv_dtype):
-    """Sequences that are swapped out here have a last block that is partly filled."""
-    config = small(kv_dtype=kv_dtype, num_blocks=10, preemption="swap", prefix_cache=False)
-    engine = Engine(llama.lm, config)
-    for prompt in llama.prompts(10, 9):
-        engine.add_request(prompt, greedy(20))
-    swapped, outputs = [], {}
-    while engine.has_unfinished:
-        outputs |= {output.request_id: output for output in engine.step()}
-        check(engine)
-        for sequence in engine.scheduler.waiting:
-            if sequence.host_block_ids and sequence.num_computed % 4:
-                swapped.append(sequence.host_block_ids[-1])
-                if kv_dtype == "int4":
-                    host = engine.runner.host_store.open
-                    row = host.keys[:, host.row(swapped[-1]), :, : sequence.num_computed % 4]
-                    assert row.abs().sum() > 0
-    assert swapped and engine.stats().swaps_in > 0
-    assert_oracle(llama.lm, outputs.values(), config)
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
-def test_scales_through_weight_updates(llama, kv_dtype):
-    """Half way through, with full, open and cached blocks: all K and V are computed again."""
-    state = {name: tensor.clone() for name, tensor in llama.hf.state_dict().items()}
-    torch.manual_seed(1)
-    for name, tensor in state.items():
-        if "k_proj" in name or "v_proj" in name:
-            tensor += 0.1 * torch.randn_like(tensor)
-    config = small(kv_dtype=kv_dtype)
-    engine = Engine(llama.lm, config)
-    prompts = llama.prompts(13, 6)
-    ids = [engine.add_request(prompt, greedy(12)) for prompt in prompts]
-    moved = {}
-    for _ in range(4):
-        moved |= {output.request_id: output for output in engine.step()}
-        check(engine)
-    before = [moved[request_id].token_ids for request_id in ids]
-    assert all(0 < len(tokens) < 12 for tokens in before)
-    engine.update_weights(state)
-    outputs = drain(engine)
-    new = with_weights(llama.lm, state)
-    for prompt, request_id, old in zip(prompts, ids, before, strict=True):
-        tokens = outputs[request_id].token_ids
-        assert tokens[: len(old)] == old and len(tokens) == 12
-        assert_greedy(new, prompt + old, tokens[len(old) :], config)
-    outputs = generate(engine, prompts, greedy(5))  # nothing that is cached is old
-    assert_oracle(new, outputs, config)
-
-
-def test_rows_of_open_blocks_are_used_again(llama):
-    """Requests that end inside a block leave it open. Their blocks are given to others as whole
-    ones; the rows serve the next open blocks, so there are never more than at first."""
-    engine = Engine(llama.lm, small(kv_dtype="int4", num_blocks=64, max_num_seqs=3))
-    num_rows = engine.store.open.keys.shape[1]
-    for prompt in llama.prompts(*[6] * 20):
-        engine.add_request(prompt, greedy(5))
-    outputs = drain(engine)
-    assert len(outputs) == 20 and len(engine.store.open._rows) <= 3
-    assert engine.store.open.keys.shape[1] == num_rows
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
 def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
     config = small(kv_dtype=kv_dtype, prefix_cache=False)
     engine = Engine(llama.lm, config)
     [prompt] = llama.prompts(9)
     beams = engine.beam_search(prompt, beam_width=3, max_tokens=10)
-    check(engine)
+    check_open(engine)
     assert_empty(engine)
     oracle = QuantisedOracle(llama.lm.config, format_of(kv_dtype, 4), 4)
     for beam in beams:
@@ -251,71 +136,6 @@ def test_beams_fork_and_leave_open_blocks(llama, kv_dtype):
     best = engine.beam_search(prompt, beam_width=1, max_tokens=10)[0]
     assert len(best.token_ids) == 10
     assert_greedy(llama.lm, prompt, best.token_ids, config)
-
-
-@pytest.mark.parametrize("kv_dtype", FEW_BITS)
-@pytest.mark.parametrize("seed", range(6))
-def test_random_traces(llama, kv_dtype, seed):
-    """Requests, aborts and interrupts in a pool that is too small, with shared prefixes: scales
-    go through hits, evictions and preemptions."""
-    rng = random.Random(seed)
-    config = small(
-        kv_dtype=kv_dtype, num_blocks=rng.choice([12, 20]), max_num_seqs=5,
-        max_batch_tokens=rng.choice([5, 12, 64]), prefix_cache=rng.random() < 0.7,
-        preemption=rng.choice(["recompute", "swap"]),
-    )  # fmt: skip
-
-    class Interrupted(QuantisedAttention):
-        error = None
-        bind_batch = QuantisedAttention.bind
-
-        def bind(self, batch):
-            attend = self.bind_batch(batch)
-
-            def attend_or_raise(layer, *rest):
-                if self.error is not None and layer == 1:
-                    self.error = None
-                    raise KeyboardInterrupt
-                return attend(layer, *rest)
-
-            return attend_or_raise
-
-    engine = Engine(llama.lm, config, attention=Interrupted)
-    if seed % 2:
-        run_ahead(engine)
-    prefix = llama.prompts(17)[0]
-    alive, outputs, aborted = {}, {}, set()
-    for _ in range(60):
-        event = rng.random()
-        if event < 0.35 and len(alive) < 12:
-            start = prefix[: rng.choice([0, 4, 9, 16])]
-            prompt = start + llama.prompts(rng.randint(1, 12), seed=rng.randint(0, 3))[0]
-            params = greedy(rng.randint(1, 14), n=rng.choice([1, 1, 3]))
-            alive[engine.add_request(prompt, params)] = prompt
-        elif event < 0.42 and alive:
-            gone = rng.choice(list(alive))
-            if gone in engine._requests:
-                engine.abort(gone)
-                aborted.add(gone)
-        elif event < 0.47:
-            engine.attention.error = True
-            with contextlib.suppress(KeyboardInterrupt):
-                outputs |= {output.request_id: output for output in engine.step()}
-            engine.attention.error = None
-        else:
-            outputs |= {output.request_id: output for output in engine.step()}
-        engine.check()
-        if not seed % 2:
-            check(engine)
-    while engine.has_unfinished:
-        outputs |= {output.request_id: output for output in engine.step()}
-        engine.check()
-    finished = [outputs[i] for i in alive if i in outputs and i not in aborted]
-    assert finished and (engine.stats().preemptions > 0 or seed in (0, 3, 5))
-    assert_oracle(llama.lm, finished, config)
-    assert_empty(engine)
-    if engine.store.open is not None:
-        assert not engine.store.open.block_ids
 
 
 def test_open_rows_are_added_when_beams_need_them(llama):
@@ -336,17 +156,10 @@ def test_open_rows_are_added_when_beams_need_them(llama):
 # ── The store ─────────────────────────────────────────────────────────────────
 
 
-def make_store(lm, kv_dtype: str, num_blocks: int = 6, block_size: int = 4) -> QuantisedStore:
-    return QuantisedStore(
-        format_of(kv_dtype, block_size), 3, lm.config, num_blocks, block_size,
-        torch.device("cpu"), torch.float32,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("kv_dtype", DTYPES)
 def test_a_copy_reads_the_same_in_every_layer(llama, kv_dtype):
     """All parts of a block go along, into the same store and into another one."""
-    store, other = make_store(llama.lm, kv_dtype), make_store(llama.lm, kv_dtype)
+    store, other = (make_store(llama.lm.config, kv_dtype, 4, blocks=6) for _ in range(2))
     for part in store.parts.values():
         torch.manual_seed(part.ndim)
         part.copy_(torch.randint(0, 9, part.shape))
@@ -366,7 +179,7 @@ def test_a_copy_reads_the_same_in_every_layer(llama, kv_dtype):
 
 
 def test_a_copy_into_another_format_is_refused(llama):
-    int8, int4 = make_store(llama.lm, "int8"), make_store(llama.lm, "int4")
+    int8, int4 = (make_store(llama.lm.config, name, 4, blocks=6) for name in FEW_BITS)
     with pytest.raises(ValueError, match="other: must be a store of int8"):
         int8.copy_to(int4, [(0, 1)])
     plain = KVStore(llama.lm.config, 6, 4, torch.device("cpu"), torch.float32)
@@ -393,7 +206,7 @@ def test_a_token_inside_a_closed_block_is_not_rewritten(llama):
 
 
 def test_a_quantised_store_has_no_floats(llama):
-    store = make_store(llama.lm, "int8")
+    store = make_store(llama.lm.config, "int8", 4, blocks=6)
     with pytest.raises(AttributeError, match=r"int8 has no floats.*parts"):
         _ = store.blocks
     with pytest.raises(AttributeError, match="no floats"):
@@ -457,19 +270,6 @@ def test_the_same_memory_holds_more_tokens(tinypy):
 
     assert blocks(kv_dtype="int8") / blocks() > 3.5
     assert blocks(kv_dtype="int4", block_size=32, max_num_seqs=16) / blocks(block_size=32) > 6
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"kv_dtype": "int3"}, "kv_dtype: must be one of 'auto', .*'int4', 'fp8', was 'int3'"),
-        ({"kv_dtype": None}, "kv_dtype: must be one of .* was None"),
-        ({"kv_memory": "much"}, "kv_memory: must be a number of bytes.*was 'much'"),
-    ],
-)
-def test_bad_settings_are_refused_where_they_are_made(changes, said):
-    with pytest.raises(ValueError, match=said):
-        EngineConfig(**changes)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Chapter 06: continuous batching. First the scheduler without a model, then in the engine."""
 
-import random
-
 import pytest
 from helpers import (
     assert_empty,
@@ -410,59 +408,6 @@ def test_an_urgent_request_that_forks_moves_others_to_another_row(llama, lone_st
     urgent.add(engine.add_request(short[0], SamplingParams(max_tokens=10, n=3)))
     drain(engine, outputs)
     assert outputs[long_id].token_ids == greedy_tokens(llama.lm, prompt, 20)
-
-
-@pytest.mark.parametrize("preemption", ["recompute", "swap"])
-@pytest.mark.parametrize(
-    "stage", ["waiting", "mid-prefill", "prefilled", "decoding", "preempted", "forked"]
-)
-def test_abort_at_every_stage(llama, stage, preemption):
-    """The aborted request leaves no block behind, and its neighbour gets its tokens."""
-    engine = Engine(llama.lm, small(num_blocks=9, max_batch_tokens=8, preemption=preemption))
-    neighbour, prompt = llama.prompts(6, 13, seed=3)
-    kept = engine.add_request(neighbour, SamplingParams(max_tokens=18))
-    params = SamplingParams(max_tokens=16, n=3 if stage == "forked" else 1)
-    doomed = engine.add_request(prompt, params)
-    (sequence,) = [s for s in engine.scheduler if s.request.request_id == doomed]
-    reached = {
-        "waiting": lambda: sequence.table is None,
-        "mid-prefill": lambda: 0 < sequence.num_computed < 13,
-        "prefilled": lambda: sequence.num_output == 1,
-        "decoding": lambda: sequence.num_output == 3,
-        "preempted": lambda: sequence.num_preemptions > 0 and sequence.table is None,
-        "forked": lambda: len(sequence.request.sequences) == 3,
-    }[stage]
-    outputs = {}
-    while not reached():
-        step(engine, outputs)
-    if stage == "preempted":
-        assert (sequence.host_block_ids is not None) == (preemption == "swap")
-    engine.abort(doomed)
-    engine.check()
-    assert all(s.request.request_id == kept for s in engine.scheduler)
-    drain(engine, outputs)
-    assert outputs[kept].token_ids == greedy_tokens(llama.lm, neighbour, 18)
-    assert outputs[kept].finish_reason == "length"
-    assert_empty(engine)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 4])
-def test_samples_count_as_seats_before_they_fork(llama, n):
-    """A batch never has more sequences than max_num_seqs, forks included."""
-    engine = Engine(llama.lm, small(max_num_seqs=4, max_batch_tokens=16))
-    rng = random.Random(n)
-    prompts = [[rng.randrange(1, 300) for _ in range(rng.randrange(2, 20))] for _ in range(6)]
-    widths = []
-    for prompt in prompts:
-        engine.add_request(prompt, SamplingParams(max_tokens=5, n=n))
-    outputs = {}
-    while engine.has_unfinished:
-        step(engine, outputs)
-        widths.append(engine.stats().running)
-    assert max(widths) == 4 // n * n
-    for prompt, output in zip(prompts, outputs.values(), strict=True):
-        want = greedy_tokens(llama.lm, prompt, 5)
-        assert [sample.token_ids for sample in output.samples] == [want] * n
 
 
 def test_stats_count_what_happened(llama):

@@ -7,6 +7,7 @@ import os
 import random
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,9 +26,12 @@ import minikv
 from minikv import BlockPool, BlockTable, Engine, SamplingParams, Sequence
 from minikv.sequence import Request
 from minikv.speculative import (
+    HEADS,
+    Account,
     Chances,
     Costs,
     Drafter,
+    HeadDrafter,
     Proposal,
     SpeculativeLoop,
     SuffixDrafter,
@@ -172,9 +176,44 @@ def test_costs_are_learned_and_forgotten():
 def test_chances_are_learned():
     chances = Chances()
     for _ in range(200):
-        chances.compare(3, [5, 6, 7], [5, 9])
+        chances.compare([3, 4, 5], [5, 6, 7], [5, 9])
     assert chances.of[3] > 0.95 and chances.of[4] < 0.05
     assert chances.of[5] == Chances().of[5]  # behind a wrong draft nothing is learned
+
+
+def asked(account, steps, written):
+    """How often a drafter is asked, if asking costs a twentieth of a step and verifying a third."""
+    count = 0
+    for _ in range(steps):
+        count += account.is_open
+        account.note(*((0.05, 0.3, written) if account.is_open else (0.0, 0.0, 1.0)))
+    return count
+
+
+def test_looking_for_drafts_takes_a_hundredth_of_the_time():
+    account = Account()
+    assert asked(account, 2000, written=1.0) < 35 + 2000 * 0.01 / 0.34 + 1
+    assert asked(account, 2000, written=1.0) < 2000 * 0.01 / 0.34 + 1
+    assert asked(account, 500, written=2.0) > 400  # they pay again
+    account.note(1e6, 0.0, 1.0)  # the machine stood still while it was asked
+    assert asked(account, 200, written=2.0) > 190
+
+
+def test_a_drafter_that_is_never_right_is_asked_seldom(tinypy):
+    class Wrong(Drafter):
+        count = 0
+
+        def propose(self, sequence, most):
+            self.count += 1
+            return Proposal([1] * most)
+
+    drafter = Wrong()
+    engine = Engine(tinypy.lm, small(block_size=16, speculative=drafter))
+    # A step that costs next to nothing, so that asking costs more than a step gives.
+    engine.loop.costs = SimpleNamespace(of=lambda n: n * 1e-12, note=lambda *_: None)
+    params = SamplingParams(max_tokens=400, ignore_eos=True)
+    engine.generate([tinypy.lm.encode("def f(x):")], params)
+    assert drafter.count < 20
 
 
 # ── Drafters ──────────────────────────────────────────────────────────────────
@@ -255,6 +294,76 @@ def test_a_drafter_is_told_what_left(llama):
     engine.generate([[1, 2]], SamplingParams(max_tokens=2))
     assert set(kept) <= set(drafter.gone)
     assert len(engine.loop.known) <= 1
+
+
+class Reads(Clairvoyant):
+    """Looks at the hidden states that it gets: the newest token was drawn from them."""
+
+    reads_hidden, seen = True, 0
+
+    def propose_all(self, sequences, most, hidden):
+        logits = self.engine.runner.transformer.logits(hidden)
+        params = [one.request.params for one in sequences]
+        draws = [one.draw(ahead=-1) for one in sequences]
+        drawn = minikv.Sampler()(logits, params, draws).tolist()
+        assert drawn == [one.token_ids[-1] for one in sequences]
+        self.seen += len(sequences)
+        return super().propose_all(sequences, most, hidden)
+
+
+def test_hidden_states_are_those_of_the_newest_token(llama):
+    """Chunks, forks, drafts of which some are wrong, and preemptions."""
+    for attention in ("torch", "cpu"):
+        drafter = Reads(wrong=0.3)
+        config = small(num_blocks=24, max_batch_tokens=24, attention=attention)
+        engine = drafting_engine(llama.lm, config, drafter, Engine)
+        params = [SamplingParams(max_tokens=14, n=n, temperature=t, seed=1, ignore_eos=True)
+                  for n, t in ((1, 0.0), (3, 0.8), (1, 1.0), (2, 0.0))]  # fmt: skip
+        prompts = llama.prompts(20, 9, 3, 12)
+        assert found(generate(engine, prompts, params)) == plain(llama.lm, prompts, params)
+        assert drafter.seen > 20 and engine.stats().preemptions > 0
+
+
+def test_the_row_of_a_wrong_draft_is_seen(llama, monkeypatch):
+    remember = SpeculativeLoop.remember
+
+    def changed(self, hidden, plan, ready, drafts, written):
+        remember(self, hidden, plan, ready, drafts, [[0] * (len(ids) + 1) for ids in drafts])
+
+    monkeypatch.setattr(SpeculativeLoop, "remember", changed)
+    with pytest.raises(AssertionError):
+        test_hidden_states_are_those_of_the_newest_token(llama)
+
+
+def test_the_head_drafts():
+    """What it proposes is right in good part, the same in any batch, and changes no token."""
+    lm = minikv.load("tinypy")
+    prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2", "a")]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    drafter = HeadDrafter(lm)
+    engine = drafting_engine(lm, small(block_size=16), drafter)
+    expected = plain(lm, prompts, params, block_size=16)
+    assert found(generate(engine, prompts, params)) == expected
+    counts = engine.stats().speculation
+    assert counts.accepted > counts.drafts / 2 > 20
+    sequence = sequence_of([5])
+    together = torch.randn(3, lm.config.hidden_size)
+    alone = [drafter.propose_all([sequence], [4], row[None])[0] for row in together]
+    assert drafter.propose_all([sequence] * 3, [4, 4, 4], together) == alone
+
+
+def test_a_head_for_another_model_is_refused(llama, tinypy):
+    with pytest.raises(ValueError, match="no head was trained for"):
+        Engine(llama.lm, small(speculative="head"))
+    with pytest.raises(ValueError, match="is for another model"):
+        HeadDrafter(llama.lm, HEADS["tinypy"])
+
+
+def test_the_bundled_head_is_small_and_has_a_card():
+    files = {file.name: file for file in HEADS["tinypy"].iterdir()}
+    assert set(files) == {"head.safetensors", "README.md"}
+    assert sum(file.stat().st_size for file in files.values()) < 1_000_000
+    assert "Acceptance on greedy continuations of held-out text" in files["README.md"].read_text()
 
 
 # ── The tokens are those without ──────────────────────────────────────────────
@@ -443,7 +552,7 @@ def test_a_gpu_and_unknown_drafters_are_refused(llama):
     runner.transformer = copy.copy(runner.transformer)
     runner.transformer.device = torch.device("cuda")
     with pytest.raises(ValueError, match="speculative: drafts are verified on a CPU only"):
-        minikv.speculative.speculate(runner, small(speculative="ngram"))
+        minikv.speculative.speculate(llama.lm, runner, small(speculative="ngram"))
 
 
 # ── Bugs that real engines shipped ────────────────────────────────────────────
@@ -676,7 +785,8 @@ class Guesses(Drafter):
 
     def propose(self, sequence, most):
         count = self.rng.randrange(most + 1)
-        return Proposal([self.rng.randrange(300) for _ in range(count)], self.rng.randrange(60))
+        first = self.rng.randrange(60)
+        return Proposal([self.rng.randrange(300) for _ in range(count)], range(first, first + most))
 
 
 OPERATIONS = int(os.environ.get("MINIKV_OPERATIONS", "400"))

@@ -3,15 +3,12 @@
 That inputs, outputs, bytes, shares and verdicts are right needs no GPU.
 """
 
-import importlib.util
 import json
 from types import SimpleNamespace
 
+import paged_case
 import pytest
 import torch
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
 from minikv.course.bench import gpu, gpu_clock, gpu_kernels, harness
 from minikv.course.bench.gpu_kernels import Case
@@ -19,7 +16,7 @@ from minikv.course.bench.random_model import random_model
 from minikv.course.commands import main
 from minikv_kernels.mode import INTERPRETED
 
-DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
+DEVICE = torch.device(paged_case.DEVICE)
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 interpreted = pytest.mark.skipif(
     not INTERPRETED, reason="compiles for minutes where there is a GPU: run the command itself"

@@ -4,20 +4,10 @@ Where there is such a device, the tests of kernels run compiled, too: their comp
 are not repeated here. What the interpreter cannot show is: races, and replays.
 """
 
-import importlib.util
-
 import pytest
 import torch
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
-from minikv_kernels.mode import INTERPRETED
-
-if INTERPRETED or not torch.cuda.is_available():
-    pytest.skip("no CUDA device: kernels ran in the interpreter only", allow_module_level=True)
-
 from helpers import RecordingSampler, make_model, requests_of, small
-from paged_case import DTYPES, TOLERANCE, Paged
+from paged_case import DEVICE, DTYPES, TOLERANCE, Paged
 
 import minikv
 from minikv import Engine, SamplingParams
@@ -26,6 +16,9 @@ from minikv_kernels.cache_write import write_cache
 from minikv_kernels.paged_decode import paged_decode
 from minikv_kernels.paged_prefill import paged_prefill
 from minikv_kernels.splits import make_scratch
+
+if DEVICE == "cpu":
+    pytest.skip("no CUDA device: kernels ran in the interpreter only", allow_module_level=True)
 
 LENS = [4096, 1, 777, 30_000, 0, 2048, 15, 512]
 

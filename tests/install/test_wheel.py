@@ -190,3 +190,13 @@ def test_what_is_missing_comes_back_and_nothing_else_changes(copy):
     assert unpacked.unpack(copy) == ["notebooks/00_start_here.ipynb"]
     assert (copy / FILE).read_text() == "mine"
     assert unpacked.unpack(copy) == []
+
+
+def test_answers_to_predictions_are_left_out_and_a_readme_of_ones_own_stays(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    unpacked.unpack(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "mine"
+    for file in tmp_path.glob("notebooks/*.ipynb"):
+        notebook = json.loads(file.read_text(encoding="utf-8"))
+        answers = [cell for cell in notebook["cells"] if "measured(" in "".join(cell["source"])]
+        assert (answers and all(cell["outputs"] == [] for cell in answers)) or file.name[:2] == "00"

@@ -1,22 +1,16 @@
 """`TritonAttention` in the engine: the oracle's tokens, whatever the batch."""
 
-import importlib.util
+import dataclasses
 
 import pytest
 import torch
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
-
-import dataclasses
+from paged_case import DEVICE
 
 import minikv
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.gpu.attention import TritonAttention
 from minikv.paged import KVStore
-from minikv_kernels.mode import INTERPRETED
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 

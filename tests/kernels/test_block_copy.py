@@ -1,21 +1,14 @@
 """Copies of whole blocks, against a plain loop."""
 
-import importlib.util
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
+from paged_case import DEVICE, DTYPES
 
 from minikv_kernels.block_copy import CHUNK, copy_blocks
-from minikv_kernels.mode import INTERPRETED
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
-DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def make_pool(num_blocks, block=(3, 2, 2, 5), num_layers=2, dtype=torch.float32, seed=0):
@@ -34,15 +27,6 @@ def assert_copied(source, target, pairs):
     torch.testing.assert_close(source, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("index", [torch.int32, torch.int64], ids=str)
-def test_between_two_pools(dtype, index):
-    source, target = make_pool(5, dtype=dtype), make_pool(3, dtype=dtype, seed=1)
-    pairs = torch.tensor([[4, 0], [1, 2]], dtype=index)
-    assert_copied(source, target, pairs)
-    assert_copied(source, target, pairs.to(DEVICE))
-
-
 def test_within_one_pool():
     pool = make_pool(6)
     expected = pool.clone()
@@ -55,10 +39,6 @@ def test_a_block_of_several_chunks():
     block = (16, 2, 3, 64)
     assert CHUNK < 16 * 2 * 3 * 64 < 2 * CHUNK
     assert_copied(make_pool(3, block), make_pool(4, block, seed=1), torch.tensor([[1, 3]]))
-
-
-def test_nothing_to_copy():
-    assert_copied(make_pool(2), make_pool(2, seed=1), torch.empty(0, 2, dtype=torch.int64))
 
 
 def test_offsets_past_32_bits():
@@ -77,8 +57,12 @@ def test_any_pairs(data):
     pairs = [[data.draw(st.integers(0, 3)), block] for block in targets]
     block = tuple(data.draw(st.integers(1, 4)) for _ in range(4))
     block = (block[0], 2, *block[2:])
-    pairs = torch.tensor(pairs, dtype=torch.int64).view(-1, 2)
-    assert_copied(make_pool(4, block), make_pool(6, block, seed=1), pairs)
+    index = data.draw(st.sampled_from([torch.int32, torch.int64]))
+    pairs = torch.tensor(pairs, dtype=index).view(-1, 2)
+    dtype = data.draw(st.sampled_from(DTYPES))
+    pools = make_pool(4, block, dtype=dtype), make_pool(6, block, dtype=dtype, seed=1)
+    assert_copied(*pools, pairs)
+    assert_copied(*pools, pairs.to(DEVICE))
 
 
 def bad(name, message, **changes):

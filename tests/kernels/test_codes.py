@@ -1,16 +1,13 @@
 """K and V as codes, in Triton: the same bits as PyTorch's, and the attention of the formula."""
 
 import dataclasses
-import importlib.util
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers import run_ahead
+from paged_case import DEVICE
 from quant_case import Steps, make_store, one_layer
-
-if importlib.util.find_spec("triton") is None:
-    pytest.skip("no Triton here (it is for Linux)", allow_module_level=True)
 
 import minikv
 import minikv_kernels.settings
@@ -23,9 +20,7 @@ from minikv.quant.oracle import QuantisedOracle
 from minikv_kernels.codes import NAMES, Codes
 from minikv_kernels.codes_attention import OpenKeys, codes_decode, codes_prefill
 from minikv_kernels.codes_write import write_codes
-from minikv_kernels.mode import INTERPRETED
 
-DEVICE = "cpu" if INTERPRETED else "cuda"
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 

@@ -21,7 +21,6 @@ from minikv.ring import (
     SelfExtendRing,
     SinkCache,
     context_shift,
-    defragment,
     generate_in_parallel,
     generate_with_ring,
     masked_attention,
@@ -92,26 +91,6 @@ def test_check_names_a_wrong_length_and_a_lost_head():
     cells.shifts.pop()
     with pytest.raises(AssertionError, match=r"^ring: 4 cells, lists of \(4, 4, 3\)"):
         cells.check()
-
-
-@pytest.mark.parametrize(
-    "text, head, num_tokens, start",
-    [
-        ("........", 0, 3, 0),
-        ("........", 5, 3, 5),
-        ("........", 6, 3, 0),  # a run does not go over the end
-        ("00..00..", 0, 2, 2),
-        ("00..00..", 4, 2, 6),
-        ("..000...", 6, 3, 5),  # begins before head and ends after it: only found the second time
-        (".0.0...0", 7, 3, 4),
-        ("...00000", 3, 3, 0),
-        ("........", 3, 8, 0),
-    ],
-)
-def test_find_slot(text, head, num_tokens, start):
-    cells = occupied(text, head)
-    assert cells.find_slot(num_tokens) == start
-    assert cells.head == head  # nothing changed
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -187,44 +166,6 @@ def test_greedy_tokens_equal_the_oracle_until_the_ring_is_full(pair):
     assert new == pair.lm.generate_naively(prompt, 32)
 
 
-def test_a_wrapped_sequence(llama, ids):
-    """The head goes around: a text lies in cells of any order."""
-    cache = RingCache(llama.lm.config, 32)
-    cache.append(llama.lm, ids[:12], seq=0)
-    rows = [cache.append(llama.lm, ids[40:56], seq=1)]
-    cache.seq_rm(0)
-    cache.head = 28
-    rows += [cache.append(llama.lm, ids[56 + 3 * i : 59 + 3 * i], seq=1) for i in range(4)]
-    order = [position for position in cache.positions if position != FREE]
-    assert order != sorted(order)
-    close(torch.cat(rows), llama.lm.logits(ids[40:68]))
-
-
-def test_batches_mix_sequences_and_positions(llama, ids):
-    texts = [ids[:9], ids[20:33], ids[40:44]]
-    batch = [(seq, p, t) for seq, text in enumerate(texts) for p, t in enumerate(text)]
-    random.Random(1).shuffle(batch)
-    cache = RingCache(llama.lm.config, 40)
-    seqs, positions, tokens = map(list, zip(*batch, strict=True))
-    # A query sees what stands before it in its sequence, wherever in the batch that is.
-    rows = dict(zip(zip(seqs, positions, strict=True),
-                    cache.decode(llama.lm, tokens, positions, seqs), strict=True))  # fmt: skip
-    for seq, text in enumerate(texts):
-        found = torch.stack([rows[seq, p] for p in range(len(text))])
-        close(found, llama.lm.logits(text))
-
-
-def test_nothing_depends_on_how_many_cells_are_read(llama, ids, monkeypatch):
-    def run(padding):
-        monkeypatch.setattr("minikv.ring.cells.PADDING", padding)
-        cache = RingCache(llama.lm.config, 128)
-        return cache.append(llama.lm, ids[:40]), cache.append(llama.lm, ids[40:41])
-
-    for padding in (7, 32, 128):
-        for found, expected in zip(run(padding), run(1), strict=True):
-            close(found, expected, 1e-4)
-
-
 def test_moves_are_merged_into_runs():
     assert plan_moves([c == "x" for c in "x..xx...xxx.."]) == [(8, 1, 2), (10, 5, 1)]
     assert plan_moves([c == "x" for c in "xxx...."]) == []
@@ -262,14 +203,6 @@ def test_buffers_of_two_sizes(llama, ids, windows):
     rows = [cache.append(lm, ids[:60]), *(cache.append(lm, [t]) for t in ids[60:70])]
     close(torch.cat(rows), lm.logits(ids[:70]))
     assert [kv.shape[1] for kv in cache.kv] == [w or 100 for w in windows]
-
-
-def test_a_real_model_with_windows_in_some_layers(checkpoint):
-    lm = checkpoint("qwen2-window").lm
-    assert None in lm.config.windows and lm.config.windows != (None, None)
-    [prompt] = checkpoint("qwen2-window").prompts(60)
-    cache = RollingCache(lm.config, num_tokens_max=80)
-    close(cache.append(lm, prompt), lm.logits(prompt))
 
 
 def test_sinks_are_a_shift_by_one_for_each_token(llama, ids):
@@ -354,15 +287,6 @@ def test_half_precision_is_rounded_once(dtype):
     deltas = torch.tensor([1, 10, 100, 1000])
     exact = turn(k.float(), deltas, frequencies)
     assert torch.equal(turn(k, deltas, frequencies), exact.to(dtype))
-
-
-def test_a_context_shift_keeps_discards_and_moves():
-    cells = Cells(12)
-    cells.place(list(range(12)), [0] * 12)
-    assert context_shift(cells, n_keep=3) == 4  # half of the other 9
-    assert cells.positions == [0, 1, 2, FREE, FREE, FREE, FREE, 3, 4, 5, 6, 7]
-    assert cells.shifts == [0] * 7 + [-4] * 5
-    assert cells.find_slot(4) == 3
 
 
 def test_what_stays_after_a_context_shift_is_not_what_the_oracle_computes(tinypy):
@@ -496,8 +420,6 @@ BAD = {
     "n_keep": (lambda c, lm: generate_with_ring(lm, c, [1], 2, n_keep=15, seq=2), "n_keep: "),
     "shared n_keep": (
         lambda c, lm: generate_with_ring(lm, c, [1], 9, seq=0), "n_keep: must be at least 5"),
-    "n_discard to generate": (
-        lambda c, lm: generate_with_ring(lm, c, [1], 9, 5, 7, seq=0), "n_discard: .*1 to 6"),
     "drop all": (lambda c, lm: c.drop(ALL, 0, 2), "seq: must be an int of at least 0"),
     "n_keep to shift": (lambda c, lm: context_shift(c, 99), "n_keep: 99 of 10 positions"),
     "n_discard": (lambda c, lm: context_shift(c, 5, 0, 9), "n_discard: must be"),
@@ -513,9 +435,7 @@ BAD = {
         lambda c, lm: c.decode(lm, [1], [30], [[0, 1]]), "seqs: a sequence.*seq_cp.*was .0, 1"),
     "a sequence of no kind": (lambda c, lm: c.decode(lm, [1], [30], [{}]), "seqs: a sequence"),
     "token": (lambda c, lm: c.decode(lm, [300], [30], [0]), "token_ids: a token id"),
-    "moves": (lambda c, lm: defragment(c, 0), "max_moves: must be"),
     "cells": (lambda c, lm: RingCache(lm.config, 0), "num_cells: must be"),
-    "window": (lambda c, lm: RingCache(lm.config, 4, 0), "window: must be"),
     "no limit": (lambda c, lm: RollingCache(lm.config), "num_tokens_max: must be given"),
     "group": (lambda c, lm: SelfExtendCache(lm.config, 9, 4, 10), "neighbours: .*multiple.*4"),
     "used": (lambda c, lm: SelfExtendRing(c, 2, 8), "seq: 0 must be empty"),

@@ -8,14 +8,9 @@ import pytest
 import torch
 
 from minikv.ring import (
-    FREE,
-    OutOfCells,
     RingCache,
-    RollingCache,
     context_shift,
-    defragment,
     generate_with_ring,
-    plan_moves,
     with_config,
 )
 
@@ -45,30 +40,6 @@ def test_cells_that_were_never_written_do_not_matter(llama, ids, monkeypatch):
     assert cache.append(llama.lm, ids[:5]).isfinite().all()
 
 
-def test_bounded_defragmentation_can_be_finished(llama):
-    # 10873: the limit on moves left a ring in which the next batch still found no room.
-    cache = RingCache(llama.lm.config, 32)
-    cache.place(list(range(32)), [0] * 32)
-    for position in range(0, 32, 2):
-        cache.seq_rm(0, position, position + 1)
-    with pytest.raises(OutOfCells) as caught:
-        cache.find_slot(16)
-    assert (caught.value.free, caught.value.longest_run) == (16, 1)
-    calls = 0
-    while defragment(cache, max_moves=3):
-        calls += 1
-    assert calls > 1 and cache.find_slot(16) == 16
-
-
-def test_a_ring_without_holes_is_not_defragmented(llama):
-    # 11707: padding counted as holes, so that nothing was moved again and again.
-    cache = RingCache(llama.lm.config, 64)
-    cache.place(list(range(3)), [0] * 3)
-    assert cache.num_read == 32 > cache.used_max
-    assert plan_moves([position != FREE for position in cache.positions]) == []
-    assert defragment(cache) == 0
-
-
 def test_a_chunk_moved_into_the_place_of_another(llama, ids):
     # 12160, fixed by 12161: prompt reuse removed a chunk, moved a later one there, and then
     # looked for what follows at positions from before the move.
@@ -82,20 +53,6 @@ def test_a_chunk_moved_into_the_place_of_another(llama, ids):
     assert [cache.positions[cell] for cell in kept] == [0, 1, 2, 3, 4, 5]
     cache.apply_shifts()
     close(cache.k[0, kept], keys_at(llama.lm, new, list(range(6)))[0])  # layer 0 saw no context
-
-
-def test_a_rolling_buffer_cannot_go_back(llama, ids):
-    # 13194: "removing tokens … not possible when using SWA cache, because token information
-    # becomes lost when the window slides". Before it wraps it is possible.
-    lm = with_config(llama.lm, window=16)
-    cache = RollingCache(lm.config)
-    cache.append(lm, ids[:16])
-    cache.truncate(10)
-    close(cache.append(lm, ids[40:50]), lm.logits(ids[:10] + ids[40:50])[10:])
-    with pytest.raises(ValueError, match="num_tokens: 20 tokens have gone through a window of 16"):
-        cache.truncate(18)
-    assert cache.num_tokens == 20
-    close(cache.append(lm, ids[50:53]), lm.logits(ids[:10] + ids[40:53])[20:])
 
 
 def test_a_context_shift_in_a_ring_with_a_window(llama, ids):

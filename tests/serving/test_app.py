@@ -18,7 +18,7 @@ from bad_requests import attack
 from cluster_case import until
 from helpers import assert_empty
 from prometheus_client.parser import text_string_to_metric_families
-from serving_case import CONFIG, KEY, gated, server
+from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 
 from minikv import Engine, SamplingParams
 from minikv.serving import Busy, Inbox
@@ -37,13 +37,15 @@ def events(text):
     return [json.loads(one) for one in found]
 
 
-def is_idle(at):
-    return not at.loop._answers and at.loop._calls.empty()
+@pytest.fixture(params=["engine", "cluster"])
+def by(request, tinypy):
+    """What is served."""
+    return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
 
 
-def test_a_stream_on_the_wire(tinypy):
+def test_a_stream_on_the_wire(tinypy, by):
     [expected] = Engine(tinypy.lm, CONFIG).generate(["def fib(n):"], SamplingParams(12))
-    with server(tinypy.lm) as at:
+    with server(tinypy.lm, served_by=by) as at:
         body = {"prompt": "def fib(n):", "max_tokens": 12, "stream": True}
         found = at.ask(body=body)
         assert found.status_code == 200
@@ -54,11 +56,11 @@ def test_a_stream_on_the_wire(tinypy):
 
 
 @pytest.mark.parametrize("stop", [("\n    ",), (" = ", "=="), ("\n",), ("zzzz",)])
-def test_no_part_of_a_stop_string_is_sent(tinypy, stop):
+def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     """Every prefix that a client has seen begins the whole text, which has no stop string."""
     params = SamplingParams(60, temperature=1, seed=2, stop=stop)
     [expected] = Engine(tinypy.lm, CONFIG).generate(["def f("], params)
-    with server(tinypy.lm) as at:
+    with server(tinypy.lm, served_by=by) as at:
         body = {"prompt": "def f(", "max_tokens": 60, "temperature": 1, "seed": 2, "stop": stop}
         texts = [
             one["choices"][0]["text"] for one in events(at.ask(body=body | {"stream": True}).text)
@@ -68,13 +70,13 @@ def test_no_part_of_a_stop_string_is_sent(tinypy, stop):
     assert not any(one in whole for one in stop)
 
 
-def test_no_character_is_split(tinypy):
+def test_no_character_is_split(tinypy, by):
     """Tokens of drawn bytes, many of them parts of a character: no piece changes what was sent."""
     params = SamplingParams(120, temperature=3.0, seed=1, ignore_eos=True)
     prompt = list("é😀".encode())
     [expected] = Engine(tinypy.lm, CONFIG).generate([prompt], params)
     assert "\ufffd" in expected.text or any(ord(one) > 127 for one in expected.text)
-    with server(tinypy.lm) as at:
+    with server(tinypy.lm, served_by=by) as at:
         body = {"prompt": prompt, "max_tokens": 120, "temperature": 3.0, "seed": 1}
         found = events(at.ask(body=body | {"ignore_eos": True, "stream": True}).text)
     assert "".join(one["choices"][0]["text"] for one in found) == expected.text
@@ -108,30 +110,30 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(tinypy):
         (b'{"prompt": "' + b"x " * 5000 + b'"}', 400, "context is 1024"),
     ],
 )
-def test_a_wrong_request_is_refused(tinypy, body, status, says):
-    with server(tinypy.lm) as at:
+def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
+    with server(tinypy.lm, served_by=by) as at:
         head = {"Authorization": f"Bearer {KEY}"}
         found = httpx.post(f"{at.url}/v1/completions", content=body, headers=head)
         error = found.json()["error"]
         assert found.status_code == status and re.search(says, error["message"])
         assert error["type"] == "invalid_request_error" and {"param", "code"} <= error.keys()
-        assert is_idle(at)
+        assert by.is_idle()
         assert at.ask("/nowhere").status_code == at.ask("/nowhere", {}).status_code == 404
         assert at.ask("/v1/completions").status_code == 405
 
 
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
-def test_without_a_key_nothing_is_told(tinypy, key):
-    with server(tinypy.lm) as at:
+def test_without_a_key_nothing_is_told(tinypy, by, key):
+    with server(tinypy.lm, served_by=by) as at:
         shown = {"Authorization": key.format(KEY).encode()} if key else {}
-        computed = at.engine.stats().computed_tokens
+        computed = by.engine.stats().computed_tokens
         for path, method in [
             ("/v1/completions", "POST"), ("/v1/models", "GET"), ("/x", "GET"), ("/metrics", "GET"),
         ]:  # fmt: skip
             found = httpx.request(method, at.url + path, json={"prompt": "x"}, headers=shown)
             assert found.status_code == 401 and found.headers["WWW-Authenticate"] == "Bearer"
             assert KEY not in found.text and "tinypy" not in found.text
-        assert at.engine.stats().computed_tokens == computed
+        assert by.engine.stats().computed_tokens == computed
         found = httpx.get(f"{at.url}/health", headers=shown)  # a load balancer's
         assert (found.status_code, found.text) == (200, "{}")
 
@@ -142,9 +144,9 @@ def test_without_keys_everybody_comes_in(tinypy):
             assert at.ask(body={"prompt": "x", "max_tokens": 2}, key=key).status_code == 200
 
 
-def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy):
+def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy, by):
     """Whatever a client says of its salt, it never meets another key's prefixes."""
-    with server(tinypy.lm, keys=("ann", "bob")) as at:
+    with server(tinypy.lm, served_by=by, keys=("ann", "bob")) as at:
 
         def cached(key, **more):
             body = {"prompt": "import os\n" * 20, "max_tokens": 1, **more}
@@ -152,8 +154,7 @@ def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy):
             return usage["prompt_tokens_details"]["cached_tokens"]
 
         assert cached("ann") == 0 and cached("ann") > 0
-        salt = at.loop.engine.cache._roots
-        [ours] = [one for one in salt if one is not None]
+        [ours] = [salt for salt in by.engine.cache._roots if salt is not None]
         assert cached("bob") == cached("bob", cache_salt=ours) == 0
         assert cached("bob") > 0
         assert cached("ann", cache_salt="x") == 0 and cached("ann", cache_salt="x") > 0
@@ -162,31 +163,30 @@ def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_client_that_leaves_frees_its_blocks(tinypy, stream, path):
-    engine, gate = gated(tinypy.lm)
-    with server(tinypy.lm, engine=engine) as at:
+def test_a_client_that_leaves_frees_its_blocks(tinypy, by, stream, path):
+    with server(tinypy.lm, served_by=by) as at:
         body = {**LONG, "messages": [{"role": "user", "content": "x"}], "stream": stream}
         del body["messages" if path == "/v1/completions" else "prompt"]
         data = json.dumps(body).encode()
         with socket.create_connection(at.address) as client:
             head = f"POST {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
             client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            until(lambda: at.engine.stats().generated_tokens > 5)
-            gate.clear()
-        # The server has noticed, though a step hangs; or it was quicker than the gate.
-        until(lambda: not at.loop._calls.empty() or not at.loop._answers)
-        generated = at.engine.stats().generated_tokens
-        gate.set()
-        until(lambda: is_idle(at))
-        assert at.engine.stats().generated_tokens <= generated + 1
-    assert_empty(engine)
+            until(lambda: by.engine.stats().generated_tokens > 5)
+            by.open.clear()
+        # The server has noticed, though a step hangs; or it was quicker.
+        until(by.has_dropped)
+        generated = by.engine.stats().generated_tokens
+        by.open.set()
+        until(by.is_idle)
+        assert by.engine.stats().generated_tokens <= generated + 1
+    assert_empty(by.engine)
 
 
-def test_clients_that_leave_at_random_moments_leave_no_trace(tinypy, capfd):
+def test_clients_that_leave_at_random_moments_leave_no_trace(tinypy, by, capfd):
     """200 of them, before, while and after they ask; with a reset, so that writing fails."""
     rng = random.Random(0)
     body = json.dumps({"prompt": "x", "max_tokens": 40, "stream": True}).encode()
-    with server(tinypy.lm) as at:
+    with server(tinypy.lm, served_by=by) as at:
         for i in range(200):
             data = body if i % 2 else body.replace(b"true", b"false")
             head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
@@ -197,17 +197,17 @@ def test_clients_that_leave_at_random_moments_leave_no_trace(tinypy, capfd):
                 client.sendall(data[: rng.randint(0, len(data)) if i % 3 == 0 else len(data)])
                 time.sleep(rng.random() / 50)
         assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
-        until(lambda: is_idle(at))
-    assert_empty(at.engine)
+        until(by.is_idle)
+    assert_empty(by.engine)
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, capfd):
-    with server(tinypy.lm) as at:
+def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, by, capfd):
+    with server(tinypy.lm, served_by=by) as at:
         found = attack(at.address, KEY, 500)
-        until(lambda: is_idle(at))
+        until(by.is_idle)
         assert at.ask(body={"prompt": "x", "max_tokens": 2}).json()["choices"]
-    assert_empty(at.engine)
+    assert_empty(by.engine)
     assert len(found) == 500
     statuses = Counter(status for _, status, _ in found)
     assert not [one for one in found if one[1] >= 500], statuses
@@ -221,9 +221,9 @@ def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, capfd):
+def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, by, capfd):
     """300 that ask for nothing, 50 that do not read what they asked for."""
-    with server(tinypy.lm) as at:
+    with server(tinypy.lm, served_by=by) as at:
         before = threading.active_count()
         idle = [socket.create_connection(at.address) for _ in range(300)]
         slow, data = [], json.dumps({**LONG, "max_tokens": 60, "stream": True}).encode()
@@ -234,10 +234,10 @@ def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, capfd):
         for _ in range(3):
             assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
         assert threading.active_count() - before <= 1
-        until(lambda: is_idle(at))  # those that do not read are computed, and hold no blocks
+        until(by.is_idle)  # those that do not read are computed, and hold no blocks
         for one in idle + slow:
             one.close()
-    assert_empty(at.engine)
+    assert_empty(by.engine)
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -258,7 +258,7 @@ def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, monkeypatch):
 def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
     """Before the first token, and after it. The text of the error is not told to clients."""
     engine = Engine(tinypy.lm, CONFIG)
-    with server(tinypy.lm, engine=engine) as at:
+    with server(tinypy.lm, served_by=OneEngine(tinypy.lm, engine)) as at:
         step, steps_left = engine.step, [0]
 
         def breaks():
@@ -283,22 +283,23 @@ def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
     assert_empty(engine)
 
 
-def test_health_tells_an_engine_that_hangs(tinypy, monkeypatch):
-    engine, gate = gated(tinypy.lm)
+def test_health_tells_an_engine_that_hangs(tinypy, by, monkeypatch):
     monkeypatch.setattr(app_module, "HANGS", 0.3)
-    with server(tinypy.lm, engine=engine) as at, ThreadPoolExecutor() as threads:
+    with server(tinypy.lm, served_by=by) as at, ThreadPoolExecutor() as threads:
+        assert at.ask("/health").status_code == 200
+        at.ask(body={"prompt": "x", "max_tokens": 3, "ignore_eos": True})
         found = at.ask("/health")
         assert found.status_code == 200
-        assert found.json()["workers"][0]["stats"]["generated_tokens"] == 2
-        gate.clear()
+        assert found.json()["workers"][0]["stats"]["generated_tokens"] == 2 + 3
+        by.open.clear()
         waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json={"prompt": "x"},
                                  headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
         until(lambda: at.ask("/health").status_code == 503)
         assert at.ask("/health").json()["workers"][0]["seconds_in_step"] > 0.3
-        gate.set()
+        by.open.set()
         assert waiting.result().status_code == 200
         assert at.ask("/health").status_code == 200
-    assert at.loop.health()[0].pid is None
+    assert by.target.health()[0].pid is None
 
 
 def metrics_of(at):
@@ -311,8 +312,8 @@ def metrics_of(at):
     return found
 
 
-def test_metrics_under_the_names_of_vllm(tinypy):
-    with server(tinypy.lm) as at:
+def test_metrics_under_the_names_of_vllm(tinypy, by):
+    with server(tinypy.lm, served_by=by) as at:
         for stream in (False, True):
             body = {"prompt": "import os\n" * 20, "max_tokens": 7, "ignore_eos": True}
             usage = at.ask(body=body | {"stream": stream})
@@ -335,23 +336,22 @@ def test_metrics_under_the_names_of_vllm(tinypy):
         assert found["vllm:num_preemptions_total",] == 0
 
 
-def test_a_full_queue_is_told_to_come_again(tinypy):
-    engine, gate = gated(tinypy.lm)
-    with server(tinypy.lm, engine=engine, max_queued_tokens=50) as at:
-        gate.clear()
+def test_a_full_queue_is_told_to_come_again(tinypy, by):
+    with server(tinypy.lm, served_by=by, max_queued_tokens=50) as at:
+        by.open.clear()
         with ThreadPoolExecutor() as threads:
             asked = {"prompt": [5] * 40, "max_tokens": 2}
             first = threads.submit(httpx.post, f"{at.url}/v1/completions", json=asked,
                                    headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
-            until(lambda: at.loop._busy_since is not None)
+            until(by.is_stepping)
             found = at.ask(body=asked)
             assert found.status_code == 503 and found.headers["Retry-After"] == "1"
             assert found.json()["error"]["type"] == "server_error"
-            gate.set()
+            by.open.set()
             assert first.result().status_code == 200
         assert at.ask(body=asked).status_code == 200
         assert metrics_of(at)["vllm:admission_rejections_total", "capacity"] == 1
-    assert_empty(engine)
+    assert_empty(by.engine)
 
 
 def test_the_queue_measures_how_fast_it_is_served():
@@ -375,6 +375,43 @@ def test_the_queue_measures_how_fast_it_is_served():
     asyncio.run(measured())
 
 
+def test_a_client_that_reads_nothing_is_left_alone_after_a_while(tinypy, monkeypatch):
+    """What it was not sent is not even made, and its request is cancelled."""
+    monkeypatch.setattr(app_module, "SILENCE", 0.1)
+    made, is_closed = [], []
+
+    async def events():
+        try:
+            for i in range(100):
+                made.append(i)
+                yield b"data: x"
+        finally:
+            is_closed.append(True)
+
+    async def send(message):
+        if "body" in message:
+            await asyncio.Event().wait()  # the connection's buffer is full
+
+    asyncio.run(app_module.Events(events())({}, None, send))
+    assert made == [0] and is_closed == [True]
+
+
+def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
+    page = {"Origin": "http://localhost:3000"}
+    ask = page | {"Access-Control-Request-Method": "POST",
+                  "Access-Control-Request-Headers": "authorization"}  # fmt: skip
+    for origins, allowed in (((), None), (["http://localhost:3000"], "http://localhost:3000")):
+        with server(tinypy.lm, origins=origins) as at:
+            first = httpx.options(f"{at.url}/v1/completions", headers=ask)
+            assert first.status_code == (200 if origins else 401)
+            body, key = {"prompt": "x", "max_tokens": 2}, {"Authorization": f"Bearer {KEY}"}
+            found = httpx.post(f"{at.url}/v1/completions", json=body, headers=page | key)
+            assert found.status_code == 200
+            for one in (first, found):
+                assert one.headers.get("Access-Control-Allow-Origin") == allowed
+            assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
+
+
 def test_tokenize(tinypy):
     with server(tinypy.lm) as at:
         found = at.ask("/tokenize", {"prompt": "def f("}).json()
@@ -386,18 +423,17 @@ def test_tokenize(tinypy):
             assert at.ask("/tokenize", wrong).status_code == 400
 
 
-def test_the_server_ends_when_its_requests_have(tinypy):
+def test_the_server_ends_when_its_requests_have(tinypy, by):
     """Draining: what was asked for is answered in full, and nobody new is let in."""
-    engine, gate = gated(tinypy.lm)
     with ThreadPoolExecutor() as threads:
-        with server(tinypy.lm, engine=engine) as at:
-            gate.clear()
+        with server(tinypy.lm, served_by=by) as at:
+            by.open.clear()
             body = {"prompt": "x", "max_tokens": 9, "ignore_eos": True}
             waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json=body, timeout=60,
                                      headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
-            until(lambda: at.loop._busy_since is not None)
-            threading.Timer(0.3, gate.set).start()
+            until(by.is_stepping)
+            threading.Timer(0.3, by.open.set).start()
         assert len(waiting.result().json()["choices"][0]["token_ids"]) == 9
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{at.url}/health")
-    assert_empty(engine)
+    assert_empty(by.engine)

@@ -108,6 +108,23 @@ def test_deltas_of_a_cluster_are_joined(tinypy):
     assert asyncio.run(late()) == [(0, Delta([1, 2, 3], "abcd", "stop"))]
 
 
+def test_what_comes_within_a_pause_is_taken_together_and_the_end_at_once():
+    async def takes():
+        inbox, found = Inbox(pause=lambda: 3600.0), []
+        for text in "ab":
+            inbox.put(Delta([1], text, None))
+        found.append(await inbox.take())  # the first does not wait
+        inbox.put(Delta([2], "c", None))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(inbox.take(), 0.05)
+        inbox.put(Delta([3], "d", "stop"))
+        return [*found, await inbox.take()]
+
+    first, last = asyncio.run(takes())
+    assert first == [(0, Delta([1, 1], "ab", None))]
+    assert last == [(0, Delta([2, 3], "cd", "stop"))]
+
+
 def test_a_reader_that_leaves_frees_its_blocks_before_the_next_step(tinypy):
     engine, gate = gated(tinypy.lm, CONFIG)
 

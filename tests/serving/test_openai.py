@@ -4,7 +4,8 @@ import asyncio
 
 import openai
 import pytest
-from serving_case import CONFIG, KEY, server
+from cluster_case import Fragile
+from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 
 from minikv import Engine, SamplingParams
 
@@ -12,9 +13,13 @@ PROMPT = "def fib(n):"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-@pytest.fixture(scope="module")
-def at(tinypy):
-    with server(tinypy.lm) as at:
+@pytest.fixture(scope="module", params=["an engine", "a cluster"])
+def at(tinypy, request):
+    """The cluster's prompts are computed by one worker and continued by another."""
+    workers = [Fragile(tinypy.lm, CONFIG) for _ in range(2)]
+    is_one = request.param == "an engine"
+    by = OneEngine(tinypy.lm) if is_one else Cluster(tinypy.lm, workers, num_prefill=1)
+    with server(tinypy.lm, served_by=by) as at:
         yield at
 
 

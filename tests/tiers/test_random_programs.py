@@ -1,5 +1,6 @@
 """Random programs with everything switched on: tiers, quantised K and V, compiled kernels, the
-prefix cache, samples, beams, aborts, sessions, swapping, failures, restarts; also interrupted.
+prefix cache, drafts, samples, beams, aborts, sessions, swapping, failures, restarts; also
+interrupted.
 
     MINIKV_SEEDS=1000:9000 pytest -s tests/tiers/test_random_programs.py      more of them
 """
@@ -21,10 +22,12 @@ def seeds(default):
 
 
 def test_random_programs():
-    seen = play_many(seeds(40), LENGTH)
+    seen = play_many(seeds(100), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
-    for what in ("preemptions", "swaps_in", "failures", "hits of host", "hits of disk"):
+    for what in (
+        "preemptions", "swaps_in", "failures", "hits of host", "hits of disk", "accepted drafts",
+    ):  # fmt: skip
         assert seen[what], what
 
 

@@ -1,7 +1,5 @@
 """Engines with tiers: the same tokens as without, whatever is evicted, fetched, swapped or lost."""
 
-import random
-from collections import Counter
 from functools import partial
 from itertools import pairwise
 
@@ -9,12 +7,10 @@ import pytest
 from helpers import (
     assert_empty,
     assert_kv,
-    careful_engine,
     drain,
     generate,
     greedy_tokens,
     naive_kv,
-    run_ahead,
     small,
     step,
 )
@@ -22,12 +18,10 @@ from tiers_case import (
     PROMPT,
     TINY,
     SlowTier,
-    documents_of,
     engine_over,
     fetch_everything,
     fill,
     params,
-    prompts_of,
 )
 
 from minikv import BlockPool, Engine, RadixCache, Scheduler
@@ -157,20 +151,6 @@ def test_write_through_has_everything_below_at_once(engine_of, tmp_path):
     assert engine.stats().tiers["disk"].blocks == 8
 
 
-@pytest.mark.parametrize("kv_dtype", ["int8", "int4", "float16"])
-def test_scales_travel(engine_of, tmp_path, kv_dtype):
-    plain = engine_of(num_blocks=200, kv_dtype=kv_dtype)
-    engine = engine_of(**TINY, host_blocks=4, disk_path=tmp_path, kv_dtype=kv_dtype)
-    fetch_everything(engine)
-    rng = random.Random(0)
-    documents = documents_of(rng)
-    for _ in range(4):
-        prompts = prompts_of(rng, documents, 5)
-        expected = [out.token_ids for out in generate(plain, prompts, params())]
-        assert [out.token_ids for out in generate(engine, prompts, params())] == expected
-    assert engine.stats().tiers["disk"].hits > 0
-
-
 # ── While it comes back ───────────────────────────────────────────────────────
 
 
@@ -264,112 +244,6 @@ def test_making_room_does_not_push_out_what_comes_back(engine_of):
     assert engine.stats().tiers["host"].hits == 8
 
 
-# ── One memory for swap and for prefixes ──────────────────────────────────────
-
-
-def test_swapped_blocks_push_out_cached_ones(engine_of, llama):
-    engine = engine_of(num_blocks=10, max_num_seqs=4, host_blocks=6, preemption="swap",
-                       max_batch_tokens=64)  # fmt: skip
-    generate(engine, [PROMPT], params(1))
-    fill(engine, 2)
-    assert engine.tiers.host.num_named == 6 and engine.tiers.host.num_free == 6
-    prompts = [[3, 1, 4], [2, 7, 1, 8], [1, 6, 1, 8]]
-    outs = generate(engine, prompts, params(16))
-    stats = engine.stats()
-    assert stats.swaps_out == stats.swaps_in > 0
-    for prompt, out in zip(prompts, outs, strict=True):
-        assert out.token_ids == greedy_tokens(llama.lm, prompt, 16)
-
-
-def test_a_copy_down_does_not_overtake_a_swap_in(engine_of):
-    """In one plan a sequence is swapped in, which frees its host blocks, and then something is
-    evicted to the host. The copies down are made before the swap: they need other blocks."""
-    rng = random.Random(3)
-    documents = documents_of(rng, 5, 40)
-    plain = engine_of(num_blocks=400)
-    engine = engine_of(num_blocks=20, max_num_seqs=4, host_blocks=9, preemption="swap",
-                       max_batch_tokens=24)  # fmt: skip
-    happened, copied = Counter(), []
-    run, copy_down = engine.runner.run, engine.tiers.copy_down
-
-    def watched_run(plan):
-        happened["both"] += bool(plan.swap_in and any(copied))
-        copied.clear()
-        return run(plan)
-
-    def watched_copy():
-        copied.append(len(engine.tiers.going_down))
-        copy_down()
-
-    engine.runner.run, engine.tiers.copy_down = watched_run, watched_copy
-    for _ in range(25):
-        prompts = prompts_of(rng, documents, 4)
-        expected = [out.token_ids for out in generate(plain, prompts, params(14))]
-        assert [out.token_ids for out in generate(engine, prompts, params(14))] == expected
-    assert happened["both"] > 0
-
-
-# ── Long random traces ────────────────────────────────────────────────────────
-
-TRACES = [
-    dict(host_blocks=10), dict(host_blocks=40, preemption="swap"),
-    dict(host_blocks=3, disk=True), dict(host_blocks=12, disk=True, preemption="swap"),
-    dict(host_blocks=12, disk=True, write_through=True), dict(host_blocks=9, disk=True, ahead=True),
-    dict(host_blocks=2, preemption="swap", ahead=True),
-    dict(host_blocks=8, disk=True, block_size=3),
-    dict(host_blocks=12, disk=True, write_through=True, ahead=True),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("case", range(len(TRACES)))
-def test_traces_give_the_tokens_of_naive_attention(llama, tmp_path, case):
-    changes = dict(TRACES[case])
-    rng = random.Random(case)
-    if changes.pop("disk", False):
-        changes |= dict(disk_path=tmp_path, disk_bytes=rng.choice(["40 KiB", "1 MiB"]))
-    ahead = changes.pop("ahead", False)
-    engine = careful_engine(llama.lm, small(**{**TINY, "num_blocks": 16, **changes}))
-    if ahead:
-        run_ahead(engine)
-    documents, waiting, happened = documents_of(rng), {}, Counter()
-    done: list[tuple[list[int], int, list[int]]] = []  # prompt, number of tokens, tokens
-    for _ in range(80):
-        action = rng.choice(["add", "add", "step", "step", "fork", "abort", "interrupt", "beam"])
-        happened[action] += 1
-        if action in ("add", "fork"):
-            [prompt] = prompts_of(rng, documents, 1)
-            rule = params(rng.randint(1, 9), n=1 if action == "add" else 2)
-            waiting[engine.add_request(prompt, rule)] = prompt, rule.max_tokens
-        elif action == "abort" and waiting and rng.random() < 0.3:
-            engine.abort(waiting.popitem()[0])
-        elif action == "interrupt" and rng.random() < 0.3:
-            engine.attention.interrupt(KeyboardInterrupt(), rng.randint(0, 1))
-        elif action == "beam" and not engine.scheduler.running and engine.attention.error is None:
-            engine.beam_search(rng.choice(documents)[:9], beam_width=2, max_tokens=3)
-        for _ in range(rng.randint(1, 4)):
-            try:
-                outputs = engine.step()
-            except KeyboardInterrupt:
-                outputs = []
-            engine.check()
-            for out in outputs:
-                if out.finish_reason and out.request_id in waiting:
-                    prompt, count = waiting.pop(out.request_id)
-                    done += [(prompt, count, one.token_ids) for one in out.samples]
-    engine.attention.error = None
-    drain(engine)
-    plain = Engine(llama.lm, small(num_blocks=1000, attention="torch"))
-    expected = plain.generate([one[0] for one in done], [params(one[1]) for one in done])
-    assert [one[2] for one in done] == [out.token_ids for out in expected]
-    stats = engine.stats()
-    assert len(done) > 15 and stats.tiers["host"].bytes_in > 0
-    if engine.tiers.disk is not None:
-        assert stats.tiers["disk"].bytes_in > 0
-        engine.tiers.disk.close()
-    assert stats.tiers["host"].hits + (stats.tiers.get("disk") or stats.tiers["host"]).hits > 0
-    assert_empty(engine)
-
-
 # ── A reader's own parts ──────────────────────────────────────────────────────
 
 
@@ -398,16 +272,6 @@ def test_parts_from_outside_are_joined(llama, as_classes):
     fill(engine)
     generate(engine, [PROMPT], params())
     assert engine.stats().tiers["host"].hits > 0
-
-
-@pytest.mark.parametrize("bad", [
-    dict(disk_path="x"), dict(write_through=True), dict(disk_path=3, host_blocks=4),
-    dict(disk_path="x", host_blocks=4, prefix_cache=False),
-    dict(host_blocks=4, disk_path="x", disk_bytes="much"), dict(host_blocks=4, write_through="x"),
-])  # fmt: skip
-def test_bad_settings(engine_of, bad):
-    with pytest.raises(ValueError, match=r"disk_path|write_through|disk_bytes"):
-        engine_of(**bad)
 
 
 def test_without_tiers_there_is_nothing(engine_of):

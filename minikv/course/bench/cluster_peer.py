@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +23,12 @@ from minikv import EngineConfig
 from minikv.cluster.front import Front
 from minikv.cluster.local_server import free_port
 from minikv.cluster.routing import EVERY_POLICY, RoundRobin
-from minikv.cluster.serve import Server
 from minikv.cluster.worker import EngineWorker
 from minikv.course.bench.harness import BenchTable, bar
 from minikv.course.measure.workload import Job, conversations
 from minikv.language_model import LanguageModel
+from minikv.serving.app import make_app
+from minikv.serving.server import served
 
 NAME = "sglang-router"
 OURS = "round robin", "by prefix", "by own prefix"
@@ -67,8 +67,8 @@ def add_rows(table: BenchTable, number: int, lm: LanguageModel) -> None:
 
 @contextmanager
 def by_ours(workers: list[EngineWorker], policy) -> Iterator[str]:
-    with Front(workers, policy, 1000) as front, served(front) as url:
-        yield url
+    with Front(workers, policy, 1000) as front, served(make_app(front, "tinypy")) as address:
+        yield url_of(address)
 
 
 @contextmanager
@@ -76,7 +76,8 @@ def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
     """Each worker behind an address of its own, and the router before them."""
     with ExitStack() as stack:
         fronts = [stack.enter_context(Front([one], RoundRobin, 1000)) for one in workers]
-        urls = [stack.enter_context(served(front)) for front in fronts]
+        apps = [make_app(front, "tinypy") for front in fronts]
+        urls = [url_of(stack.enter_context(served(app))) for app in apps]
         port, metrics = free_port(), free_port()
         command = [
             sys.executable, "-m", "sglang_router.launch_router", "--policy", policy,
@@ -95,12 +96,8 @@ def by_theirs(workers: list[EngineWorker], policy: str) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def served(front: Front) -> Iterator[str]:
-    with Server(front, "tinypy", token=NAME) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+def url_of(address: tuple[str, int]) -> str:
+    return "http://{}:{}".format(*address)
 
 
 def wait_for_all(url: str, number: int) -> None:
@@ -135,7 +132,7 @@ def send(url: str, jobs: list[Job], lm: LanguageModel, sent) -> None:
 
 def complete(url: str, prompt: str, max_tokens: int) -> None:
     body = {"model": "tinypy", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True}
-    head = {"Content-Type": "application/json", "Authorization": f"Bearer {NAME}"}
+    head = {"Content-Type": "application/json"}
     try:
         with urlopen(Request(f"{url}/v1/completions", json.dumps(body).encode(), head)) as answer:
             answer.read()

@@ -1,9 +1,9 @@
 """Real workers beside the simulator: the same conversations, at the same times.
 
-Each worker is an engine in a process with one core, as `serve-cluster` starts them. Three figures
-come out: how far the simulator is off, what is lost when two workers share the work of one, and the
-hit rate with a store behind workers whose requests come in turns. A worker fetches only what it
-would compute more slowly, and tinypy computes quickly: so the store finds little for it.
+Each worker is an engine in a process with one core, as `serve --replicas` starts them. Three
+figures come out: how far the simulator is off, what is lost when two workers share the work of one,
+and the hit rate with a store behind workers whose requests come in turns. A worker fetches only
+what it would compute more slowly, and tinypy computes quickly: so the store finds little for it.
 """
 
 import time

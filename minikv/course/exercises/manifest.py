@@ -1,15 +1,38 @@
 """What describes a chapter: its exercises, and which parts of the reference they ask for.
 
-The `chapter.py` in a chapter's folder is written with these classes. Skeletons, checks, hints
-and progress all read it.
+Each chapter's folder has it in `chapter.toml`. Skeletons, checks, hints and progress all read it:
+
+    doc = "what the skeleton file is about"
+    skeleton = [
+        { target = ".answers:blocks_needed", write = "05.1" },
+        { target = "minikv.blocks:BlockTable", write = { fork = "05.2" }, show = ["__init__"] },
+        { target = "minikv.blocks:OutOfBlocks" },
+    ]
+
+    ["05.1"]
+    title = "Blocks of a prompt"
+    …
+
+- `skeleton` lists functions and classes of the reference, in the order of the reader's file.
+  `write` is the exercise in which the reader writes the function, or each of some methods; what
+  has none is given. A target that begins with a dot is in the chapter's own folder. Of a class
+  with `show`, which then inherits from the reference, the file shows only these methods.
+- A table for each exercise has the fields of `Exercise`. Of a debug exercise, it also says what is
+  broken: `bug."BlockTable.fork" = ["old", "new"]` edits the reference's text as in `mistakes.toml`.
 """
 
 import importlib.util
 import re
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any
 
-from minikv.course.chapters import each
+from minikv.course import chapters as home
+from minikv.course.chapters import each, folders
 
 
 class ReaderError(ValueError):
@@ -34,26 +57,33 @@ class Bug:
 
 
 @dataclass(frozen=True)
-class Function:
-    """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
+class Piece:
+    """A definition of the reference that stands in the skeleton."""
 
-    target: str  # "module:name" of the reference
-    write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
-    name: str | None = None  # in the skeleton, if not the reference's
+    target: str  # "module:name"
+
+    @property
+    def module(self) -> str:
+        return self.target.partition(":")[0]
 
 
 @dataclass(frozen=True)
-class Class:
+class Function(Piece):
+    """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
+
+    write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
+
+
+@dataclass(frozen=True)
+class Class(Piece):
     """A class of the skeleton. Methods in `write` are for the reader to write; the rest is given.
 
     With `show`, the skeleton's class inherits from the reference, and of the rest shows only
     these methods.
     """
 
-    target: str
     write: dict[str, str | Bug]
     show: tuple[str, ...] | None = None
-    name: str | None = None
 
 
 @dataclass(frozen=True)
@@ -108,11 +138,15 @@ class Chapter:
         return f"minikv.course.chapters.ch{self.number}_{self.name}"
 
     @cached_property
+    def pieces(self) -> dict[str, Function | Class]:
+        """The functions and classes of the skeleton by name, in the order of the file."""
+        return {piece.target.partition(":")[2]: piece for piece in self.skeleton}
+
+    @cached_property
     def places(self) -> dict[str, str]:
         """What the reader writes, as paths in the skeleton: "f" or "Class.m" -> exercise id."""
         found: dict[str, str | Bug | None] = {}
-        for piece in self.skeleton:
-            name = piece.name or piece.target.partition(":")[2]
+        for name, piece in self.pieces.items():
             if isinstance(piece, Function):
                 found[name] = piece.write
             else:
@@ -149,7 +183,73 @@ class Chapter:
 @cache
 def chapters() -> dict[str, Chapter]:
     """Every chapter that has exercises, by its number, in order."""
-    return {number: module.CHAPTER for number, module in each("chapter")}
+    found = {number: module.CHAPTER for number, module in each("chapter")}
+    for number, folder in folders().items():
+        file = resources.files(home) / folder / "chapter.toml"
+        if file.is_file():
+            found[number] = read(file, folder)
+    return dict(sorted(found.items()))
+
+
+def read(file: Traversable, folder: str) -> Chapter:
+    """The chapter of one folder, such as "ch05_copy_on_write", as its file describes it.
+
+    Raises ValueError with file and exercise for what is not of the form above.
+    """
+    try:
+        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = {key: fields.pop(key) for key in [*fields] if isinstance(fields[key], dict)}
+        bugs = {
+            path: _bug(id_, path, edits)
+            for id_, table in tables.items()
+            for path, edits in table.pop("bug", {}).items()
+        }
+        skeleton = tuple(_piece(row, folder, bugs) for row in fields.pop("skeleton", ()))
+        for path, bug in bugs.items():  # that no piece has taken
+            raise ValueError(f"{bug.exercise}: bug of {path}, which the skeleton does not ask for")
+        return Chapter(
+            number=folder[2:4],
+            name=folder[5:],
+            skeleton=skeleton,
+            exercises=tuple(_exercise(id_, table) for id_, table in tables.items()),
+            decodes=tuple(map(tuple, fields.pop("decodes", ()))),
+            **fields,
+        )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
+
+
+def _exercise(id_: str, table: Mapping[str, Any]) -> Exercise:
+    """An exercise; what is a list in the file is a tuple, and one line has no line breaks."""
+    row: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    row["matters"] = " ".join(row.get("matters", "").split())
+    try:
+        return Exercise(id=id_, **row)
+    except TypeError as error:  # a field too many, or too few
+        raise ValueError(f"{id_}: {str(error).partition(' ')[2]}") from None
+
+
+def _bug(id_: str, path: str, edits: list[str]) -> Bug:
+    if len(edits) % 2:
+        raise ValueError(f"{id_}: bug of {path} is old, new, …, but has {len(edits)} texts")
+    return Bug(id_, tuple(zip(edits[::2], edits[1::2], strict=True)))
+
+
+def _piece(row: dict[str, Any], folder: str, bugs: dict[str, Bug]) -> Function | Class:
+    """One piece of the skeleton; takes what is broken in it out of `bugs`."""
+    target, write, show = row.get("target", ""), row.get("write"), row.get("show")
+    if ":" not in target or row.keys() - {"target", "write", "show"}:
+        raise ValueError(f"skeleton: needs a target, module:name; may have write, show; was {row}")
+    name = target.partition(":")[2]
+    target = f"{home.__name__}.{folder}{target}" if target.startswith(".") else target
+
+    def asked(path: str, id_: str | None) -> Any:
+        return bugs.pop(path) if path in bugs and bugs[path].exercise == id_ else id_
+
+    if not isinstance(write, dict):
+        return Function(target, asked(name, write))
+    methods = {method: asked(f"{name}.{method}", id_) for method, id_ in write.items()}
+    return Class(target, methods, None if show is None else tuple(show))
 
 
 def chapter_of(exercise_id: str) -> Chapter:

@@ -290,12 +290,10 @@ def aside(chapter: Chapter) -> Iterator[None]:
 Swap = tuple[ModuleType, str, object, object]  # where, under which name, the reference's, yours
 
 
-def home_of(chapter: Chapter, path: str) -> tuple[str, Any]:
-    """Where the reference has the function or the class that holds `path`: its name and itself."""
+def holder_of(chapter: Chapter, path: str) -> Any:
+    """The reference's function or class that holds `path`."""
     name = path.partition(".")[0]
-    piece = next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
-    home, _, original = piece.target.partition(":")
-    return original, getattr(sys.modules[home], original)
+    return getattr(sys.modules[chapter.pieces[name].module], name)
 
 
 def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
@@ -308,13 +306,12 @@ def borrow(chapter: Chapter, module: ModuleType, kept: set[str]) -> list[Swap]:
         name = path.partition(".")[0]
         if target.exercise not in kept:
             continue
-        original, reference = home_of(chapter, path)
-        mine = getattr(module, name)
+        reference, mine = holder_of(chapter, path), getattr(module, name)
         for holder in list(sys.modules.values()):
             held = getattr(holder, "__name__", "").startswith("minikv")
-            if held and reference is not mine and vars(holder).get(original) is reference:
-                setattr(holder, original, mine)
-                swaps.append((holder, original, reference, mine))
+            if held and reference is not mine and vars(holder).get(name) is reference:
+                setattr(holder, name, mine)
+                swaps.append((holder, name, reference, mine))
     return swaps
 
 

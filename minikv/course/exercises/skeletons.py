@@ -196,10 +196,6 @@ def _edited(text: str, bug: Bug, path: str) -> str:
     return text
 
 
-def _renamed(text: str, old: str, new: str) -> str:
-    return text.replace(f"def {old}(", f"def {new}(", 1)
-
-
 @cache
 def targets(chapter: Chapter) -> dict[str, Target]:
     """What the chapter's exercises ask for, by path, in the order of the file."""
@@ -207,22 +203,18 @@ def targets(chapter: Chapter) -> dict[str, Target]:
 
 
 def _targets(chapter: Chapter) -> Iterator[Target]:
-    for piece in chapter.skeleton:
-        module, _, name = piece.target.partition(":")
-        ref = reference(module)
-        shown = piece.name or name
+    for name, piece in chapter.pieces.items():
+        ref = reference(piece.module)
         value = None if chapter.cannot_run else getattr(ref.module, name)
         if isinstance(piece, Function):
             if piece.write is not None:
-                solved = _renamed(ref.text(name), name, shown)
-                yield _target(piece.write, shown, value, solved)
+                yield _target(piece.write, name, value, ref.text(name))
         else:
             methods = {} if value is None else vars(value)
             order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
             for method in sorted(piece.write, key=order.index):
-                solved = ref.text(f"{name}.{method}")
-                path = f"{shown}.{method}"
-                yield _target(piece.write[method], path, methods.get(method), solved)
+                path = f"{name}.{method}"
+                yield _target(piece.write[method], path, methods.get(method), ref.text(path))
 
 
 def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
@@ -238,28 +230,21 @@ def skeleton(chapter: Chapter) -> str:
     titles = {exercise.id: exercise.title for exercise in chapter.exercises}
     pieces: list[str] = []
     used: list[tuple[Reference, ast.AST, set[str]]] = []
-    own: set[str] = set()
-    for piece in chapter.skeleton:
-        module, _, name = piece.target.partition(":")
-        ref, shown = reference(module), piece.name or name
-        own.add(shown)
+    for name, piece in chapter.pieces.items():
+        ref = reference(piece.module)
         if isinstance(piece, Function):
-            text = _renamed(ref.text(name), name, shown)
+            text = ref.text(name)
             used.append((ref, ast.parse(text), set()))
             if piece.write is not None:
-                text = _banner(asked[shown], titles, 0) + asked[shown].skeleton
+                text = _banner(asked[name], titles, 0) + asked[name].skeleton
             pieces.append(text)
         else:
-            pieces.append(_class_text(piece, ref, name, shown, asked, titles))
+            pieces.append(_class_text(piece, ref, name, asked, titles))
             # Inherited members need none of their names here.
             bases = {ref.name.rpartition(".")[2]} if piece.show is not None else set()
             used.append((ref, ast.parse(_class_source(piece, ref, name)), bases))
-    return (
-        "\n\n\n".join(
-            [(_head(chapter) + _imports(used, own)).rstrip(), *(p.rstrip() for p in pieces)]
-        )
-        + "\n"
-    )
+    head = _head(chapter) + _imports(used, {*chapter.pieces})
+    return "\n\n\n".join(piece.rstrip() for piece in [head, *pieces]) + "\n"
 
 
 def solved(chapter: Chapter) -> str:
@@ -311,26 +296,25 @@ def _class_source(piece: Class, ref: Reference, name: str) -> str:
     return "\n".join(parts)
 
 
-def _class_text(piece: Class, ref: Reference, name: str, shown: str, asked, titles) -> str:
+def _class_text(piece: Class, ref: Reference, name: str, asked, titles) -> str:
     node, lines = ref.definitions[name], ref.source.splitlines()
     docstring = docstring_of(node)
     if piece.show is not None:
-        head = f"class {shown}({ref.name.rpartition('.')[2]}.{name}):"
+        head = f"class {name}({ref.name.rpartition('.')[2]}.{name}):"
     else:
         [head] = lines[node.lineno - 1 : node.body[0].lineno - 1]
-        head = head.replace(f"class {name}", f"class {shown}", 1)
     decorators = lines[first_line(node) - 1 : node.lineno - 1]
     parts = ["\n".join([*decorators, head])]
     if docstring:
         parts[0] += "\n" + "\n".join(lines[docstring.lineno - 1 : docstring.end_lineno])
     for item in _members(piece, ref, name):
-        target = asked.get(f"{shown}.{getattr(item, 'name', '')}")
+        target = asked.get(f"{name}.{getattr(item, 'name', '')}")
         if target is not None:
             text = textwrap.indent(_banner(target, titles, 4) + target.skeleton, "    ").rstrip()
         else:
             start = first_line(item) if isinstance(item, Def) else item.lineno
             text = "\n".join(lines[start - 1 : item.end_lineno])
-        if isinstance(item, Def):
+        if isinstance(item, Def | ast.AsyncFunctionDef):
             parts.append(text)
         else:  # fields stand together
             parts[-1] += "\n" + text
@@ -396,8 +380,8 @@ def broken(exercise_id: str):
     linecache.cache[file] = (len(text), None, lines, file)
     exec(compile(text, file, "exec"), namespace)
     owners += [
-        piece.name or piece.target.partition(":")[2]
-        for piece in chapter.skeleton
+        name
+        for name, piece in chapter.pieces.items()
         if isinstance(piece, Function) and piece.write is None
     ]
     found = {name: namespace[name] for name in owners}

@@ -42,7 +42,7 @@ class WithoutReference:
             for inner in ("__func__", "fget", "py_func"):  # methods, properties, Numba's kernels
                 part = getattr(part, inner, part)
             if isinstance(part, FunctionType):
-                owner = reader_files.home_of(chapter, path)[1] if "." in path else None
+                owner = reader_files.holder_of(chapter, path) if "." in path else None
                 self._guard_code(part, path, owner)
             elif hasattr(part, "rewrite"):  # a kernel in Triton's interpreter, before it runs
                 guard = partial(self._call, part.rewrite, path, None)

@@ -35,34 +35,23 @@ def blocks_needed(num_tokens: int, block_size: int) -> int:
     """
     return -(-num_tokens // block_size)
 ''',
-    "chapter.py": '''"""Chapter {number}: its skeleton and its exercises."""
+    "chapter.toml": """\
+# Chapter {number}: its skeleton and its exercises. exercises/manifest.py tells the form.
 
-from minikv.course.exercises.manifest import Chapter, Exercise, Function
+doc = "TODO: what the skeleton file is about, in one sentence."
+skeleton = [
+    {{ target = ".answers:blocks_needed", write = "{number}.1" }},
+]
 
-CHAPTER = Chapter(
-    number="{number}",
-    name="{name}",
-    doc="TODO: what the skeleton file is about, in one sentence.",
-    skeleton=(
-        Function(
-            "minikv.course.chapters.{folder}.answers:blocks_needed",
-            "{number}.1",
-        ),
-    ),
-    exercises=(
-        Exercise(
-            id="{number}.1",
-            title="TODO",
-            minutes=10,
-            difficulty=1,
-            kind="build",
-            matters="TODO: why it matters, in one line.",
-            hints=("TODO: a question.", "TODO: what to look at.", "TODO: pseudocode."),
-            works="TODO: why it works, in eight to twelve lines.",
-        ),
-    ),
-)
-''',
+["{number}.1"]
+title = "TODO"
+minutes = 10
+difficulty = 1
+kind = "build"
+matters = "TODO: why it matters, in one line."
+hints = ["TODO: a question.", "TODO: what to look at.", "TODO: pseudocode."]
+works = "TODO: why it works, in eight to twelve lines."
+""",
     "scenarios.py": '''"""Chapter {number} as programs: what is asked, and what can be seen."""
 
 from minikv.course.judge.scenarios import Group, Log, scenario
@@ -94,17 +83,15 @@ look = "7 tokens in blocks of 4 need 2"
 edit."blocks_needed" = ["return -(-num_tokens", "return (num_tokens"]
 """,
 }
-DIFFERENT = '''"""Chapter {number}: correct solutions, written differently from the reference."""
+DIFFERENT = """\
+# Chapter {number}: right solutions that are written otherwise than the reference.
 
-DIFFERENT = {{
-    "{number}.1": {{
-        "blocks_needed": """
+["{number}.1"]
+source."blocks_needed" = '''
 def blocks_needed(num_tokens, block_size):
     return len(range(0, num_tokens, block_size))
-""",
-    }},
-}}
 '''
+"""
 OPENING = """# {number} · TODO
 
 TODO: what this chapter is about, in a paragraph.
@@ -132,13 +119,14 @@ LEFT = """\
 Laid out:
 {files}
 Left to do, in this order:
-  1. answers.py and chapter.py: four to six exercises (build, debug, predict), 5 to 40 minutes each
+  1. answers.py and chapter.toml: four to six exercises (build, debug, predict), each of 5 to 40
+     minutes
   2. scenarios.py and mistakes.toml: at least four mistakes that readers make per exercise
-  3. tests/course/ch{number}/different.py: a correct solution per exercise, written differently
+  3. tests/course/ch{number}/different.toml: a correct solution per exercise, written differently
   4. python -m minikv.course skeletons            writes exercises/ch{number}_{name}.py
   5. rung.py: its line in the ladder, and how it runs in the running table
-  6. notebooks/{number}_{name}.ipynb: titles and reasons as chapter.py has them, two predictions, a
-     player with a picture beside it, a cell that raises AssertionError for other tokens than the
+  6. notebooks/{number}_{name}.ipynb: titles and reasons as chapter.toml has them, two predictions,
+     a player with a picture beside it, a cell that raises AssertionError for other tokens than the
      oracle's. Then: make notebooks NOTEBOOKS=notebooks/{number}_{name}.ipynb
      and python -m minikv.course buttons
   7. README.md: the table of the ladder; CHANGELOG.md
@@ -161,7 +149,7 @@ def lay_out(number: str, name: str, root: Path = ROOT) -> list[Path]:
     words = {"number": number, "name": name, "folder": folder}
     home = root / "minikv" / "course" / "chapters" / folder
     texts = {home / file: text for file, text in FILES.items()}
-    texts[root / "tests" / "course" / f"ch{number}" / "different.py"] = DIFFERENT
+    texts[root / "tests" / "course" / f"ch{number}" / "different.toml"] = DIFFERENT
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(**words), encoding="utf-8")

@@ -103,7 +103,11 @@ class Recording:
     def widget(self) -> Player:
         """Play, pause and a slider over the steps; `slider.value` is an index of `steps`."""
         what = f"the {self.title[0].lower()}{self.title[1:]}"
-        return Player(what, len(self.taken()) - 1, self.frame, self._caption)
+        return Player(what, len(self.taken()) - 1, self.frame, self._caption, start=self.begin())
+
+    def begin(self) -> int:
+        """The step that a player shows first."""
+        return 0
 
     def pairs(self, chosen: Sequence[int]) -> list[tuple[int | None, int]]:
         """Pairs of steps: what each is compared with, the one shown before it, and itself."""
@@ -132,6 +136,10 @@ class History(Recording):
 
     title = "Block tables"
     steps: list[Snapshot]
+
+    def begin(self) -> int:
+        held = (i for i, step in enumerate(self.steps) if step.num_free < len(step.ref_counts))
+        return next(held, 0)
 
     def __init__(self, pool):
         super().__init__()

@@ -8,6 +8,12 @@ from matplotlib.figure import Figure
 
 from minikv.course.pictures import film, style
 
+# Where the keyboard is: ipywidgets shows it by a shade of the slider's knob alone.
+FOCUS = (
+    "<style>.noUi-handle:focus-visible,.jupyter-button:focus-visible"
+    "{outline:3px solid #0072B2;outline-offset:2px}</style>"
+)
+
 
 class Player(widgets.VBox):
     """Steps 0 to `last`, one at a time. `slider.value` is the step that is shown.
@@ -68,7 +74,9 @@ class Player(widgets.VBox):
         self.text.layout = widgets.Layout(flex="1 1 300px")
         beside = [self.picture, self.text] if text else [self.picture]
         wrap = widgets.Layout(flex_flow="row wrap", align_items="flex-start")
-        super().__init__([controls, self.caption, widgets.HBox(beside, layout=wrap)])
+        style_only = widgets.HTML(FOCUS, layout=widgets.Layout(display="none"))
+        pictures = widgets.HBox(beside, layout=wrap)
+        super().__init__([controls, self.caption, pictures, style_only])
 
     def _move(self, steps: int) -> None:
         """Within the slider's ends: it keeps to them by itself."""

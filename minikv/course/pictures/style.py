@@ -11,7 +11,7 @@ from html import escape
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # `bench` and `serve-cluster` come past here, and draw nothing
+if TYPE_CHECKING:  # `bench` and `serve` come past here, and draw nothing
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 

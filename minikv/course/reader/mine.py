@@ -20,7 +20,6 @@ from minikv.course.chapters import each
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import (
     Chapter,
-    Class,
     Exercise,
     Function,
     chapter_of,
@@ -111,17 +110,12 @@ def _names(exercise: Exercise) -> list[str]:
     for path, id_ in chapter.places.items():
         if id_ == exercise.id:
             names[path.partition(".")[0]] = None
-    for piece in chapter.skeleton:
+    for given, piece in chapter.pieces.items():
         if isinstance(piece, Function) and piece.write is None:
-            module, _, given = piece.target.partition(":")
-            tree = ast.parse(reference(module).text(given))
+            tree = ast.parse(reference(piece.module).text(given))
             used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
             names = {given if name in used else name: None for name in names}
     return list(names)
-
-
-def _piece(chapter: Chapter, name: str) -> Function | Class:
-    return next(p for p in chapter.skeleton if (p.name or p.target.partition(":")[2]) == name)
 
 
 class Parts:
@@ -190,25 +184,24 @@ class Parts:
 
     def get(self, chapter: Chapter, name: str) -> Any:
         """A function or class of the chapter's file."""
-        piece = _piece(chapter, name)
-        home, _, original = piece.target.partition(":")
+        piece = chapter.pieces[name]
         if isinstance(piece, Function) and piece.write is None and chapter.number in self._modules:
             return getattr(self._modules[chapter.number], name)
         with self.installed():
-            return getattr(sys.modules[home], original)
+            return getattr(sys.modules[piece.module], name)
 
     def writers(self, home: str) -> list[str]:
         """The exercises of these chapters that write a part of the reference, "module:name"."""
         found: dict[str, None] = {}
         for chapter in self.chapters:
             for path, id_ in chapter.places.items():
-                if _piece(chapter, path.partition(".")[0]).target == home:
+                if chapter.pieces[path.partition(".")[0]].target == home:
                     found[id_] = None
         return sorted(found)
 
     def whose(self, chapter: Chapter, name: str, asked: list[str]) -> str:
         """Whose a part is, in words; the exercises in `asked` are what a cell asks for."""
-        writers = self.writers(_piece(chapter, name).target) or asked
+        writers = self.writers(chapter.pieces[name].target) or asked
         yours = [id_ for id_ in writers if id_ in self.own]
         missing = [id_ for id_ in dict.fromkeys([*writers, *asked]) if id_ not in self.own]
         rest = self._why_not([id_ for id_ in missing if id_ in asked or id_ in self.passed])

@@ -96,7 +96,7 @@ def open_lab(folder: Path) -> int:
     import jupyterlab  # noqa: F401  it is no part of `pip install minikv`
 
     command = [
-        sys.executable, "-m", "jupyterlab", "-y", "--log-level=ERROR",
+        sys.executable, "-m", "jupyterlab", "-y", "--log-level=ERROR", "--LabApp.log_level=ERROR",
         f"--ServerApp.root_dir={folder}", f"--LabApp.default_url=/lab/tree/{FIRST}",
         # No questions about news and updates, over the first page.
         "--LabApp.news_url=None",

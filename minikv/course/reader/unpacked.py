@@ -1,6 +1,7 @@
 """A reader's own copy of the notebooks and exercises, beside an installed course.
 
 FOLDER/
+  README.md                    where to begin
   notebooks/   exercises/      the reader's, from the first moment on
   engine/                      the package's source, for reading: what runs is the installed one
   .minikv/                     what the course has put there, so that an update can tell it
@@ -21,16 +22,36 @@ from minikv.course.exercises.skeletons import skeleton
 
 PACKAGE = Path(minikv.__file__).parent
 EXERCISES_DOC = '"""Your exercises: `chNN_name.py`, one file per chapter."""\n'
+README = """# Your copy of the minikv course
+
+- `notebooks/` is the lecture: begin with `notebooks/00_start_here.ipynb`.
+- `exercises/` is yours to write, one file per chapter. Nothing overwrites it.
+- `engine/` is the source of the installed engine, for reading.
+
+In this folder, with the Python that the course is installed in:
+
+    python -m minikv start          JupyterLab on the first notebook
+    python -m minikv                where you stand, and what comes next
+    python -m minikv check 04.2     tests what you have saved
+    python -m minikv update         after an update of the package; keeps your work
+"""
 # Links of the notebooks to sources, which are elsewhere in a reader's folder.
 MOVED = {"](../minikv/": "](../engine/minikv/", "](../kernels/": "](../engine/kernels/"}
 
 
 def notebooks() -> dict[str, str]:
-    """The text of every notebook, by its name. A wheel has them inside of the package."""
+    """The text of every notebook, by its name. A wheel has them inside of the package.
+
+    Outputs that answer a prediction are left out: the reader predicts, and then runs the cells.
+    """
     inside, checkout = PACKAGE / "notebooks", PACKAGE.parent / "notebooks"
     found = {}
     for file in sorted((inside if inside.is_dir() else checkout).glob("*.ipynb")):
-        text = file.read_text(encoding="utf-8")
+        notebook = json.loads(file.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["metadata"].get("jupyter", {}).pop("outputs_hidden", False):
+                cell["outputs"], cell["execution_count"] = [], None
+        text = json.dumps(notebook, ensure_ascii=False, indent=1) + "\n"
         for old, new in MOVED.items():
             text = text.replace(old, new)
         found[file.name] = text
@@ -64,7 +85,8 @@ def unpack(folder: Path) -> list[str]:
         )
     wanted = _files()
     if begun is None:
-        strange = [name for name in (*wanted, "minikv") if (folder / name).exists()]
+        ours = {*wanted, "minikv"} - {"README.md"}  # a README of the reader's own may stay
+        strange = sorted(name for name in ours if (folder / name).exists())
         if strange:
             raise ReaderError(
                 f"{folder} has a {strange[0]} already, which `minikv start` has not put there; "
@@ -127,6 +149,7 @@ def _files() -> dict[str, str]:
         **{f"notebooks/{name}": text for name, text in notebooks().items()},
         **{f"exercises/{name}": text for name, text in skeletons().items()},
         "exercises/__init__.py": EXERCISES_DOC,
+        "README.md": README,
     }
 
 

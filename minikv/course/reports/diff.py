@@ -2,6 +2,7 @@
 
 import difflib
 import shutil
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -18,6 +19,7 @@ from minikv.course.exercises.skeletons import (
 )
 from minikv.course.reports.markup import WHOLE_WORDS
 
+LEAST_COLUMN = 60  # characters: narrower columns would break most lines of code
 SHADE = "background:rgba(230,159,0,.28)"  # half transparent: for light and dark pages
 
 
@@ -83,15 +85,25 @@ class SideBySide:
 
 
 def _columns(region: Region) -> list[str] | None:
-    """The two sides beside each other; None if the terminal is too narrow for that."""
-    left = max((len(line) for line, _ in region.rows if line), default=0)
-    right = max((len(line) for _, line in region.rows if line), default=0)
-    if left + right + 5 > shutil.get_terminal_size((160, 24)).columns:
-        return None
+    """The two sides beside each other, long lines broken; None if a terminal is too narrow."""
+    left, right = (max(len(line or "") for line in side) for side in zip(*region.rows, strict=True))
+    room = shutil.get_terminal_size((160, 24)).columns - 5
+    if left + right > room:
+        if room // 2 < LEAST_COLUMN:
+            return None
+        left = right = room // 2
     return [
-        f"  {(mine or '').ljust(left)} {mark} {reference or ''}".rstrip()
+        f"  {one.ljust(left)} {mark} {other}".rstrip()
         for mine, mark, reference in region.marked()
+        for one, other in zip_longest(_broken(mine, left), _broken(reference, right), fillvalue="")
     ]
+
+
+def _broken(line: str | None, width: int) -> list[str]:
+    """In pieces of that width; those after the first are indented further than the line."""
+    code = line or ""
+    deeper = " " * (len(code) - len(code.lstrip()) + 8)
+    return textwrap.wrap(code, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
 
 
 def _stacked(region: Region) -> list[str]:

@@ -1,66 +1,15 @@
-"""Chapter 07's own code: the trie, the cache without a tree, and what its exercises break."""
+"""Chapter 07's cache without a tree: it does what the tree does."""
 
 import random
 
 import pytest
-from helpers import careful_engine, drain, greedy_tokens, small, step
+from helpers import careful_engine, drain, greedy_tokens, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minikv import BlockPool, Engine, RadixCache, SamplingParams
-from minikv.course.chapters.ch07_radix_prefix_cache.answers import (
-    BlockTrie,
-    ChainedCache,
-    chained_hashes,
-    keys_of,
-)
-from minikv.course.exercises.skeletons import broken
-from minikv.testing import LoggingPool, PrefixModel
-
-TOKENS = st.lists(st.sampled_from([0, 1]), max_size=12)
-
-
-# ── The trie ──────────────────────────────────────────────────────────────────
-
-
-@given(stored=st.lists(TOKENS, max_size=6), asked=TOKENS, size=st.integers(1, 3))
-def test_the_trie_finds_the_longest_beginning(stored, asked, size):
-    trie, model, count = BlockTrie(size), PrefixModel(size), 0
-    for token_ids in stored:
-        blocks = range(count, count + len(token_ids) // size)
-        count += len(blocks)
-        trie.insert(token_ids, blocks)
-        model.insert(token_ids, blocks)
-    assert trie.match(asked) == model.match(asked)
-
-
-def test_a_rest_of_a_block_has_no_key():
-    assert keys_of([1, 2, 3, 4, 5], 2) == [(1, 2), (3, 4)]
-    assert keys_of([1], 2) == keys_of([], 2) == []
-
-
-# ── Names ─────────────────────────────────────────────────────────────────────
-
-
-@given(
-    TOKENS, TOKENS, st.integers(1, 3), st.sampled_from([None, "x"]), st.sampled_from([None, "x"])
-)
-def test_names_are_equal_as_far_as_prompts_are(one, other, size, salt, other_salt):
-    pairs = zip(
-        chained_hashes(one, size, salt), chained_hashes(other, size, other_salt), strict=False
-    )
-    model = PrefixModel(size)
-    beginnings = zip(model.names(one, salt), model.names(other, other_salt), strict=False)
-    assert [a == b for a, b in pairs] == [a == b for a, b in beginnings]
-
-
-def test_names_do_not_collide_where_pythons_hash_does():
-    assert hash(0) == hash(2**61 - 1)
-    assert chained_hashes([0], 1) != chained_hashes([2**61 - 1], 1)
-    assert chained_hashes([1, 23], 2) != chained_hashes([12, 3], 2)
-
-
-# ── The cache without a tree ──────────────────────────────────────────────────
+from minikv import BlockPool, RadixCache, SamplingParams
+from minikv.course.chapters.ch07_radix_prefix_cache.answers import ChainedCache
+from minikv.testing import LoggingPool
 
 
 @settings(max_examples=60)
@@ -141,41 +90,3 @@ def test_the_engine_runs_on_it(llama, preemption):
     assert engine.stats().hit_tokens > 0 and engine.stats().preemptions > 0
     engine.cache.evict(14)
     assert engine.pool.num_free == 14
-
-
-# ── What the exercises break ──────────────────────────────────────────────────
-
-
-def test_the_broken_locks_lose_a_prefix_in_use(llama):
-    (prompt,) = llama.prompts(12, seed=1)
-    engine = Engine(llama.lm, small(), prefix_cache=broken("07.5"))
-    engine.generate([prompt], SamplingParams(max_tokens=1))
-    node = engine.cache.match(prompt).node
-    engine.cache.lock(node)
-    assert engine.cache.num_evictable_blocks == 3
-    engine.cache.evict(3)
-    assert engine.cache.match(prompt).num_tokens == 0
-
-
-def test_the_broken_scheduler_frees_blocks_that_a_table_names(llama):
-    (prompt,) = llama.prompts(13, seed=1)
-    engine = Engine(llama.lm, small(), scheduler=broken("07.6"))
-    for _ in range(2):
-        engine.add_request(prompt, SamplingParams(max_tokens=3))
-    with pytest.raises(AssertionError, match="reference count 0, 1 holders"):
-        step(engine)
-
-
-def test_the_broken_scheduler_leaves_nothing_to_compute(llama):
-    (prompt,) = llama.prompts(12, seed=1)
-    engine = Engine(llama.lm, small(), scheduler=broken("07.6"))
-    engine.generate([prompt], SamplingParams(max_tokens=1))
-    with pytest.raises(RuntimeError, match="gave none of the running sequences a token"):
-        engine.generate([prompt], SamplingParams(max_tokens=1))
-
-
-def test_the_broken_trie_is_right_for_a_chat_and_wrong_for_questions():
-    trie = broken("07.1")(2)
-    trie.insert([1, 2, 3, 4], [0, 1])
-    assert trie.match([1, 2, 3, 4, 5, 6]) == [0, 1]
-    assert trie.match([1, 2, 9, 9]) == []

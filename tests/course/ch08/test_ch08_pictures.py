@@ -240,5 +240,5 @@ def test_the_roof():
     bottom, top = axes.get_ylim()
     assert roof.attainable(0.5) / 1e9 / bottom < 4  # no decades without a roof in them
     assert all(bottom < tick < top for tick in axes.get_yticks())
-    assert {text.get_text() for text in axes.texts} == set(work)
+    assert {text.get_text() for text in axes.texts} == {"attention", "batch 1"}
     assert all(text.get_rotation() == 0 for text in axes.texts)

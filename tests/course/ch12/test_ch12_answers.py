@@ -26,7 +26,6 @@ from minikv.course.chapters.ch12_tiers_and_sessions.trace_rates import (
     TraceRates,
 )
 from minikv.course.measure.workload import conversations, write_code
-from minikv.tiers.folder import save
 from minikv.tiers.identity import model_fingerprint
 
 ONE_TOKEN = minikv.SamplingParams(max_tokens=1)
@@ -168,14 +167,6 @@ def test_no_shorter_way_than_save_is_safe():
     for length in (1, 2, 3):
         assert not any(is_safe(names) for names in itertools.product(steps, repeat=length))
     assert is_safe(["write new", "sync new", "rename", "sync folder"])
-
-
-def test_the_reference_leaves_the_old_file_or_the_new_one():
-    disk = CrashingFolder({"chat": b"old", "other": b"old"})
-    save(disk, "chat", b"newer")
-    for _, left in disk.steps[:-1]:
-        assert left["chat"] <= {b"old", b"newer"}
-    assert disk.left_by_a_crash("chat") == {b"newer"} and set(disk.names) == {"chat", "other"}
 
 
 # ── Measured times ────────────────────────────────────────────────────────────

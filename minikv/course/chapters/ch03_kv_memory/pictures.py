@@ -291,4 +291,5 @@ class MemoryFilm:
             last=len(self.moments) - 1,
             frame=self.frame,
             caption=lambda step: self.describe(self.moments[step]),
+            start=next((i for i, moment in enumerate(self.moments) if moment.pieces), 0),
         )

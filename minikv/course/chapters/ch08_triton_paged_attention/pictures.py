@@ -593,9 +593,6 @@ DATA_SHEETS = {
 }
 
 
-NAME_ROWS = 3  # of the names over a roofline
-
-
 def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> style.Picture:
     """Attainable operations per second over operations per byte (Williams et al., 2009), for
     each machine; and where each kind of work is, by its intensity."""
@@ -603,8 +600,8 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
     title = f"{_capital(first)}: {work[first]:.0f} operations per byte; {own} bends at "
     title += f"{roofs[own].bend:.0f}"
     figure, axes = style.new_axes(
-        title, "operations per byte of memory traffic", "GFLOP/s: 10⁹ operations per second",
-        height=4.9,
+        title, "operations per byte of memory traffic (batch: products with the weights)",
+        "GFLOP/s: 10⁹ operations per second", height=4.6,
     )  # fmt: skip
     ends = [0.5, 4096.0]
     colors = (style.PALETTE[0], style.PALETTE[3], style.PALETTE[5], style.PALETTE[1])
@@ -624,17 +621,13 @@ def roofline_picture(roofs: Mapping[str, Roof], work: Mapping[str, float]) -> st
     axes.set_ylim(bottom, top)
     axes.set_yticks([10.0**i for i in range(-3, 9) if bottom < 10.0**i < top])
     axes.minorticks_off()
-    axes.set_title(
-        title, loc="left", pad=10 + 13 * NAME_ROWS, fontsize=11, fontweight="bold"
-    )  # over the names
-    for place, (name, intensity) in enumerate(sorted(work.items(), key=lambda item: item[1])):
-        row = place % NAME_ROWS  # so that neighbours are not on one line
-        look = dict(arrowstyle="-", color=style.FAINT, linewidth=0.6, linestyle=":", shrinkA=0)
+    axes.set_title(title, loc="left", pad=22, fontsize=11, fontweight="bold")  # over the names
+    for name, intensity in work.items():
+        short = name.removeprefix("decode ").removeprefix("weights, ")
         axes.axvline(intensity, color=style.FAINT, linewidth=0.6, linestyle=":", zorder=0)
-        axes.annotate(name, (intensity, 1), (0, 6 + 13 * row), fontsize=8.5, ha="center",
-                      xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-                      arrowprops=look, color=style.INK,
-                      bbox=dict(facecolor=style.PAPER, linewidth=0, pad=1))  # fmt: skip
+        axes.annotate(short, (intensity, 1), (0, 6), fontsize=8.5, ha="center", color=style.INK,
+                      xycoords=axes.get_xaxis_transform(),
+                      textcoords="offset points")  # fmt: skip
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=9)

@@ -25,7 +25,7 @@ def rulers_picture(x: torch.Tensor, rulers: Mapping[str, torch.Tensor]) -> style
     lost = {name: float((x[:, None] - marks).abs().amin(1).max()) for name, marks in rulers.items()}
     parts = ", ".join(f"{name.partition(':')[0]} {error:.2f}" for name, error in lost.items())
     title = f"The largest distance to a mark: {parts}"
-    figure, axes = style.new_axes(title, "", "", height=2.9)
+    figure, axes = style.new_axes(title, "value of a number, or of a mark", "", height=3.0)
     for y, marks in zip((2, 0), rulers.values(), strict=True):
         axes.plot([float(marks.min()), float(marks.max())], [y, y], color=style.FAINT, linewidth=1)
         axes.plot(marks.tolist(), [y] * len(marks), "|", color=style.INK, markersize=13)

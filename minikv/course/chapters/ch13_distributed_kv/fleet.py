@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from minikv.cluster.routing import ByPrefix, LeastLoaded, Router, Sticky
+from minikv.cluster.routing import ByOwnPrefix, ByPrefix, LeastLoaded, Router, Sticky
 from minikv.cluster.simulate import Arrival, Blocks, Costs, Link, Report, simulate
 from minikv.course.pictures import style
 from minikv.course.pictures.table import Table
@@ -55,6 +55,7 @@ def best_hit_rate(arrivals: Sequence[Arrival]) -> float:
 WAYS: dict[str, tuple[Callable[[int], Router], Link | None]] = {
     "least loaded": (lambda n: LeastLoaded(n, BLOCK), None),
     "by prefix": (lambda n: ByPrefix(n, BLOCK), None),
+    "by own prefix": (lambda n: ByOwnPrefix(n, BLOCK), None),
     "sticky sessions": (lambda n: Sticky(n, BLOCK, 2.0), None),
     "least loaded, a store": (lambda n: LeastLoaded(n, BLOCK), NETWORK),
 }
@@ -84,26 +85,32 @@ def found(workers: int, way: str, arrivals: Sequence[Arrival]) -> Found:
 STORED = {
     (1, "least loaded"): Found(0.7740, 15.4, 1.000, 0.000),
     (1, "by prefix"): Found(0.7740, 15.4, 1.000, 0.000),
+    (1, "by own prefix"): Found(0.7740, 15.4, 1.000, 0.000),
     (1, "sticky sessions"): Found(0.7740, 15.4, 1.000, 0.000),
     (1, "least loaded, a store"): Found(0.7740, 15.4, 1.000, 0.023),
     (4, "least loaded"): Found(0.4263, 49.7, 1.073, 0.000),
     (4, "by prefix"): Found(0.7623, 25.2, 1.535, 0.000),
+    (4, "by own prefix"): Found(0.7722, 14.7, 1.054, 0.000),
     (4, "sticky sessions"): Found(0.7711, 15.4, 1.409, 0.000),
     (4, "least loaded, a store"): Found(0.7762, 13.6, 1.088, 0.219),
     (16, "least loaded"): Found(0.2547, 53.1, 1.045, 0.000),
     (16, "by prefix"): Found(0.7220, 39.1, 1.774, 0.000),
+    (16, "by own prefix"): Found(0.7679, 16.6, 1.161, 0.000),
     (16, "sticky sessions"): Found(0.7673, 16.6, 1.461, 0.000),
     (16, "least loaded, a store"): Found(0.7730, 13.5, 1.068, 1.161),
     (64, "least loaded"): Found(0.2164, 53.1, 1.157, 0.000),
     (64, "by prefix"): Found(0.5431, 48.2, 1.853, 0.000),
+    (64, "by own prefix"): Found(0.7670, 14.3, 1.408, 0.000),
     (64, "sticky sessions"): Found(0.7638, 16.6, 1.783, 0.000),
     (64, "least loaded, a store"): Found(0.7725, 13.6, 1.191, 4.836),
     (256, "least loaded"): Found(0.2036, 53.1, 1.132, 0.000),
     (256, "by prefix"): Found(0.3043, 52.5, 1.725, 0.000),
+    (256, "by own prefix"): Found(0.7656, 16.0, 1.437, 0.000),
     (256, "sticky sessions"): Found(0.7643, 16.2, 2.009, 0.000),
     (256, "least loaded, a store"): Found(0.7723, 13.5, 1.146, 19.756),
     (1000, "least loaded"): Found(0.2003, 53.2, 1.173, 0.000),
     (1000, "by prefix"): Found(0.3340, 52.1, 1.886, 0.000),
+    (1000, "by own prefix"): Found(0.7663, 15.1, 1.593, 0.000),
     (1000, "sticky sessions"): Found(0.7648, 15.8, 1.941, 0.000),
     (1000, "least loaded, a store"): Found(0.7722, 13.5, 1.210, 77.550),
 }
@@ -139,18 +146,19 @@ class Fleets(Table):
     def picture(self) -> style.Picture:
         """What is found, over the number of workers, for each way."""
         most = max(size for size, _ in self.found)
-        least, prefix, sticky, store = (self.found[most, way].hit_rate for way in WAYS)
+        least, prefix, *others = (self.found[most, way].hit_rate for way in WAYS)
         title = (
-            f"{most:,} workers: {least:.0%} found by load alone, {prefix:.0%} by prefix; the lines "
-            f"of\nsticky sessions ({sticky:.0%}) and of the store ({store:.0%}) lie on each other"
+            f"{most:,} workers: {least:.0%} found by load alone, {prefix:.0%} by prefix,\n"
+            f"{min(others):.0%} to {max(others):.0%} by own prefix, sticky sessions or with a store"
         )
         figure, axes = style.new_axes(title, "workers", "found (% of all blocks)", 3.2)
         told = []
         looks: tuple[dict[str, Any], ...] = (
             dict(marker="s", linestyle="--", color=style.PALETTE[3], markersize=5),
             dict(marker="o", linestyle="-", color=style.PALETTE[0], markersize=5),
+            dict(marker="x", linestyle="--", color=style.PALETTE[1], markersize=9, zorder=3),
             dict(marker="D", linestyle="-", color=style.PALETTE[5], markersize=4),
-            # Around the sticky sessions' marks: both lines can be seen.
+            # Around the marks of the two before: all three can be seen.
             dict(marker="o", linestyle=":", color=style.INK, markersize=11, fillstyle="none"),
         )
         for way, look in zip(WAYS, looks, strict=True):

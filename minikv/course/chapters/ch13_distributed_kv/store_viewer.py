@@ -148,7 +148,8 @@ class StoreFlow(Recording):
         panel = (LEFT + len(self.keys) * PITCH, HEAD + len(rows) * ROW + 0.1)
         across = 2 if len(chosen) > 1 and 2 * panel[0] + 0.3 < style.WIDTH else 1
         down = -(-len(chosen) // across)
-        height = down * panel[1] + 0.1 + FOOT
+        beside = across == 1 and panel[0] + 2.5 < style.WIDTH  # room for the legend at the right
+        height = down * panel[1] + 0.1 + (0 if beside else FOOT)
         figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, style.WIDTH)
@@ -156,8 +157,8 @@ class StoreFlow(Recording):
         axes.axis("off")
         for n, i in enumerate(chosen):
             x, y = (n % across) * (panel[0] + 0.3) + 0.1, (n // across) * panel[1] + 0.1
-            axes.text(x, y + 0.13, f"{i}  {self.steps[i].words}", fontsize=8.5, weight="bold",
-                      color=style.INK, va="center")  # fmt: skip
+            axes.text(x, y + 0.13, f"Step {i}, {self.steps[i].words}", fontsize=8.5,
+                      weight="bold", color=style.INK, va="center")  # fmt: skip
             step, before = self.steps[i], self.steps[i - 1].held if i else {}
             for r, row in enumerate(rows):
                 middle = y + HEAD + (r + 0.5) * ROW
@@ -168,7 +169,10 @@ class StoreFlow(Recording):
                         look = "fetched"
                     new = look != "absent" and key not in before.get(row, frozenset())
                     _box(axes, x + LEFT + c * PITCH, middle, text, COLORS[r % 3], look, new)
-        _legend(axes, 0.1, height - 0.5 * FOOT)
+        if beside:
+            _legend(axes, panel[0] + 0.6, HEAD, 0, 0.38)
+        else:
+            _legend(axes, 0.1, height - 0.5 * FOOT, 2.1, 0)
         return figure
 
 
@@ -199,8 +203,8 @@ def _outline(x: float, middle: float, **look: Any) -> FancyBboxPatch:
     )
 
 
-def _legend(axes, x: float, middle: float) -> None:
-    """A box of each look, with its name."""
+def _legend(axes, x: float, middle: float, right: float, down: float) -> None:
+    """A box of each look, with its name; each that far to the right of, or below, the last."""
     for words, color, look, new in (
         ("computed, or written", style.PALETTE[7], "computed", False),
         ("fetched from the store", style.PALETTE[7], "fetched", False),
@@ -209,4 +213,4 @@ def _legend(axes, x: float, middle: float) -> None:
     ):
         _box(axes, x, middle, "", color, look, new)
         axes.text(x + 0.36, middle, words, fontsize=8, color=style.INK, va="center")
-        x += 2.1
+        x, middle = x + right, middle + down

@@ -1,0 +1,80 @@
+"""The one reader of `chapter.toml`: what it makes of a chapter, and what it refuses."""
+
+import pytest
+
+from minikv.course.exercises.manifest import Bug, Class, Function, read
+
+FOLDER = "ch05_copy_on_write"
+TOP = """
+doc = "A test."
+in_engine = true
+skeleton = [
+    { target = ".answers:copy_prefix", write = "05.1" },
+    { target = "minikv.blocks:BlockTable", write = { fork = "05.2" }, show = ["release"] },
+    { target = "minikv.blocks:OutOfBlocks" },
+]
+"""
+FIRST = """
+["05.1"]
+title = "One"
+minutes = 10
+difficulty = 2
+kind = "debug"
+matters = '''
+Two
+lines.
+'''
+hints = ["a", "b", "c"]
+works = "So."
+"""
+SECOND = FIRST.replace("05.1", "05.2").replace("debug", "build")
+BUG = 'bug.copy_prefix = ["old", "new", "a", "b"]\n'
+ALL = TOP + FIRST + BUG + SECOND
+
+
+@pytest.fixture
+def read_as(tmp_path):
+    def reads(text):
+        (tmp_path / "chapter.toml").write_text(text)
+        return read(tmp_path / "chapter.toml", FOLDER)
+
+    return reads
+
+
+def test_a_chapter_is_what_its_file_says(read_as):
+    chapter = read_as(ALL)
+    assert (chapter.number, chapter.name, chapter.doc) == ("05", "copy_on_write", "A test.")
+    assert chapter.in_engine and chapter.needs is None and chapter.decodes == ()
+    assert chapter.skeleton == (
+        Function(
+            f"{chapter.package}.answers:copy_prefix", Bug("05.1", (("old", "new"), ("a", "b")))
+        ),
+        Class("minikv.blocks:BlockTable", {"fork": "05.2"}, ("release",)),
+        Function("minikv.blocks:OutOfBlocks"),
+    )
+    assert chapter.places == {"copy_prefix": "05.1", "BlockTable.fork": "05.2"}
+    first, second = chapter.exercises
+    assert (first.id, first.matters, first.hints) == ("05.1", "Two lines.", ("a", "b", "c"))
+    assert (first.kind, second.kind) == ("debug", "build")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ALL.replace("05.2", "05.3"), r"exercises must be \['05.1', '05.2'\], were"),
+        (TOP + FIRST + BUG, "the skeleton writes .*, the exercises are"),
+        (ALL + BUG, "05.2: bug of copy_prefix"),
+        (ALL.replace(", show", ", shows"), "skeleton: needs a target, .* was {'target'"),
+        (ALL.replace("minikv.blocks:Out", "Out"), "skeleton: needs a target"),
+        (ALL.replace(', "b"]', "]"), "05.1: bug of copy_prefix is old, new, …, but has 3 texts"),
+        (ALL.replace("debug", "solve"), "05.1: kind must be build, debug or predict, was 'solve'"),
+        (ALL.replace('"a", "b", ', ""), "05.1: needs three hints, has 1"),
+        (ALL.replace("title", "name", 1), "05.1: got an unexpected keyword argument 'name'"),
+        (ALL.replace("in_engine", "in_motor"), "unexpected keyword argument 'in_motor'"),
+        (ALL.replace('"A test."', '"A test.'), "line 2"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_file(read_as, tmp_path, text, says):
+    with pytest.raises(ValueError, match=says) as refused:
+        read_as(text)
+    assert str(refused.value).startswith(f"{tmp_path / 'chapter.toml'}: ")

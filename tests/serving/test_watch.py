@@ -1,0 +1,148 @@
+"""Views of an engine: they disturb nobody, cost nothing if there are none, and tell no secrets."""
+
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import httpx
+import pytest
+from cluster_case import until
+from serving_case import CONFIG, KEY, server
+
+from minikv import Engine, SamplingParams
+from minikv.serving import EngineLoop, Inbox
+from minikv.serving import app as app_module
+from minikv.serving.watch import View
+
+
+async def ask(loop, prompt, params):
+    inbox, ids = Inbox(), []
+    loop.submit(prompt, params, reader=inbox)
+    while True:
+        for _, delta in await inbox.take():
+            ids += delta.token_ids
+            if delta.finish_reason is not None:
+                return ids
+
+
+def test_every_step_is_told_and_pictures_are_whole(tinypy):
+    """Each picture's blocks are those that the pool says are in use."""
+    engine = Engine(tinypy.lm, CONFIG)
+
+    async def watched(loop):
+        view, found = View(), []
+
+        async def look():
+            while (one := await view.take()) is not None:
+                found.append(one)
+
+        loop.watch(view)
+        looking = asyncio.create_task(look())
+        await asyncio.sleep(0.05)
+        before = engine.stats().steps
+        params = SamplingParams(40, ignore_eos=True, n=2, temperature=1.0)
+        asked = await asyncio.gather(*(ask(loop, list(range(1, 40)), params) for _ in range(3)))
+        await asyncio.sleep(0.1)
+        loop.unwatch(view)
+        view.end()
+        await looking
+        return found, asked, engine.stats().steps - before
+
+    with EngineLoop(engine) as loop:
+        found, _, num_steps = asyncio.run(watched(loop))
+        until(lambda: not loop._watchers)
+    steps = [step for _, some in found for step in some]
+    assert len(steps) == num_steps and sum(generated for _, generated in steps) == 3 * 2 * 40
+    assert any(len(picture.held) == 3 for picture, _ in found)
+    for picture, _ in found:
+        held = {block_id for one in picture.held for block_id in one.block_ids}
+        cached = {block_id for one in picture.cached for block_id in one.block_ids}
+        assert len(held | cached) == picture.stats.blocks_used
+        assert len(cached) == picture.stats.blocks_cached
+        names = {one.block_ids[0] for one in picture.cached}
+        assert all(one.parent is None or one.parent in names for one in picture.cached)
+
+
+def test_nobody_is_disturbed_by_a_watcher_that_fails(tinypy, caplog):
+    class Broken:
+        pace = 0.0
+
+        def show(self, engine, requests):
+            raise RuntimeError("x")
+
+    engine = Engine(tinypy.lm, CONFIG)
+    [expected] = Engine(tinypy.lm, CONFIG).generate([[5]], SamplingParams(9))
+    with EngineLoop(engine) as loop:
+        loop.watch(Broken())
+        assert asyncio.run(ask(loop, [5], SamplingParams(9))) == expected.token_ids
+        assert not loop._watchers and "a watcher has failed" in caplog.text
+
+
+def first_event(url, key=KEY, **params):
+    head = {"Authorization": f"Bearer {key}"} if key else {}
+    with httpx.stream("GET", f"{url}/events", params=params, headers=head, timeout=30) as found:
+        assert found.status_code == 200, found.read()
+        for line in found.iter_lines():
+            if line.startswith("data: "):
+                return json.loads(line[6:])
+
+
+def test_a_view_ends_when_its_page_is_closed_and_with_the_server(tinypy, monkeypatch):
+    monkeypatch.setattr(app_module, "MAX_VIEWS", 2)
+    head = {"Authorization": f"Bearer {KEY}"}
+
+    def stay(url):
+        with httpx.stream("GET", f"{url}/events", headers=head, timeout=60) as found:
+            with suppress(httpx.RemoteProtocolError):  # it was cut off
+                for _ in found.iter_lines():
+                    pass
+            return time.monotonic()
+
+    with ThreadPoolExecutor() as threads:
+        with server(tinypy.lm) as at:
+            loop = at.by.target
+            assert first_event(at.url)["blocks"] == CONFIG.num_blocks
+            until(lambda: not loop._watchers)
+            staying = [threads.submit(stay, at.url) for _ in range(2)]
+            until(lambda: len(loop._watchers) == 2)
+            assert at.ask("/events").status_code == 503
+            closed = time.monotonic()
+        assert max(one.result() for one in staying) - closed < 20, "the server would wait for 30 s"
+
+
+def test_texts_are_told_to_those_who_sent_them(tinypy):
+    with server(tinypy.lm, keys=("ann", "bob")) as at:
+        for key in ("ann", "bob"):
+            body = {"prompt": f"# {key}'s own\n" + "import os\n" * 9, "max_tokens": 1}
+            assert at.ask(body=body, key=key).status_code == 200
+        for key, other in (("ann", "bob"), ("bob", "ann")):
+            tree = first_event(at.url, key)["tree"]
+            texts = [node["text"] for node in tree]
+            assert len(texts) == 2 and None in texts
+            assert f"{key}'s own" in str(texts) and other not in json.dumps(tree)
+        assert at.ask("/events", key="").status_code == 401
+
+
+@pytest.mark.parametrize("keys", [(), (KEY,)])
+def test_a_pace_is_for_servers_without_keys(tinypy, keys):
+    with server(tinypy.lm, keys=keys) as at:
+        loop = at.by.target
+        head = {"Authorization": f"Bearer {KEY}"}
+        with httpx.stream("GET", f"{at.url}/events?pace=9", headers=head, timeout=30):
+            until(lambda: loop._watchers)
+            [view] = loop._watchers
+            assert view.pace == (0.0 if keys else app_module.MAX_PACE)
+        for wrong in ("fast", "nan", ""):
+            found = at.ask(f"/events?pace={wrong}")
+            assert found.status_code == 400 and "pace" in found.json()["error"]["message"]
+
+
+def test_the_page_needs_no_key_and_loads_nothing_from_elsewhere(tinypy):
+    with server(tinypy.lm) as at:
+        for path in app_module.PAGE:
+            found = at.ask(path, key="")
+            assert found.status_code == 200 and "default-src 'self'" in str(found.headers)
+            assert "://" not in found.text and "tinypy" not in found.text
+        assert at.ask("/page.py", key="").status_code == 401
