@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
+from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
 from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
@@ -552,6 +552,7 @@ LEADS = 40  # whether a step is being computed: meanwhile, helpers stay
 PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
 OWN = 52  # how many chunks of the last step the leading thread has computed itself
 NUM_SHARED = 64
+A_WHILE = 1 << 16  # turns of a waiting loop
 
 
 @kernel
@@ -597,6 +598,8 @@ def run_step(weights, buffers, num_chunks, patience):
                 waited < patience or atomic_load(shared, LEADS) > 0
             ):
                 waited += 1
+                if waited % A_WHILE == 0:  # on a busy machine the leader may wait for this core
+                    give_way()
             opened = atomic_load(shared, OPEN) >> 32
             waited, number = waited if opened == number else np.int64(0), opened
     atomic_add(shared, HELPERS, -1)
