@@ -50,6 +50,8 @@ class Speculation:
 class SpeculativeLoop(Loop):
     """Drafts, and verifies as many of them as pay."""
 
+    ahead = MOST
+
     def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
@@ -92,7 +94,7 @@ class SpeculativeLoop(Loop):
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
         if self.drafter.reads_hidden:
-            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
+            self.remember(engine.runner.last_hidden(), plan, ready, drafts, written)
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(

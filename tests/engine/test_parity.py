@@ -603,15 +603,6 @@ def test_a_stop_string_around_special_tokens(talker):
     assert "de" not in talker.decode(outputs[-1].token_ids)
 
 
-def test_stop_ids(talker):
-    ids = talker.encode("one two three four five")
-    for position in (0, 2, len(ids) - 1):
-        first = ids.index(ids[position])
-        outputs, _ = scripted(talker, ids, SamplingParams(stop=("nothing", ids[position])))
-        assert outputs[-1].token_ids == ids[: first + 1]
-        assert outputs[-1].finish_reason == "stop"
-
-
 def test_end_token_and_ignore_eos(talker):
     (eos,) = talker.config.eos_ids
     ids = [*talker.encode("one"), eos, *talker.encode(" two")]

@@ -243,22 +243,6 @@ def test_what_comes_after_a_stop_is_thrown_away(llama):
     assert again.token_ids == output.token_ids
 
 
-def test_a_last_sequence_that_is_swapped_out_while_another_ends():
-    """The plan has moves and nobody to run: they must be made."""
-    lm = minikv.load("tinypy")
-    config = small(
-        num_blocks=8, max_num_seqs=4, max_batch_tokens=16, prefix_cache=False,
-        preemption="swap", host_blocks=24,
-    )  # fmt: skip
-    prompts = [[5] * 12, [6] * 3, [7] * 10, [8] * 3, [9] * 10, [10] * 7]
-    engine = Engine(lm, config)
-    run_ahead(engine)
-    params = [SamplingParams(max_tokens=n, ignore_eos=True) for n in (7, 10, 2, 5, 8, 10)]
-    for prompt, rule, output in zip(prompts, params, engine.generate(prompts, params), strict=True):
-        assert output.token_ids == greedy_tokens(lm, prompt, rule.max_tokens)
-    assert engine.stats().swaps_in > 0
-
-
 # ── No waiting ────────────────────────────────────────────────────────────────
 
 

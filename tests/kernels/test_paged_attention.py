@@ -241,22 +241,6 @@ def test_any_decode(data):
 # ── Prefill: chunks ───────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("lens", "chunks"),
-    [
-        ([1], [1]),
-        ([40], [40]),  # a prompt, nothing cached
-        ([40], [17]),  # a chunk after a prefix
-        ([5, 33, 20, 1], [1, 33, 4, 1]),  # decodes and chunks mixed
-        ([12, 0, 12], [12, 0, 3]),  # a sequence without queries
-    ],
-)
-def test_chunks(lens, chunks, dtype):
-    paged = Paged(lens, chunks, dtype=dtype, block_size=5)
-    paged.assert_equal(paged.prefill())
-
-
 @pytest.mark.parametrize("rows", [16, 64, 128])
 def test_rows_of_a_tile(rows):
     paged = Paged([70, 9], [50, 9], group=3)

@@ -1,7 +1,5 @@
 """Interrupts inside the calls of a tier, and tiers that never answer: every wait has an end."""
 
-import random
-import signal
 import sys
 import threading
 import time
@@ -79,30 +77,6 @@ def test_an_interrupt_at_any_instruction_leaves_a_tier_usable():
         background = Background(Dictionary())
         assert interrupt_at(number, lambda: use(background)) <= number  # noqa: B023
         assert_usable(background)
-
-
-def test_an_interrupt_at_any_moment_leaves_a_tier_usable():
-    """By real signals, which arrive inside locks as well."""
-    rng = random.Random(0)
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    def until_interrupted(background):
-        while True:
-            use(background)
-
-    before = signal.signal(signal.SIGALRM, stop)
-    try:
-        for _ in range(150):
-            background = Background(Dictionary())
-            with pytest.raises(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 3e-3))
-                until_interrupted(background)
-            assert_usable(background)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("patience", [None, 0.1])
