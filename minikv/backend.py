@@ -19,8 +19,7 @@ from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
 Rows = slice | np.ndarray  # some sequences of a batch
-# Logits, and how to get the hidden states below them.
-Computed = tuple[torch.Tensor, Callable[[], torch.Tensor]]
+Computed = tuple[torch.Tensor, torch.Tensor]  # logits, and the hidden states below them
 
 
 @runtime_checkable
@@ -37,9 +36,9 @@ class AttentionBackend(Protocol):
         ...
 
     def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
-        """The logits after the last token of each sequence, (S, vocab_size), and what returns the
-        hidden states that they are computed from, (S, hidden_size), if the backend can compute this
-        whole batch in a faster way than layer by layer; otherwise None."""
+        """The logits after the last token of each sequence, (S, vocab_size), and the hidden states
+        that they are computed from, (S, hidden_size), if the backend can compute this whole batch
+        in a faster way than layer by layer; otherwise None."""
         return None
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -55,8 +55,7 @@ class Runner:
         self.builder = BatchBuilder(config.max_num_seqs, max_blocks, config.block_size)
         self.num_tokens = 0  # that went through the model
         self.seconds = 0.0  # of the forward pass and sampling
-        # The hidden states below the last logits, until the next batch.
-        self.last_hidden: Callable[[], torch.Tensor] = lambda: torch.empty(0)
+        self.last_hidden = torch.empty(0)  # below the last logits, until the next batch
 
     def run(self, plan: Plan) -> list[int]:
         """Compute a plan. Returns a token id for each sequence that gets one, in the order of
@@ -92,7 +91,7 @@ class Runner:
         found = self.attention.compute(self.transformer, batch)
         if found is None:
             hidden = self.hidden(batch)
-            found = self.transformer.logits(hidden), lambda: hidden
+            found = self.transformer.logits(hidden), hidden
         logits, self.last_hidden = found
         return logits
 

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
+from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
 from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
@@ -490,8 +490,8 @@ class Weights(NamedTuple):
     """The weights of a transformer with L layers, one array for all layers. A bias or a norm that
     the model does not have is an array without rows: (0, …).
 
-    The weights of RMSNorm are not here: `qkv`, `gate_up` and `head` are multiplied by them, because
-    a norm's weight times a row, times a matrix, is the row times (weight times matrix).
+    The weights of the layers' RMSNorm are not here. `qkv` and `gate_up` are multiplied by them,
+    channel by channel: whether x or the matrix is scaled makes no difference to their product.
     """
 
     embedding: np.ndarray  # (V, hidden)
@@ -505,6 +505,7 @@ class Weights(NamedTuple):
     gate_up_bias: np.ndarray  # (L or 0, 2 * intermediate)
     down: np.ndarray  # (L, hidden, intermediate), in panels
     down_bias: np.ndarray  # (L or 0, hidden)
+    norm: np.ndarray  # (hidden,)
     head: np.ndarray  # (V, hidden), in panels
     rope: np.ndarray  # (P, 2, D)
     windows: np.ndarray  # (L,), 0 for none
@@ -532,6 +533,7 @@ class Buffers(NamedTuple):
     heads_out: np.ndarray  # (T, H, D)
     gate_up: np.ndarray  # (T, 2 * intermediate)
     product: np.ndarray  # (T, intermediate)
+    hidden: np.ndarray  # (S, hidden): after the last norm
     logits: np.ndarray  # (S, V)
     shared: np.ndarray  # (NUM_SHARED,): what threads tell each other
 
@@ -550,6 +552,7 @@ LEADS = 40  # whether a step is being computed: meanwhile, helpers stay
 PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
 OWN = 52  # how many chunks of the last step the leading thread has computed itself
 NUM_SHARED = 64
+A_WHILE = 1 << 16  # turns of a waiting loop
 
 
 @kernel
@@ -595,6 +598,8 @@ def run_step(weights, buffers, num_chunks, patience):
                 waited < patience or atomic_load(shared, LEADS) > 0
             ):
                 waited += 1
+                if waited % A_WHILE == 0:  # on a busy machine the leader may wait for this core
+                    give_way()
             opened = atomic_load(shared, OPEN) >> 32
             waited, number = waited if opened == number else np.int64(0), opened
     atomic_add(shared, HELPERS, -1)
@@ -604,14 +609,15 @@ def run_step(weights, buffers, num_chunks, patience):
 @inline
 def _prepare(w, b, part, num_chunks):
     """What comes before a phase and is too little work to be shared: the embedding, the scale of
-    each row for RMSNorm, and the rows that the head multiplies."""
+    each row for RMSNorm, and what the head multiplies."""
     num_tokens, size = b.shared[TOKENS], b.x.shape[1]
     layer, phase = part // PHASES, part % PHASES
     squares = b.squares[:num_chunks]
     if part == 0:
         for t in range(num_tokens):
-            token_id = b.token_ids[t]
-            _copy(w.embedding[token_id], b.x[t])
+            x, row = b.x[t], w.embedding[b.token_ids[t]]
+            for i in range(size):
+                x[i] = row[i]
         squares[1:] = zero
         sum_squares(b.x[:num_tokens], START, size, squares[0])
     if phase in (QKV, GATE_UP):
@@ -620,12 +626,12 @@ def _prepare(w, b, part, num_chunks):
             for chunk in range(num_chunks):
                 total += squares[chunk, t]
             b.scale[t] = one / math.sqrt(total / np.float32(size) + w.eps)
-    if layer == len(w.qkv):  # the last token of each sequence, which comes no earlier than its row
+    if layer == len(w.qkv):  # the last token of each sequence
         for row in range(b.shared[SEQS]):
             token = b.query_start[row + 1] - 1
-            if token > row:
-                _copy(b.x[token], b.x[row])
-                b.scale[row] = b.scale[token]
+            hidden, x, scale = b.hidden[row], b.x[token], b.scale[token]
+            for i in range(size):
+                hidden[i] = x[i] * scale * w.norm[i]
 
 
 @inline
@@ -645,7 +651,7 @@ def _compute(w, b, part, chunk, num_chunks):
         return
     num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
     if layer == len(w.qkv):
-        num_rows, weight, out = num_seqs, w.head, b.logits
+        num_rows, x, weight, out = num_seqs, b.hidden, w.head, b.logits
     elif phase == QKV:
         weight, out, bias = w.qkv[layer], b.qkv, w.qkv_bias[layer : layer + 1]
     elif phase == OUT:
@@ -663,8 +669,9 @@ def _compute(w, b, part, chunk, num_chunks):
     elif phase == QKV:  # or the head
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, SET, first, last)
-        _scale_rows(out[:num_rows], b.scale, first, last)
-        _add(bias, out[:num_rows], first, last)
+        if layer < len(w.qkv):
+            _scale_rows(out[:num_rows], b.scale, first, last)
+            _add(bias, out[:num_rows], first, last)
     else:
         size = b.product.shape[1]
         first, last = _bounds(size, chunk, num_chunks, UNIT)
@@ -700,12 +707,6 @@ def _bounds(size, chunk, num_chunks, multiple):
     first = chunk * per_chunk + min(chunk, more)
     last = first + per_chunk + (1 if chunk < more else 0)
     return min(first * multiple, size), min(last * multiple, size)
-
-
-@kernel
-def _copy(source, target):
-    for i in range(len(target)):
-        target[i] = source[i]
 
 
 @kernel

@@ -79,10 +79,9 @@ def _copy_weights(transformer: Transformer) -> Weights:
         panels = [[in_panels(half) for half in np.split(weight, halves)] for weight in weights]
         products[name] = np.stack(panels) if halves == 2 else np.concatenate(panels)
         products[f"{name}_bias"] = stack(plain(op.bias) for op in ops if op.bias is not None)
-    head: Any = transformer.head
     return Weights(
         embedding=plain(transformer.embedding),
-        head=in_panels(plain(head.weight) * norm_weight(transformer.norm)),
+        norm=norm_weight(transformer.norm), head=in_panels(plain(transformer.head.weight)),
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
         rope=plain(transformer.rope_table),
         windows=np.array([window or 0 for window in config.windows]),
@@ -201,10 +200,11 @@ class Program:
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),
             product=floats(rows, c.intermediate_size),
-            logits=floats(seqs, c.vocab_size), shared=whole(NUM_SHARED),
+            hidden=floats(seqs, c.hidden_size), logits=floats(seqs, c.vocab_size),
+            shared=whole(NUM_SHARED),
         )  # fmt: skip
         compile_for(self.weights, b)
-        self.logits = torch.from_numpy(b.logits)
+        self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.hidden)
         started = thread_time()
         run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
         self.seconds_per_turn = (thread_time() - started) / TURNS
@@ -217,8 +217,8 @@ class Program:
         return self.transformer is transformer and all(size <= room for size, room in sizes)
 
     def run(self, batch: Batch) -> Computed:
-        """After the last token of each sequence logits (S, vocab_size), and what returns the hidden
-        states (S, hidden_size): until the next call."""
+        """After the last token of each sequence logits (S, vocab_size), and hidden states
+        (S, hidden_size), until the next call."""
         b, shared = self.buffers, self.buffers.shared
         num_tokens, num_seqs, width = shape_of(batch)
         b.token_ids[:num_tokens] = batch.token_ids.numpy()
@@ -230,7 +230,7 @@ class Program:
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
         if self.num_threads == 1 or self.crowd.goes_alone():
             run_step(self.weights, b, 1, 1)
-            return self.logits[:num_seqs], partial(self.hidden, num_seqs)
+            return self.logits[:num_seqs], self.hidden[:num_seqs]
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
@@ -238,12 +238,7 @@ class Program:
         lost = run_step(self.weights, b, num_chunks, long)
         helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
         self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started, helped)
-        return self.logits[:num_seqs], partial(self.hidden, num_seqs)
-
-    def hidden(self, num_seqs: int) -> torch.Tensor:
-        """What the last logits were computed from, (S, hidden_size), with the norm's weights."""
-        b, weight = self.buffers, norm_weight(self.transformer.norm)
-        return torch.from_numpy(b.x[:num_seqs] * b.scale[:num_seqs, None] * weight)
+        return self.logits[:num_seqs], self.hidden[:num_seqs]
 
 
 def shape_of(batch: Batch) -> tuple[int, int, int]:

@@ -94,7 +94,7 @@ class SpeculativeLoop(Loop):
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
         if self.drafter.reads_hidden:
-            self.remember(engine.runner.last_hidden(), plan, ready, drafts, written)
+            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(
