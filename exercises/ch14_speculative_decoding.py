@@ -146,3 +146,27 @@ def drafts_that_pay(cost: Sequence[float], acceptance: float) -> int:
     1 draft.
     """
     raise NotImplementedError("Exercise 14.7: drafts_that_pay")
+
+
+# ── 14.8 A mask for a tree ────────────────────────────────────────────────────────
+def tree_positions(parents: Sequence[int], num_context: int) -> list[int]:
+    """The position in the text of each row of a tree, after `num_context` tokens.
+
+    Row 0 is the newest token; parents[0] is -1. Row i is a draft that follows row parents[i], which
+    is below i.
+
+    Worked example: parents -1 0 0 1 after 5 tokens are at 5 6 6 7.
+    """
+    raise NotImplementedError("Exercise 14.8: tree_positions")
+
+
+# ── 14.8 A mask for a tree ────────────────────────────────────────────────────────
+def tree_mask(parents: Sequence[int], num_context: int) -> torch.Tensor:
+    """Which keys each row of a tree may see: (n, num_context + n) bool, for n rows as in
+    `tree_positions`. The keys are those of the tokens before the tree, then of its rows.
+
+    A row sees every token before the tree, itself, its parent, the parent of that, and so on.
+
+    Worked example: parents -1 0 0 after 1 token: 1100, 1110, 1101.
+    """
+    raise NotImplementedError("Exercise 14.8: tree_mask")

@@ -50,6 +50,17 @@ class HeadDrafter(Drafter):
         head = lm.transformer.head.weight
         self.out = (head.to_dense() if head.is_mkldnn else head).float()[self.kept].T
 
+    def guess(
+        self, hidden: torch.Tensor, newest: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """From hidden states (S, hidden_size) and the newest tokens (S, 3), the newest first: the
+        next hidden states, and the chance of each token in `kept`, (S, M)."""
+        inner = hidden @ self.from_hidden
+        for back, table in enumerate(self.tables):
+            inner += table[newest[:, back]]
+        hidden = hidden + F.silu(inner) @ self.to_hidden
+        return hidden, (hidden @ self.out).softmax(-1)
+
     @torch.inference_mode()
     def propose_all(
         self, sequences: list[Sequence], most: list[int], hidden: torch.Tensor
@@ -62,11 +73,8 @@ class HeadDrafter(Drafter):
         alive = torch.ones(len(sequences))
         limits = torch.tensor(most)
         for depth in range(min(self.DEPTH, max(most))):
-            inner = hidden @ self.from_hidden
-            for back, table in enumerate(self.tables):
-                inner += table[newest[:, back]]
-            hidden = hidden + F.silu(inner) @ self.to_hidden
-            p, index = (hidden @ self.out).softmax(-1).max(-1)
+            hidden, chances = self.guess(hidden, newest)
+            p, index = chances.max(-1)
             drafts = self.kept[index]
             alive = alive * p * (depth < limits)
             if not (alive >= self.LEAST).any():

@@ -168,7 +168,7 @@ def test_costs_are_learned_and_forgotten():
     assert costs.of(9) == 1.1  # not known: cheap, so that it is tried
     costs.note(5, 1.5)
     assert costs.of(3) == pytest.approx(1.3)
-    for _ in range(Costs.FORGET_AFTER + 1):
+    for _ in range(Costs.FORGET_AFTER + 4):
         costs.note(1, 2.0)
     assert costs.of(5) == 2.0
 

@@ -17,7 +17,7 @@ from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 from minikv.course.measure.corpus import read_corpus
 
-DRAFTERS = ("ngram", "suffix")
+DRAFTERS = ("ngram", "suffix", "head")
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+import minikv
 from minikv.course.chapters.ch14_speculative_decoding.answers import (
     drafts_that_pay,
     expected_tokens,
@@ -16,6 +17,15 @@ from minikv.course.chapters.ch14_speculative_decoding.given import (
     seconds_by_tokens,
 )
 from minikv.course.chapters.ch14_speculative_decoding.pictures import gain_picture
+from minikv.course.chapters.ch14_speculative_decoding.trees import (
+    accepted_length,
+    continuations,
+    keep_path,
+    right_path,
+    rows_of,
+    tree_logits,
+)
+from minikv.kv_cache import PreallocatedCache
 from minikv.speculative import how_many
 from minikv.speculative.text import Text
 
@@ -87,3 +97,40 @@ def test_costs_are_measured_and_drawn(lm):
     assert len(seconds) == 2 and min(seconds) > 0
     picture = gain_picture([1, 2], {"torch": [1.0, 1.1]}, [0.5])
     assert "torch, acceptance 50%: 1.00, 1.36" in picture.alt
+
+
+def test_a_tree_is_verified_in_one_pass_and_its_right_path_is_kept():
+    """Text is written by trees with right and wrong branches, from one cache; it is the oracle's.
+    If the right rows are not moved together, it is not."""
+    lm = minikv.load("tinypy")
+    prompt = lm.encode(REPEATS)
+    expected = lm.generate_naively(prompt, 24)
+
+    def write(keep):
+        cache, rng = PreallocatedCache(lm.config, 120), random.Random(3)
+        lm.logits(prompt, cache)
+        text = expected[:1]
+        while len(text) < 20:
+            end = len(text)
+            tokens, parents = [text[-1], 7, expected[end], 9], [-1, 0, 0, 2]
+            tokens += [expected[end + 1], rng.randrange(2048)]
+            parents += [2, 4]
+            own = tree_logits(lm, cache, tokens, parents).argmax(-1).tolist()
+            path = right_path(tokens, parents, own)
+            assert len(path) >= 3 or keep is not keep_path
+            text += [own[row] for row in path]
+            keep(cache, path)
+        return text
+
+    text = write(keep_path)
+    assert text == expected[: len(text)]
+    text = write(lambda cache, path: keep_path(cache, range(len(path))))
+    assert text != expected[: len(text)]
+
+
+def test_a_wider_tree_is_never_shorter_and_a_chain_is_the_heads():
+    lm = minikv.load("tinypy")
+    texts = continuations(lm, 3, 40)
+    chain, tree = (accepted_length(lm, texts, widths) for widths in ((1, 1), (2, 2)))
+    assert 1.2 < chain < tree < 3
+    assert [rows_of(widths) for widths in ((), (1, 1, 1), (2, 1), (3, 2))] == [1, 4, 5, 10]

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from minikv.blocks import BlockTable
 from minikv.radix import RadixCache
 
@@ -91,3 +93,34 @@ def drafts_that_pay(cost: Sequence[float], acceptance: float) -> int:
     """
     rates = [expected_tokens(k, acceptance) / seconds for k, seconds in enumerate(cost)]
     return rates.index(max(rates))
+
+
+def tree_positions(parents: Sequence[int], num_context: int) -> list[int]:
+    """The position in the text of each row of a tree, after `num_context` tokens.
+
+    Row 0 is the newest token; parents[0] is -1. Row i is a draft that follows row parents[i], which
+    is below i.
+
+    Worked example: parents -1 0 0 1 after 5 tokens are at 5 6 6 7.
+    """
+    positions: list[int] = []
+    for parent in parents:
+        positions.append(num_context if parent < 0 else positions[parent] + 1)
+    return positions
+
+
+def tree_mask(parents: Sequence[int], num_context: int) -> torch.Tensor:
+    """Which keys each row of a tree may see: (n, num_context + n) bool, for n rows as in
+    `tree_positions`. The keys are those of the tokens before the tree, then of its rows.
+
+    A row sees every token before the tree, itself, its parent, the parent of that, and so on.
+
+    Worked example: parents -1 0 0 after 1 token: 1100, 1110, 1101.
+    """
+    mask = torch.zeros(len(parents), num_context + len(parents), dtype=torch.bool)
+    mask[:, :num_context] = True
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            mask[row] = mask[parent]
+        mask[row, num_context + row] = True
+    return mask

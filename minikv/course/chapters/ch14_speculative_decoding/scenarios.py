@@ -9,7 +9,8 @@ import torch
 
 import minikv
 from minikv import BlockPool, RadixCache
-from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.chapters.ch14_speculative_decoding.trees import tree_logits
+from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, witness
 from minikv.course.judge.programs import LINES_ABOVE, counted, scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.speculative import Drafter, Proposal
@@ -411,6 +412,75 @@ scenario(
         look=LINES_ABOVE,
     ),
 )  # fmt: skip
+
+
+# ── 14.8 A mask for a tree ────────────────────────────────────────────────────
+
+# A program is (parents as text, tokens before the tree).
+
+
+def trees(mine, program, log: Log) -> None:
+    text, num_context = program
+    parents = [int(one) for one in text.split()]
+    log(f"parents {text}, after {counted(num_context, 'token')}")
+    for name, see in (("tree_positions", list), ("tree_mask", lines_of)):
+        found = log.call(name, getattr(mine, name), list(parents), num_context, see=False)
+        if log.events[-1].error is None:
+            log("", {f"{name}:": see(found)})
+
+
+def lines_of(mask) -> list[str]:
+    return ["".join("01"[bool(one)] for one in line) for line in mask]
+
+
+def random_tree(seed: int) -> tuple[str, int]:
+    draw = random.Random(seed)
+    parents = [-1, *(draw.randrange(row) for row in range(1, 1 + seed % 8))]
+    return " ".join(map(str, parents)), draw.randrange(4)
+
+
+scenario(
+    "14.8",
+    trees,
+    Group(
+        "no drafts, and a chain",
+        [("-1", 2), ("-1", 0), ("-1 0", 1), ("-1 0 1", 0), ("-1 0 1 2", 3)],
+        look="a chain is ordinary causal attention",
+    ),
+    Group(
+        "two guesses at one place",
+        [("-1 0 0", 1), ("-1 0 0 0", 2), ("-1 0 1 1", 1)],
+        look="at which position do they stand, and does one see the other?",
+    ),
+    Group(
+        "branches that go on",
+        [("-1 0 0 1 2", 1), ("-1 0 1 0 3", 0), ("-1 0 0 1 1 2 2", 2)],
+        look="follow the parents up to row 0",
+    ),
+    Group("any tree", [random_tree(seed) for seed in range(40)], look=LINES_ABOVE),
+)
+
+
+@runs_model("14.8")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """tinypy over a tree of five rows, in one pass."""
+    context = lm.encode(PROMPT)
+    own = lm.generate_naively(context, 3)
+    tokens, parents = [own[0], own[1], own[1] + 1, own[2], own[2]], [-1, 0, 0, 1, 2]
+    cache = minikv.PreallocatedCache(lm.config, len(context) + len(tokens))
+    lm.logits(context, cache)
+    found = tree_logits(lm, cache, tokens, parents, mine.tree_mask, mine.tree_positions)
+    for row in range(len(tokens)):
+        path: list[int] = []
+        at = row
+        while at >= 0:
+            path.insert(0, tokens[at])
+            at = parents[at]
+        alone = lm.logits([*context, *path])[-1]
+        if not torch.allclose(found[row], alone, atol=1e-3):
+            raise AssertionError(f"row {row} of the tree is not what tinypy computes for its path")
+    witness([int(one) for one in found.argmax(-1)])
+    return "tinypy computed five rows of a tree in one pass, each as if its path stood alone."
 
 
 # ── The reader's parts in the engine ──────────────────────────────────────────

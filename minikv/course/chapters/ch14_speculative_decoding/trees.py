@@ -1,0 +1,96 @@
+"""Chapter 14: drafts that branch, verified in one pass, and what they give on this model.
+
+row       0        1      2       3            the newest token, and drafts
+parent   -1        0      0       1            row 3 follows row 1; rows 1 and 2 are two guesses
+                                               at the same place
+position  c      c + 1  c + 1   c + 2          of c tokens before them
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+import minikv
+from minikv.course.chapters.ch14_speculative_decoding.answers import tree_mask, tree_positions
+from minikv.course.measure.corpus import read_corpus
+from minikv.kv_cache import PreallocatedCache
+from minikv.language_model import LanguageModel
+from minikv.speculative import HeadDrafter
+
+
+@torch.inference_mode()
+def tree_logits(
+    lm: LanguageModel, cache: PreallocatedCache, tokens: Sequence[int], parents: Sequence[int],
+    mask_of: Callable = tree_mask, positions_of: Callable = tree_positions,
+) -> torch.Tensor:  # fmt: skip
+    """Logits after each row of a tree, (n, vocab_size), in one pass. The cache holds what comes
+    before; K and V of all rows are written behind it, in the order of the rows."""
+    start, end = cache.num_tokens, cache.num_tokens + len(tokens)
+    mask = torch.as_tensor(mask_of(parents, start))
+
+    def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        cache.kv[layer, :, start:end] = torch.stack([k, v])
+        k, v = cache.kv[layer, :, :end].transpose(1, 2)  # (K, end, D) each
+        q = q.transpose(0, 1)  # (H, n, D)
+        return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True).transpose(0, 1)
+
+    positions = torch.tensor(positions_of(parents, start))
+    hidden = lm.transformer.forward(torch.tensor(tokens), positions, attend)
+    return lm.transformer.logits(hidden)
+
+
+def right_path(tokens: Sequence[int], parents: Sequence[int], own: Sequence[int]) -> list[int]:
+    """The rows that are kept: from row 0 on, always the draft that equals what the target draws
+    after the row before, `own`."""
+    path = [0]
+    for row, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == path[-1] and token == own[parent]:
+            path.append(row)
+    return path
+
+
+def keep_path(cache: PreallocatedCache, path: Sequence[int]) -> None:
+    """Move K and V of the kept rows together. What else the tree wrote is overwritten later."""
+    start, end = cache.num_tokens, cache.num_tokens + len(path)
+    cache.kv[:, :, start:end] = cache.kv[:, :, start + torch.tensor(path)]
+    cache.num_tokens = end
+
+
+def continuations(lm: LanguageModel, count: int, num_tokens: int) -> list[list[int]]:
+    """Held-out source, each piece with what the model writes after it, greedily."""
+    ids = lm.encode("".join(read_corpus().held_out))
+    prompts = [ids[i * len(ids) // count :][:96] for i in range(count)]
+    params = minikv.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    outputs = minikv.Engine(lm).generate(prompts, params)
+    return [prompt + out.token_ids for prompt, out in zip(prompts, outputs, strict=True)]
+
+
+@torch.inference_mode()
+def accepted_length(lm: LanguageModel, texts: list[list[int]], widths: Sequence[int]) -> float:
+    """Tokens of a step on average, over all places of the texts after the 96 tokens of their
+    prompts, if tinypy's head drafts a tree in which each row at depth d has widths[d] children,
+    the most likely ones. Only the branch that is right can be kept, so only it is followed."""
+    head, total, places = HeadDrafter(lm), 0, 0
+    for text in texts:
+        ids = torch.tensor(text)
+        every = lm.transformer.forward(ids, torch.arange(len(ids)), lm.transformer.attend_naively)
+        at = torch.arange(96, len(ids) - len(widths) - 1)  # of the newest token
+        hidden, alive = every[at - 1], torch.ones(len(at), dtype=torch.bool)
+        for depth, width in enumerate(widths):
+            newest = torch.stack([ids[at + depth - back] for back in range(3)], 1)
+            hidden, p = head.guess(hidden, newest)
+            guesses = head.kept[p.topk(width).indices]  # (places, width)
+            alive &= (guesses == ids[at + depth + 1, None]).any(1)
+            total += int(alive.sum())
+        places += len(at)
+    return 1 + total / places
+
+
+def rows_of(widths: Sequence[int]) -> int:
+    """Rows of a step with such a tree, the newest token's included."""
+    rows = level = 1
+    for width in widths:
+        level *= width
+        rows += level
+    return rows
