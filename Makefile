@@ -70,7 +70,7 @@ help:
 	@echo "make setup      only make .venv and install into it"
 	@echo "make lint       ruff over Python files and notebooks, mypy over the package and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
-	@echo "make test-class    nbgrader's round trip, in an environment of its own"
+	@echo "make test-class    nbgrader and clients of the server, in an environment of their own"
 	@echo "make test-site     build the pages and the slides, and look at them in a browser"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
@@ -159,21 +159,21 @@ $(DISTRIBUTED): $(STAMP)
 	@$(PIP) --quiet $(PINS) --editable ".[distributed]" \
 		&& touch $@ || echo "It could not be installed; its tests will be skipped"
 
-# nbgrader has its own environment, which sees the packages of .venv.
+# nbgrader and other people's clients have an environment, which sees the packages of .venv.
 CLASS := .venv/class
 $(CLASS)/installed: $(STAMP)
 	@$(BIN)/python -m venv --clear $(CLASS)
 	@$(BIN)/python -c 'import sysconfig as s; \
 		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
 		> $$($(CLASS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
-	@$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) nbgrader \
-		&& touch $@ || echo "nbgrader could not be installed; its tests will be skipped"
+	@$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) nbgrader langchain-openai litellm guidellm \
+		&& touch $@ || echo "They could not be installed; their tests will be skipped"
 
 test-class: $(CLASS)/installed
-	@echo "== A class: nbgrader's round trip"
+	@echo "== A class: nbgrader's round trip; clients of the server"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(QUICK) \
 		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter $(CLASS)/bin/python -m pytest --durations=5 \
-		tests/classroom || [ $$? = 5 ]  # 5: all is skipped
+		tests/classroom tests/serving/test_clients.py || [ $$? = 5 ]  # 5: all is skipped
 
 # While one worker waits for a browser, a kernel or a clock, another has room for its tests.
 units: environment

@@ -120,7 +120,7 @@ class Front:
                 self.forget(output.request_id)
         return outputs
 
-    # ── 15.3 Tokens for nobody: broken, fix it ────────────────────────────────────
+    # ── 15.3 Tokens that no one reads: broken, fix it ─────────────────────────────
     def leave(self, client: str) -> None:
         """The client has closed its connection. Its blocks are free before the next step, and
         nothing more is computed for it."""
@@ -228,7 +228,7 @@ def on_paper() -> dict[str, float]:
     "goodput of 64": of these, those that satisfy.
     "refused": 20 requests per second come. Which share must be refused, so that all others are
         satisfied at once?
-    "wait": nobody is refused, "most" run at a time, and the others wait in a queue. How many
+    "wait": no one is refused, "most" run at a time, and the others wait in a queue. How many
         seconds does the request wait that comes after a minute?
     """
     raise NotImplementedError("Exercise 15.6: on_paper")

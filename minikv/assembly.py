@@ -2,9 +2,9 @@
 
     EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
 
-This is the one file of the core that names a wing (`cpu`, `gpu`, `quant`, `speculative`, `tiers`,
-`cluster`). It imports each of them only in the function that needs it. `minikv` gives `assemble`
-to `Engine`.
+This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `speculative`,
+`tiers`, `cluster`). It imports each of them only in the function that needs it. `minikv` gives
+`assemble` to `Engine`.
 """
 
 import logging
@@ -15,11 +15,13 @@ from typing import Any
 import torch
 
 from minikv.backend import AttentionBackend, MakeBackend, TorchAttention
+from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig, ModelConfig
-from minikv.engine import Loop, Parts
+from minikv.engine import Classes, Loop, Parts
 from minikv.events import Listener, LowerTiers
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
+from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, Runner
 
 log = logging.getLogger("minikv")
@@ -27,7 +29,11 @@ log = logging.getLogger("minikv")
 
 @torch.inference_mode(False)  # what is allocated here is written in any mode
 def assemble(
-    lm: LanguageModel, config: EngineConfig, sampler: ChooseTokens, attention: MakeBackend | None
+    lm: LanguageModel,
+    config: EngineConfig,
+    sampler: ChooseTokens,
+    attention: MakeBackend | None,
+    classes: Classes,
 ) -> Parts:
     """Everything that an engine keeps for good. Raises ValueError, naming the argument, for
     settings that this model cannot have."""
@@ -35,14 +41,19 @@ def assemble(
         from minikv.quant import resolve
 
         config = resolve(config, lm)
+    kind = kind_of_store(lm, config, attention, classes)
     make: Callable[..., KVStore] = KVStore
-    if config.kv_dtype != "auto":
+    if kind == "codes":
         from minikv.quant import store_maker
 
         make = store_maker(config)
+    elif kind == "groups":
+        from minikv.groups import GroupedStore
+
+        make = GroupedStore
     store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
     host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
-    backend = (attention or backend_of(config))(lm.config, store)
+    backend = (attention or backend_of(config, kind))(lm.config, store)
     sampler = getattr(backend, "on_one_thread", lambda choose: choose)(sampler)
     runner, loop = Runner(lm, config, sampler, store, host_store, backend), Loop()
     if lm.device.type == "cuda":
@@ -53,13 +64,34 @@ def assemble(
         from minikv.speculative import speculate
 
         loop = speculate(lm, runner, config)
+    if kind == "groups":
+        from minikv.groups import classes_over
+
+        classes = classes_over(store, loop.ahead)
     listeners: list[Listener] = []
     if open_keys := getattr(store, "open", None):
         listeners.append(open_keys)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
     if tiers is not None:
         listeners.append(tiers)
-    return Parts(config, runner, loop, tiers, listeners, sessions)
+    return Parts(config, runner, loop, tiers, listeners, sessions, classes)
+
+
+def kind_of_store(
+    lm: LanguageModel, config: EngineConfig, attention: MakeBackend | None, classes: Classes
+) -> str:
+    """How K and V are kept: "codes" in a `kv_dtype`; "groups" where layers with a window can give
+    back what they no longer see, and nothing else asks how K and V are stored; else "plain"."""
+    if config.kv_dtype != "auto":
+        return "codes"
+    usual = attention is None and classes == (BlockPool, BlockTable, RadixCache)
+    on_cpu = lm.device.type == "cpu" and config.attention != "triton"
+    if not any(lm.config.windows) or not usual or not on_cpu or config.host_blocks:
+        return "plain"
+    from minikv.groups import layout_of
+
+    wanted = config.kv_groups == "auto" and layout_of(lm.config) is not None
+    return "groups" if wanted else "plain"
 
 
 def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
@@ -83,42 +115,45 @@ def sessions() -> Any:
 # ── Which attention ───────────────────────────────────────────────────────────
 
 
-def backend_of(config: EngineConfig) -> MakeBackend:
-    """The backend that `config.attention` names, for K and V as `config.kv_dtype` stores them."""
-    quantised = config.kv_dtype != "auto"
+def backend_of(config: EngineConfig, kind: str) -> MakeBackend:
+    """The backend that `config.attention` names, for K and V of a kind."""
     make = {"auto": automatic, "cpu": compiled, "torch": plain, "triton": triton}
-    return partial(make[config.attention], quantised)
+    return partial(make[config.attention], kind)
 
 
-def automatic(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+def automatic(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Triton on CUDA, compiled kernels on a CPU in float32, otherwise PyTorch. If a faster one was
     to be expected, one line in the log says why it is not used."""
     try:
         if store.device.type == "cuda":
-            return triton(quantised, config, store)
-        if quantised or (store.device.type == "cpu" and store.dtype == torch.float32):
-            return compiled(quantised, config, store)
+            return triton(kind, config, store)
+        if kind == "codes" or (store.device.type == "cpu" and store.dtype == torch.float32):
+            return compiled(kind, config, store)
     except (ImportError, ValueError) as error:
         say_once(f"attention is PyTorch's, which is slower: {error}")
-    return plain(quantised, config, store)
+    return plain(kind, config, store)
 
 
-def plain(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
-    if not quantised:
-        return TorchAttention(config, store)
-    from minikv.quant import QuantisedAttention
+def plain(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    if kind == "codes":
+        from minikv.quant import QuantisedAttention
 
-    return QuantisedAttention(config, store)
+        return QuantisedAttention(config, store)
+    if kind == "groups":
+        from minikv.groups import GroupedAttention
+
+        return GroupedAttention(TorchAttention, config, store)
+    return TorchAttention(config, store)
 
 
-def triton(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+def triton(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Raises ImportError without Triton."""
     from minikv.gpu import triton_attention, triton_codes
 
-    return (triton_codes if quantised else triton_attention)(config, store)
+    return (triton_codes if kind == "codes" else triton_attention)(config, store)
 
 
-def compiled(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionBackend:
+def compiled(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Raises ValueError, saying what to do, unless the model is in float32 on a CPU and Numba
     works."""
     if store.device.type != "cpu" or store.dtype != torch.float32:
@@ -131,13 +166,15 @@ def compiled(quantised: bool, config: ModelConfig, store: KVStore) -> AttentionB
             f"attention: 'cpu' needs Numba, and it does not work here ({problem}); run "
             "`pip install -r requirements.txt`, or leave attention at 'auto'"
         )
-    if quantised:
+    if kind == "plain":
+        from minikv.cpu import CpuAttention
+
+        return CpuAttention(config, store)
+    if kind == "groups":
+        from minikv.groups import compiled_attention
+    else:
         from minikv.quant import compiled_attention
-
-        return compiled_attention(config, store)
-    from minikv.cpu import CpuAttention
-
-    return CpuAttention(config, store)
+    return compiled_attention(config, store)
 
 
 @cache

@@ -21,6 +21,7 @@ CHOICES = dict(
     preemption=("recompute", "swap"),
     attention=("auto", "cpu", "torch", "triton"),
     kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"),
+    kv_groups=("auto", "one"),
 )
 
 
@@ -49,6 +50,9 @@ class EngineConfig:
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
+    kv_groups: with "auto", layers with a sliding window give back what no later query sees: on a
+        CPU, with kv_dtype "auto", without host_blocks. "one" treats all layers alike. See
+        `minikv.groups`.
     speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
         (the request's own text), "suffix" (and earlier answers), "head" (a small network on the
         model's last hidden state; bundled for tinypy), or a Drafter of your own. The tokens are
@@ -70,6 +74,7 @@ class EngineConfig:
     attention: str = "auto"
     kv_dtype: str = "auto"
     kv_memory: str | int | None = None
+    kv_groups: str = "auto"
     speculative: Any = "off"
 
     def __post_init__(self):

@@ -37,6 +37,8 @@ from minikv.validation import Prompt, check_params, make_request, pair_up
 class Loop:
     """The plain order of work: a step begins when the one before has ended."""
 
+    ahead = 0  # tokens that a step may write behind the next one
+
     def step(self, engine: "Engine") -> bool:
         """Schedule, run, append. Returns False if nothing can run.
 
@@ -57,6 +59,10 @@ class Loop:
         """What a loop of another kind counts: for `Stats.speculation`."""
 
 
+# What makes a pool for a number of blocks, a table, and a prefix cache.
+Classes = tuple[Callable[[int], BlockPool], type[BlockTable], type[RadixCache]]
+
+
 class Parts(NamedTuple):
     """What an engine keeps for good, made for its configuration by `minikv.assembly`."""
 
@@ -66,6 +72,7 @@ class Parts(NamedTuple):
     tiers: LowerTiers | None
     listeners: list[Listener]  # to its pool and its prefix cache
     sessions: Callable[[], Any]  # the module that writes and reads them
+    classes: Classes
 
 
 class Engine:
@@ -100,13 +107,14 @@ class Engine:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise ValueError(f"config: must be EngineConfig, was {config!r}")
-        parts = self.assemble(lm, config, sampler or Sampler(), attention)
+        classes = block_pool, block_table, prefix_cache
+        parts = self.assemble(lm, config, sampler or Sampler(), attention, classes)
         self.lm, self.config, self.runner, self.loop = lm, parts.config, parts.runner, parts.loop
         self.store, self.attention = self.runner.store, self.runner.attention
         self.tiers, self._listeners = parts.tiers, [*listeners, *parts.listeners]
         self._sessions = parts.sessions
-        self._make_pool, self._make_cache, self.block_table = block_pool, prefix_cache, block_table
-        self._make_scheduler = partial(scheduler, block_table=block_table, policy=policy)
+        self._make_pool, self.block_table, self._make_cache = parts.classes
+        self._make_scheduler = partial(scheduler, block_table=self.block_table, policy=policy)
         self._make_parts()
         self._requests: dict[int, Request] = {}  # unfinished
         self._moved: dict[int, Request] = {}  # have new tokens that no step has returned yet
@@ -371,10 +379,10 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, pool = self.scheduler, self.pool
+        scheduler, total, num_free = self.scheduler, self.config.num_blocks, self.pool.num_free
         return Stats(
-            blocks_total=pool.num_blocks, blocks_free=pool.num_free,
-            blocks_used=pool.num_blocks - pool.num_free, bytes_per_token=self.store.bytes_per_token,
+            blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
+            bytes_per_token=self.store.bytes_per_token,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
             running=len(scheduler.running), waiting=len(scheduler.waiting),
             **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},

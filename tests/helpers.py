@@ -213,7 +213,7 @@ def assert_empty(engine: Engine) -> None:
     if engine.cache is not None:
         assert engine.cache.num_evictable_blocks == stats.blocks_cached
         assert engine.cache.evict(stats.blocks_cached) == stats.blocks_cached
-    assert engine.pool.num_free == engine.pool.num_blocks
+    assert engine.pool.num_free == engine.config.num_blocks
     if engine.scheduler.host_pool is not None:
         assert engine.scheduler.host_pool.num_free == engine.scheduler.host_pool.num_blocks
     engine.check()

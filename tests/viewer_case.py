@@ -52,7 +52,7 @@ def check_looks(history):
     assert history.describe(1, 0) in picture.alt and history.describe(last, 1) in picture.alt
     # The lines over each panel may be broken.
     said = " ".join(" ".join(texts(picture.figure)).split())
-    assert all(f"{i} {steps[i].words}" in said for i in (1, last))
+    assert all(f"Step {i}: {steps[i].words}" in said for i in (1, last))
     with pytest.raises(ValueError, match="at least one"):
         history.picture([])
     with pytest.raises(IndexError):

@@ -20,6 +20,7 @@ GROUPS = {
         "begin": ("terminal:begin", "copy your earlier function where one starts from it"),
         "watch": ("terminal:watch", "check again whenever the file is saved"),
         "parts": ("terminal:parts", "run tinypy on your own parts"),
+        "capstone": ("chapters.ch15_serving.capstone", "an engine of yours under a mixed load"),
         "update": ("reader.update", "a newer version of the course, keeping your work"),
         "doctor": ("reader.doctor", "check this environment by computing with it"),
     },

@@ -5,11 +5,18 @@ function here emits a few of its instructions. All are sequentially consistent: 
 before such a call is visible to another thread after a call that has read its result.
 """
 
+import os
+
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 ORDER = "seq_cst"
+
+# Let another thread have this core, if one waits for it.
+give_way = types.ExternalFunction(
+    "SwitchToThread" if os.name == "nt" else "sched_yield", types.int32()
+)
 
 
 def _address(context, builder, signature, args):

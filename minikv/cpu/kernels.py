@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap
+from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
 from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
@@ -488,17 +488,19 @@ answer(attend_items, _is_array, attend.py_func)
 
 class Weights(NamedTuple):
     """The weights of a transformer with L layers, one array for all layers. A bias or a norm that
-    the model does not have is an array without rows: (0, …)."""
+    the model does not have is an array without rows: (0, …).
+
+    The weights of the layers' RMSNorm are not here. `qkv` and `gate_up` are multiplied by them,
+    channel by channel: whether x or the matrix is scaled makes no difference to their product.
+    """
 
     embedding: np.ndarray  # (V, hidden)
-    norm_1: np.ndarray  # (L, hidden)
     qkv: np.ndarray  # (L, (H + 2 K) * D, hidden), in panels: (L, outputs / LANES, hidden, LANES)
     qkv_bias: np.ndarray  # (L or 0, (H + 2 K) * D)
     q_norm: np.ndarray  # (L or 0, D)
     k_norm: np.ndarray
     out: np.ndarray  # (L, hidden, H * D), in panels
     out_bias: np.ndarray  # (L or 0, hidden)
-    norm_2: np.ndarray  # (L, hidden)
     gate_up: np.ndarray  # (L, 2, intermediate, hidden), in panels
     gate_up_bias: np.ndarray  # (L or 0, 2 * intermediate)
     down: np.ndarray  # (L, hidden, intermediate), in panels
@@ -523,13 +525,15 @@ class Buffers(NamedTuple):
     block_tables: np.ndarray  # (S, B)
     kv: Any  # of all layers: (L, num_blocks, block_size, 2, K, D), or as `minikv.quant` has it
     x: np.ndarray  # (T, hidden)
-    normed: np.ndarray  # (T, hidden)
+    squares: np.ndarray  # (chunks, T): the sum of x^2, each chunk's part
+    scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
     qkv: np.ndarray  # (T, (H + 2 K) * D)
     heads: np.ndarray  # (T, H + 2 K, D)
     attended: np.ndarray  # (T, H * D)
     heads_out: np.ndarray  # (T, H, D)
     gate_up: np.ndarray  # (T, 2 * intermediate)
     product: np.ndarray  # (T, intermediate)
+    hidden: np.ndarray  # (S, hidden): after the last norm
     logits: np.ndarray  # (S, V)
     shared: np.ndarray  # (NUM_SHARED,): what threads tell each other
 
@@ -546,7 +550,9 @@ DONE = 16  # how many of its chunks are done
 HELPERS = 32  # threads that help
 LEADS = 40  # whether a step is being computed: meanwhile, helpers stay
 PART, TOKENS, SEQS, DECODES = 48, 49, 50, 51  # which phase of the step is open; its batch
+OWN = 52  # how many chunks of the last step the leading thread has computed itself
 NUM_SHARED = 64
+A_WHILE = 1 << 16  # turns of a waiting loop
 
 
 @kernel
@@ -562,13 +568,14 @@ def run_step(weights, buffers, num_chunks, patience):
     leads = num_chunks > 0
     atomic_add(shared, LEADS if leads else HELPERS, 1)
     number = atomic_load(shared, OPEN) >> 32
-    part, waited, lost = np.int64(0), np.int64(0), np.int64(0)
+    part, waited, lost, own = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     while waited < patience:
         if leads:
-            if part > PHASES * len(weights.norm_1):
+            if part > PHASES * len(weights.qkv):
                 atomic_add(shared, LEADS, -1)
+                shared[OWN] = own
                 return lost
-            _prepare(weights, buffers, part)
+            _prepare(weights, buffers, part, num_chunks)
             shared[PART], shared[DONE] = part, 0
             number, part = number + 1, part + 1
             atomic_store(shared, OPEN, number << 32 | num_chunks << 16)
@@ -580,6 +587,7 @@ def run_step(weights, buffers, num_chunks, patience):
             if atomic_swap(shared, OPEN, word, word + 1):  # else another thread was faster
                 _compute(weights, buffers, shared[PART], chunk, count)
                 atomic_add(shared, DONE, 1)
+                own += 1
         waited = 0
         if leads:
             while atomic_load(shared, DONE) < num_chunks:
@@ -590,6 +598,8 @@ def run_step(weights, buffers, num_chunks, patience):
                 waited < patience or atomic_load(shared, LEADS) > 0
             ):
                 waited += 1
+                if waited % A_WHILE == 0:  # on a busy machine the leader may wait for this core
+                    give_way()
             opened = atomic_load(shared, OPEN) >> 32
             waited, number = waited if opened == number else np.int64(0), opened
     atomic_add(shared, HELPERS, -1)
@@ -597,30 +607,31 @@ def run_step(weights, buffers, num_chunks, patience):
 
 
 @inline
-def _prepare(w, b, part):
-    """What comes before a phase and is too little work to be shared."""
-    num_tokens = b.shared[TOKENS]
+def _prepare(w, b, part, num_chunks):
+    """What comes before a phase and is too little work to be shared: the embedding, the scale of
+    each row for RMSNorm, and what the head multiplies."""
+    num_tokens, size = b.shared[TOKENS], b.x.shape[1]
     layer, phase = part // PHASES, part % PHASES
-    x = b.x[:num_tokens]
-    if layer == len(w.norm_1):  # the head: the last token of each sequence
+    squares = b.squares[:num_chunks]
+    if part == 0:
+        for t in range(num_tokens):
+            x, row = b.x[t], w.embedding[b.token_ids[t]]
+            for i in range(size):
+                x[i] = row[i]
+        squares[1:] = zero
+        sum_squares(b.x[:num_tokens], START, size, squares[0])
+    if phase in (QKV, GATE_UP):
+        for t in range(num_tokens):
+            total = zero
+            for chunk in range(num_chunks):
+                total += squares[chunk, t]
+            b.scale[t] = one / math.sqrt(total / np.float32(size) + w.eps)
+    if layer == len(w.qkv):  # the last token of each sequence
         for row in range(b.shared[SEQS]):
             token = b.query_start[row + 1] - 1
-            _copy(b.x[token : token + 1], b.normed[row : row + 1])
-        rms_norm(b.normed[: b.shared[SEQS]], w.norm, w.eps, b.normed)
-    elif phase == QKV:
-        if layer == 0:
-            for t in range(num_tokens):
-                token_id = b.token_ids[t]
-                _copy(w.embedding[token_id : token_id + 1], b.x[t : t + 1])
-        rms_norm(x, w.norm_1[layer], w.eps, b.normed)
-        _copy(w.qkv_bias[layer : layer + 1], b.qkv[:num_tokens])
-    elif phase == OUT:
-        _add(w.out_bias[layer : layer + 1], x)
-    elif phase == DOWN:
-        _add(w.down_bias[layer : layer + 1], x)
-    elif phase == GATE_UP:
-        rms_norm(x, w.norm_2[layer], w.eps, b.normed)
-        _copy(w.gate_up_bias[layer : layer + 1], b.gate_up[:num_tokens])
+            hidden, x, scale = b.hidden[row], b.x[token], b.scale[token]
+            for i in range(size):
+                hidden[i] = x[i] * scale * w.norm[i]
 
 
 @inline
@@ -638,27 +649,38 @@ def _compute(w, b, part, chunk, num_chunks):
         border = b.shared[DECODES] * kv_heads
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
         return
-    num_rows, x, out, add = num_tokens, b.normed, b.x, ADD
-    if layer == len(w.norm_1):
-        num_rows, weight, out, add = num_seqs, w.head, b.logits, SET
+    num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
+    if layer == len(w.qkv):
+        num_rows, x, weight, out = num_seqs, b.hidden, w.head, b.logits
     elif phase == QKV:
-        weight, out, add = w.qkv[layer], b.qkv, len(w.qkv_bias) > 0
+        weight, out, bias = w.qkv[layer], b.qkv, w.qkv_bias[layer : layer + 1]
     elif phase == OUT:
-        x, weight = b.attended, w.out[layer]
+        x, weight, bias = b.attended, w.out[layer], w.out_bias[layer : layer + 1]
     elif phase == GATE_UP:
-        weight, out, add = w.gate_up[layer, 0], b.gate_up, len(w.gate_up_bias) > 0
+        weight, out, bias = w.gate_up[layer, 0], b.gate_up, w.gate_up_bias[layer : layer + 1]
     else:
-        x, weight = b.product, w.down[layer]
+        x, weight, bias = b.product, w.down[layer], w.down_bias[layer : layer + 1]
     x = x[:num_rows]
-    if phase != GATE_UP or layer == len(w.norm_1):
+    if phase in (OUT, DOWN):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
-        matmul(x, weight, out, START, add, first, last)
-        return
-    size = b.product.shape[1]
-    first, last = _bounds(size, chunk, num_chunks, UNIT)
-    matmul(x, weight, out, START, add, first, last)
-    matmul(x, w.gate_up[layer, 1], out, size, add, first, last)  # the same channels of both
-    silu_mul(out, b.product[:num_rows], first, last)
+        matmul(x, weight, out, START, ADD, first, last)
+        _add(bias, out[:num_rows], first, last)
+        sum_squares(out[:num_rows], first, last, b.squares[chunk])
+    elif phase == QKV:  # or the head
+        first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
+        matmul(x, weight, out, START, SET, first, last)
+        if layer < len(w.qkv):
+            _scale_rows(out[:num_rows], b.scale, first, last)
+            _add(bias, out[:num_rows], first, last)
+    else:
+        size = b.product.shape[1]
+        first, last = _bounds(size, chunk, num_chunks, UNIT)
+        for half in range(2):  # the same channels of both
+            to = half * size
+            matmul(x, w.gate_up[layer, half], out, to, SET, first, last)
+            _scale_rows(out[:num_rows], b.scale, to + first, to + last)
+            _add(bias, out[:num_rows], to + first, to + last)
+        silu_mul(out, b.product[:num_rows], first, last)
 
 
 @inline
@@ -688,16 +710,29 @@ def _bounds(size, chunk, num_chunks, multiple):
 
 
 @kernel
-def _copy(source, target):
-    """Copy a row, (1, N), to every row of the target, (T, N). If it is (0, N), there is none."""
-    for t in range(len(target) * len(source)):
-        for i in range(target.shape[1]):
-            target[t, i] = source[0, i]
+def _add(row, target, first, last):
+    """Add the channels first to last of a row, (1, N), to those of every row of the target, (T, N).
+    If it is (0, N), there is none."""
+    for t in range(len(target) * len(row)):
+        values, source = target[t, first:last], row[0, first:last]
+        for i in range(last - first):
+            values[i] += source[i]
 
 
 @kernel
-def _add(source, target):
-    """Add a row, (1, N), to every row of the target, (T, N). If it is (0, N), there is none."""
-    for t in range(len(target) * len(source)):
-        for i in range(target.shape[1]):
-            target[t, i] += source[0, i]
+def _scale_rows(x, scale, first, last):
+    """Multiply the channels first to last of row t of x, (T, N), by scale[t]."""
+    for t in range(len(x)):
+        values, factor = x[t, first:last], scale[t]
+        for i in range(last - first):
+            values[i] *= factor
+
+
+@kernel
+def sum_squares(x, first, last, out):
+    """out[t] = the sum of squares of the channels first to last of row t of x, (T, N)."""
+    for t in range(len(x)):
+        values, total = x[t, first:last], zero
+        for i in range(last - first):
+            total += values[i] * values[i]
+        out[t] = total

@@ -6,7 +6,7 @@ does on a GPU.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial, wraps
 from time import perf_counter, thread_time
 from typing import Any
@@ -23,6 +23,8 @@ from minikv.cpu.kernels import (
     DECODES,
     HELPERS,
     NUM_SHARED,
+    OWN,
+    PHASES,
     SEQS,
     TOKENS,
     Buffers,
@@ -59,27 +61,28 @@ _weights: WeakKeyDictionary[Transformer, Weights] = WeakKeyDictionary()
 def _copy_weights(transformer: Transformer) -> Weights:
     layers, config = transformer.layers, transformer.config
 
-    def stack(rows: list) -> np.ndarray:
-        found = [plain(row) for row in rows if row is not None]
+    def stack(rows: Iterable[np.ndarray]) -> np.ndarray:
+        found = list(rows)
         return np.stack(found) if found else np.empty((0, 1), np.float32)
 
     def norms(name: str) -> np.ndarray:
         ops = [getattr(layer, name) for layer in layers]
-        return stack([_norm_weight(op) for op in ops if op is not None])
+        return stack(norm_weight(op) for op in ops if op is not None)
 
     products = {}
-    for name in ("qkv", "out", "gate_up", "down"):
+    for name, norm in (("qkv", "norm_1"), ("out", ""), ("gate_up", "norm_2"), ("down", "")):
         ops: Any = [getattr(layer, name) for layer in layers]
+        weights = [plain(op.weight) for op in ops]
+        for i, layer in enumerate(layers if norm else []):
+            weights[i] = weights[i] * norm_weight(getattr(layer, norm))
         halves = 2 if name == "gate_up" else 1
-        panels = [[in_panels(half) for half in np.split(plain(op.weight), halves)] for op in ops]
+        panels = [[in_panels(half) for half in np.split(weight, halves)] for weight in weights]
         products[name] = np.stack(panels) if halves == 2 else np.concatenate(panels)
-        products[f"{name}_bias"] = stack([op.bias for op in ops])
+        products[f"{name}_bias"] = stack(plain(op.bias) for op in ops if op.bias is not None)
     return Weights(
         embedding=plain(transformer.embedding),
-        head=in_panels(plain(transformer.head.weight)),
-        norm_1=norms("norm_1"), norm_2=norms("norm_2"),
+        norm=norm_weight(transformer.norm), head=in_panels(plain(transformer.head.weight)),
         q_norm=norms("q_norm"), k_norm=norms("k_norm"),
-        norm=plain(_norm_weight(transformer.norm)),
         rope=plain(transformer.rope_table),
         windows=np.array([window or 0 for window in config.windows]),
         eps=np.float32(config.rms_norm_eps),
@@ -92,8 +95,8 @@ def plain(tensor: torch.Tensor) -> np.ndarray:
     return (tensor.to_dense() if tensor.is_mkldnn else tensor).contiguous().numpy()
 
 
-def _norm_weight(norm: Any) -> torch.Tensor:
-    return norm.weight / len(norm.weight) ** 0.5  # `FastRMSNorm` has the root in it
+def norm_weight(norm: Any) -> np.ndarray:
+    return plain(norm.weight / len(norm.weight) ** 0.5)  # `FastRMSNorm` has the root in it
 
 
 def compile_for(weights: Weights, buffers: Buffers) -> None:
@@ -134,8 +137,8 @@ class Crowd:
 
     Beside other busy programs a helper may lose its core in the middle of a chunk, and all wait for
     it: for milliseconds, where a chunk takes microseconds. One such wait is a hiccup. If several
-    steps wait like that for more than half of their time, two threads are slower than one. Then the
-    steps go on one thread for a while, twice as many as the last time.
+    steps wait so long that one thread had been faster, the steps go on one thread for a while,
+    twice as many as the last time.
     """
 
     def __init__(self) -> None:
@@ -147,10 +150,14 @@ class Crowd:
         self.alone = max(self.alone - 1, 0)
         return self.alone > 0
 
-    def judge(self, wait: float, seconds: float) -> None:
+    def judge(self, wait: float, seconds: float, helped: float) -> None:
         """After a shared step: its waits of more than LONG, and the time that it computed or waited
-        on the leading thread, both in seconds."""
-        if wait <= seconds / 2:
+        on the leading thread, both in seconds; and the share of the chunks that others computed.
+
+        Alone, it would have taken (seconds - wait) / (1 - helped). That is less than `seconds` if
+        the wait is more than helped * seconds.
+        """
+        if wait <= helped * seconds:
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
             return
         self.lost += 4
@@ -188,14 +195,16 @@ class Program:
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
             kv=kv,
-            x=floats(rows, c.hidden_size), normed=floats(rows, c.hidden_size),
+            x=floats(rows, c.hidden_size), scale=floats(rows),
+            squares=floats(CHUNKS_PER_THREAD * num_threads, rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),
             product=floats(rows, c.intermediate_size),
-            logits=floats(seqs, c.vocab_size), shared=whole(NUM_SHARED),
+            hidden=floats(seqs, c.hidden_size), logits=floats(seqs, c.vocab_size),
+            shared=whole(NUM_SHARED),
         )  # fmt: skip
         compile_for(self.weights, b)
-        self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.normed)
+        self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.hidden)
         started = thread_time()
         run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
         self.seconds_per_turn = (thread_time() - started) / TURNS
@@ -225,8 +234,10 @@ class Program:
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
-        lost = run_step(self.weights, b, CHUNKS_PER_THREAD * self.num_threads, long)
-        self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started)
+        num_chunks = CHUNKS_PER_THREAD * self.num_threads  # of each phase
+        lost = run_step(self.weights, b, num_chunks, long)
+        helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
+        self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started, helped)
         return self.logits[:num_seqs], self.hidden[:num_seqs]
 
 

@@ -91,44 +91,64 @@ def dot_rows(typing, q, first, num_heads, codes, begin, stride, count, out, to):
     """
 
     def generate(context, builder, signature, args):
-        q, codes, out = (_array(context, builder, signature, args, i) for i in (0, 3, 7))
-        size, width = _shape(builder, q)[1], _shape(builder, out)[1]
-        read = _reader(builder, signature.args[3].dtype, size)
-        q_at = _move(builder, q.data, args[1], size)
-        out_at = _move(builder, _move(builder, out.data, args[1], width), args[8])
-        codes_at, last = _move(builder, codes.data, args[4]), builder.sub(args[6], INDEX(1))
-        num_tiles = builder.udiv(builder.add(args[6], INDEX(KEYS - 1)), INDEX(KEYS))
-
-        def multiply(heads: int) -> None:
-            with cgutils.for_range(builder, num_tiles) as loop:
-                key = builder.mul(loop.index, INDEX(KEYS))
-                rows = [  # behind the last row the last one again
-                    _move(builder, codes_at, _least(builder, builder.add(key, INDEX(i)), last),
-                          args[5])
-                    for i in range(KEYS)
-                ]  # fmt: skip
-                sums = [[_empty_sum(builder) for _ in rows] for _ in range(heads)]
-                with cgutils.for_range(builder, read.num_pieces) as piece:
-                    queries = [
-                        [_load(builder, _move(builder, _move(builder, q_at, INDEX(h), size), at))
-                         for at in read.places(piece.index)]
-                        for h in range(heads)
-                    ]  # fmt: skip
-                    for i, row in enumerate(rows):
-                        for j, numbers in enumerate(read(row, piece.index)):
-                            for h in range(heads):
-                                _add(builder, sums[h][i], queries[h][j], numbers)
-                for h in range(heads):
-                    found = _sum_lanes(builder, [builder.load(one) for one in sums[h]])
-                    at = _move(builder, _move(builder, out_at, INDEX(h), width), key)
-                    _store(builder, found, at)
-
-        _choose(builder, args[2], range(1, HEADS + 1), multiply)
+        dots(context, builder, signature, args)
         return context.get_dummy_value()
 
     number = types.int64
     arguments = q, number, number, codes, number, number, number, out, number
     return types.none(*arguments), generate
+
+
+def dots(context, builder, signature, args, scales=None, lows=None) -> None:
+    """The program of `dot_rows`. scales(at) and lows(at) give 16 numbers from channel `at` on, for
+    keys low + scale code: q . k = q . low + (q scale) . code. The sums begin as q . low, lane by
+    lane."""
+    q, codes, out = (_array(context, builder, signature, args, i) for i in (0, 3, len(args) - 2))
+    size, width = _shape(builder, q)[1], _shape(builder, out)[1]
+    read = _reader(builder, signature.args[3].dtype, size)
+    q_at = _move(builder, q.data, args[1], size)
+    out_at = _move(builder, _move(builder, out.data, args[1], width), args[-1])
+    codes_at, last = _move(builder, codes.data, args[4]), builder.sub(args[6], INDEX(1))
+    num_tiles = builder.udiv(builder.add(args[6], INDEX(KEYS - 1)), INDEX(KEYS))
+
+    def multiply(heads: int) -> None:
+        heads_at = [_move(builder, q_at, INDEX(h), size) for h in range(heads)]
+        bases = [_empty_sum(builder) for _ in heads_at] if lows else []
+        if lows:
+            with cgutils.for_range(builder, builder.udiv(size, INDEX(LANES))) as loop:
+                at = builder.mul(loop.index, INDEX(LANES))
+                numbers = lows(at)
+                for of_head, base in zip(heads_at, bases, strict=True):
+                    _add(builder, base, _load(builder, _move(builder, of_head, at)), numbers)
+        with cgutils.for_range(builder, num_tiles) as loop:
+            key = builder.mul(loop.index, INDEX(KEYS))
+            rows = [  # behind the last row the last one again
+                _move(builder, codes_at, _least(builder, builder.add(key, INDEX(i)), last), args[5])
+                for i in range(KEYS)
+            ]
+            sums = [[_empty_sum(builder) for _ in rows] for _ in heads_at]
+            for base, of_head in zip(bases, sums, strict=False):
+                for one in of_head:
+                    builder.store(builder.load(base), one)
+            with cgutils.for_range(builder, read.num_pieces) as piece:
+                places = read.places(piece.index)
+                steps = [scales(at) for at in places] if scales else []
+                queries = [
+                    [_load(builder, _move(builder, of_head, at)) for at in places]
+                    for of_head in heads_at
+                ]
+                if scales:
+                    queries = [list(map(builder.fmul, of_head, steps)) for of_head in queries]
+                for i, row in enumerate(rows):
+                    for j, numbers in enumerate(read(row, piece.index)):
+                        for h in range(heads):
+                            _add(builder, sums[h][i], queries[h][j], numbers)
+            for h in range(heads):
+                found = _sum_lanes(builder, [builder.load(one) for one in sums[h]])
+                at = _move(builder, _move(builder, out_at, INDEX(h), width), key)
+                _store(builder, found, at)
+
+    _choose(builder, args[2], range(1, HEADS + 1), multiply)
 
 
 @intrinsic

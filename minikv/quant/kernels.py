@@ -34,7 +34,7 @@ from minikv.cpu.kernels import (
     prefetch,
     write_new,
     zero,
-)  # fmt: skip
+)
 from minikv.cpu.tiles import HEADS, add_rows, ask_for, dot_rows
 from minikv.quant.formats import TINY
 from minikv.quant.tiles import add_by_token, dot_by_channel

@@ -13,7 +13,6 @@ from numba.extending import intrinsic
 from minikv.cpu.tiles import (
     HEADS,
     INDEX,
-    KEYS,
     LANES,
     SHORT,
     VECTOR,
@@ -22,72 +21,25 @@ from minikv.cpu.tiles import (
     _choose,
     _empty_sum,
     _in_all_lanes,
-    _least,
     _load,
     _move,
     _reader,
     _shape,
     _store,
-    _sum_lanes,
+    dots,
 )
 
 
 @intrinsic
 def dot_by_channel(typing, q, first, num_heads, codes, begin, stride, count, scale, low, out, to):
-    """`dot_rows` for keys low + scale code, with a scale and a low (D,) for each channel.
-
-    q . k = q . low + (q scale) . code: the sums begin as q . low, lane by lane.
-    """
+    """`dot_rows` for keys low + scale code, with a scale and a low (D,) for each channel."""
 
     def generate(context, builder, signature, args):
-        q, codes, scale, low, out = (
-            _array(context, builder, signature, args, i) for i in (0, 3, 7, 8, 9)
-        )
-        size, width = _shape(builder, q)[1], _shape(builder, out)[1]
-        read = _reader(builder, types.uint8, size)
-        q_at = _move(builder, q.data, args[1], size)
-        out_at = _move(builder, _move(builder, out.data, args[1], width), args[10])
-        codes_at, last = _move(builder, codes.data, args[4]), builder.sub(args[6], INDEX(1))
-        num_tiles = builder.udiv(builder.add(args[6], INDEX(KEYS - 1)), INDEX(KEYS))
+        def reader_of(part):
+            return lambda at: _widened(builder, _move(builder, part.data, at))
 
-        def multiply(heads: int) -> None:
-            heads_at = [_move(builder, q_at, INDEX(h), size) for h in range(heads)]
-            bases = [_empty_sum(builder) for _ in heads_at]
-            vectors = builder.udiv(size, INDEX(LANES))
-            with cgutils.for_range(builder, vectors) as loop:
-                at = builder.mul(loop.index, INDEX(LANES))
-                lows = _widened(builder, _move(builder, low.data, at))
-                for of_head, base in zip(heads_at, bases, strict=True):
-                    _add(builder, base, _load(builder, _move(builder, of_head, at)), lows)
-            with cgutils.for_range(builder, num_tiles) as loop:
-                key = builder.mul(loop.index, INDEX(KEYS))
-                rows = [  # behind the last row the last one again
-                    _move(builder, codes_at, _least(builder, builder.add(key, INDEX(i)), last),
-                          args[5])
-                    for i in range(KEYS)
-                ]  # fmt: skip
-                sums = [[_empty_sum(builder) for _ in rows] for _ in heads_at]
-                for base, of_head in zip(bases, sums, strict=True):
-                    for one in of_head:
-                        builder.store(builder.load(base), one)
-                with cgutils.for_range(builder, read.num_pieces) as piece:
-                    places = read.places(piece.index)
-                    scales = [_widened(builder, _move(builder, scale.data, at)) for at in places]
-                    queries = [
-                        [builder.fmul(_load(builder, _move(builder, of_head, at)), one)
-                         for at, one in zip(places, scales, strict=True)]
-                        for of_head in heads_at
-                    ]  # fmt: skip
-                    for i, row in enumerate(rows):
-                        for j, numbers in enumerate(read(row, piece.index)):
-                            for h in range(heads):
-                                _add(builder, sums[h][i], queries[h][j], numbers)
-                for h in range(heads):
-                    found = _sum_lanes(builder, [builder.load(one) for one in sums[h]])
-                    at = _move(builder, _move(builder, out_at, INDEX(h), width), key)
-                    _store(builder, found, at)
-
-        _choose(builder, args[2], range(1, HEADS + 1), multiply)
+        ends = (reader_of(_array(context, builder, signature, args, i)) for i in (7, 8))
+        dots(context, builder, signature, args, *ends)
         return context.get_dummy_value()
 
     number = types.int64

@@ -50,6 +50,8 @@ class Speculation:
 class SpeculativeLoop(Loop):
     """Drafts, and verifies as many of them as pay."""
 
+    ahead = MOST
+
     def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)

@@ -4,12 +4,19 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from minikv.groups import GroupedStore
 from minikv.paged import KVStore
 from minikv.tiers.identity import bytes_of
 
 
 def parts_of(store: KVStore) -> dict[str, torch.Tensor]:
-    """Everything that a store keeps of a block, by name: tensors (num_layers, num_blocks, …)."""
+    """Everything that a store keeps of a block, by name: tensors (num_layers, num_blocks, …).
+    Raises ValueError for a store of which blocks give back what is behind a window."""
+    if isinstance(store, GroupedStore):
+        raise ValueError(
+            "kv_groups: the layers with a window have given back earlier K and V, so blocks cannot "
+            "be taken out or put in; make this engine with EngineConfig(kv_groups='one')"
+        )
     return getattr(store, "parts", None) or {"kv": store.blocks}
 
 

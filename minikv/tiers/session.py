@@ -136,6 +136,7 @@ def put_prefix(
     under the prefix cache. Raises OutOfBlocks, changing nothing, if the pool has no room."""
     if engine.cache is None:
         raise ValueError("prefix_cache: must be True, because K and V are put under it")
+    parts_of(engine.store)  # or raise, before anything changes
     with engine.changing_state():
         error = _insert(engine, token_ids, parts, salt)
     if error is not None:
@@ -252,6 +253,7 @@ def _check_parts(
 def _find(engine: Engine, what: What, salt: Hashable) -> tuple[list[int], dict[str, torch.Tensor]]:
     """Tokens, and the whole blocks of their K and V."""
     size = engine.config.block_size
+    parts_of(engine.store)  # or raise, before anything is computed
     engine.recover()
     if isinstance(what, int):
         [sequence, *others] = engine.request(what).sequences

@@ -118,7 +118,7 @@ def test_two_tabs_that_share_a_prompt_show_blocks_being_shared(tinypy, open_page
             tab.wait_for_function("document.querySelectorAll('#requests li').length === 0")
             tab.wait_for_function("document.querySelectorAll('#pool .tree').length > 2")
             assert not tab.locator("#pool .shared").count()
-            assert tab.locator("#tree div").count() >= 2
+            assert tab.locator("#tree div").count() >= 1
     tabs[0].wait_for_function("/gone/.test(document.querySelector('#state').textContent)")
 
 

@@ -2,6 +2,7 @@
 On Ray: see test_serve_ray."""
 
 import random
+import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -217,9 +218,9 @@ def test_mixed_load_is_measured_or_says_why_not(tinypy, monkeypatch):
         assert times.first and min(times.first) > 0
     assert [line.split("  ")[0] for line in mixed_load.rows(found)[1:]] == list(found)
     workers[0].paused.clear()
+    threading.Timer(1, workers[0].paused.set).start()  # closing waits for its turn
     with pytest.raises(RuntimeError, match="the machine is too busy"):
         mixed_load.measured(tinypy.lm, deadline=0.5, workers=nullcontext(workers))
-    workers[0].paused.set()
     workers[0].is_gone = True
     with pytest.raises(RuntimeError, match="do not work here: is gone"):
         mixed_load.measured(tinypy.lm, workers=nullcontext(workers))

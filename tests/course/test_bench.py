@@ -45,8 +45,10 @@ SMALL = {
 
 @pytest.fixture
 def small(monkeypatch):
-    """What no option makes small: four new tokens on each rung, one block size whose steps run."""
+    """What no option makes small: four new tokens on each rung, one core to be kept busy, one block
+    size whose steps run."""
     monkeypatch.setattr(ladder, "RunningTable", partial(RunningTable, max_tokens=4))
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     step_times = tiers._step_times
 
     def some_step_times(lm, block_size, repeats):

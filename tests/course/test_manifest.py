@@ -2,7 +2,7 @@
 
 import pytest
 
-from minikv.course.exercises.manifest import Bug, Class, Function, read
+from minikv.course.exercises.manifest import Class, Function, read
 
 FOLDER = "ch05_copy_on_write"
 TOP = """
@@ -46,13 +46,12 @@ def test_a_chapter_is_what_its_file_says(read_as):
     assert (chapter.number, chapter.name, chapter.doc) == ("05", "copy_on_write", "A test.")
     assert chapter.in_engine and chapter.needs is None and chapter.decodes == ()
     assert chapter.skeleton == (
-        Function(
-            f"{chapter.package}.answers:copy_prefix", Bug("05.1", (("old", "new"), ("a", "b")))
-        ),
+        Function(f"{chapter.package}.answers:copy_prefix", "05.1"),
         Class("minikv.blocks:BlockTable", {"fork": "05.2"}, ("release",)),
         Function("minikv.blocks:OutOfBlocks"),
     )
     assert chapter.places == {"copy_prefix": "05.1", "BlockTable.fork": "05.2"}
+    assert chapter.bugs == {"copy_prefix": ["old", "new", "a", "b"]}
     first, second = chapter.exercises
     assert (first.id, first.matters, first.hints) == ("05.1", "Two lines.", ("a", "b", "c"))
     assert (first.kind, second.kind) == ("debug", "build")
@@ -63,12 +62,13 @@ def test_a_chapter_is_what_its_file_says(read_as):
     [
         (ALL.replace("05.2", "05.3"), r"exercises must be \['05.1', '05.2'\], were"),
         (TOP + FIRST + BUG, "the skeleton writes .*, the exercises are"),
-        (ALL + BUG, "05.2: bug of copy_prefix"),
+        (ALL + BUG, "05.2: the skeleton does not have it write copy_prefix"),
         (ALL.replace(", show", ", shows"), "skeleton: needs a target, .* was {'target'"),
         (ALL.replace("minikv.blocks:Out", "Out"), "skeleton: needs a target"),
-        (ALL.replace(', "b"]', "]"), "05.1: bug of copy_prefix is old, new, …, but has 3 texts"),
         (ALL.replace("debug", "solve"), "05.1: kind must be build, debug or predict, was 'solve'"),
         (ALL.replace('"a", "b", ', ""), "05.1: needs three hints, has 1"),
+        (ALL.replace("works", "why", 1), "05.1: got an unexpected keyword argument 'why'"),
+        (ALL.replace('works = "So."', "", 1), "05.1: missing 1 required .* 'works'"),
         (ALL.replace("title", "name", 1), "05.1: got an unexpected keyword argument 'name'"),
         (ALL.replace("in_engine", "in_motor"), "unexpected keyword argument 'in_motor'"),
         (ALL.replace('"A test."', '"A test.'), "line 2"),

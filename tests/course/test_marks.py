@@ -14,7 +14,7 @@ from minikv.course.judge.plain_data import Unreadable, Words, kept, pack, unpack
 from minikv.course.judge.scenarios import same
 
 APART = pytest.mark.skipif(not process.FORKS, reason="judged in the process that runs the code")
-SLOTS, POOL, ATTEND, KERNEL = find("04.3"), find("04.1"), find("01.2"), find("08.1")
+SLOTS, POOL = find("04.3"), find("04.1")
 WRONG = {"slot_mapping": "def slot_mapping(block_ids, block_size, start, end):\n    return {}"}
 
 FORGED = """

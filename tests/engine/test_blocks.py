@@ -1,7 +1,5 @@
 """Chapter 04: the block pool, the block table, and attention over blocks."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -51,24 +49,6 @@ def test_free_blocks_can_be_neither_released_nor_shared():
 def test_unknown_blocks(method, block_id):
     with pytest.raises(ValueError, match=f"block {block_id} is not in this pool of 2 blocks"):
         getattr(BlockPool(2), method)(block_id)
-
-
-@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from("+-a"), st.integers(0, 5))))
-def test_counts_against_a_dictionary(num_blocks, operations):
-    pool, counts = BlockPool(num_blocks), Counter()
-    for operation, number in operations:
-        live = sorted(block for block in counts if counts[block])
-        if operation == "a":
-            if len(live) < num_blocks:
-                block = pool.allocate()
-                assert counts[block] == 0
-                counts[block] = 1
-        elif live:
-            block = live[number % len(live)]
-            (pool.acquire if operation == "+" else pool.release)(block)
-            counts[block] += 1 if operation == "+" else -1
-        assert all(pool.ref_count(block) == counts[block] for block in range(num_blocks))
-        assert pool.num_free == num_blocks - sum(count > 0 for count in counts.values())
 
 
 # ── The table: test_copy_on_write.py compares it with a model ─────────────────

@@ -172,8 +172,9 @@ def cpu(lm, **changes):
     return Engine(lm, small(attention="cpu", **changes))
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", [1, 4, 16, 64])
+@pytest.mark.parametrize(
+    ("block_size", "prefix_cache"), [(1, False), (4, True), (16, False), (64, True)]
+)
 def test_greedy_tokens(pair, block_size, prefix_cache):
     """Prompts longer and shorter than what one program takes, on every architecture."""
     prompts = pair.prompts(33, 17, 1, 33, 7, seed=5)
@@ -315,25 +316,26 @@ def test_a_helper_that_is_about_to_be_free_takes_the_next_job():
 
 
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
-    """After three steps that each waited for most of their time. A step that was long in all, or
-    one such wait, changes nothing."""
+    """After three steps that took longer than one thread would have. A step that was long in all,
+    or one such wait, changes nothing."""
     crowd, offers = cpu_step.Crowd(), []
-    for wait, seconds in [(0.01, 0.1), (0.0, 0.0006)] * 500 + [(0.003, 0.004)]:
-        crowd.judge(wait, seconds)
+    fine = (0.01, 0.1, 0.5), (0.0, 0.0006, 0.5), (0.0, 0.0006, 0.0), (0.001, 0.003, 0.5)
+    for step_of in [*fine] * 500 + [(0.003, 0.004, 0.5)]:
+        crowd.judge(*step_of)
         assert not crowd.goes_alone()
     for _ in range(20):
-        crowd.judge(0.0, 0.001)
+        crowd.judge(0.0, 0.001, 0.5)
     for turn in range(3):  # found busy, back together, found busy again: twice as long
-        for _ in range(3):
+        for one in ((0.003, 0.004, 0.5), (0.001, 0.003, 0.01), (0.003, 0.004, 0.7)):
             assert not crowd.goes_alone()
-            crowd.judge(0.003, 0.004)
+            crowd.judge(*one)
         steps = 1
         while crowd.goes_alone():
             steps += 1
         assert steps == 16 << turn
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, wait, seconds: JUDGE(self, 1, 1))
+    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, *step_of: JUDGE(self, 1, 1, 0))
     monkeypatch.setattr(helpers, "offer", lambda job, count: offers.append(count))
     (prompt,) = llama.prompts(9, seed=3)
     engine = cpu(llama.lm)

@@ -90,8 +90,9 @@ def here(pair):
 # ── Greedy tokens ─────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("prefix_cache", [True, False], ids=["cache", "no-cache"])
-@pytest.mark.parametrize("block_size", BLOCK_SIZES)
+@pytest.mark.parametrize(
+    ("block_size", "prefix_cache"), [(1, True), (4, False), (16, True), (64, False)]
+)
 def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     prompts = mixed_prompts(pair)
     expected = as_reference(pair, prompts, 12)
@@ -601,15 +602,6 @@ def test_a_stop_string_around_special_tokens(talker):
     assert (outputs[-1].text, outputs[-1].finish_reason) == ("x", "stop")
     assert talker.decode(outputs[-1].token_ids).startswith("xab")
     assert "de" not in talker.decode(outputs[-1].token_ids)
-
-
-def test_stop_ids(talker):
-    ids = talker.encode("one two three four five")
-    for position in (0, 2, len(ids) - 1):
-        first = ids.index(ids[position])
-        outputs, _ = scripted(talker, ids, SamplingParams(stop=("nothing", ids[position])))
-        assert outputs[-1].token_ids == ids[: first + 1]
-        assert outputs[-1].finish_reason == "stop"
 
 
 def test_end_token_and_ignore_eos(talker):

@@ -71,16 +71,6 @@ def test_a_chunk_takes_what_decodes_leave():
     assert bench.step() == [(0, 1), (1, 1), (2, 1)]
 
 
-def test_two_prompts_share_a_budget_in_order():
-    bench = Bench(max_batch_tokens=10)
-    bench.add(12)
-    bench.add(12)
-    bench.add(3)
-    assert bench.step() == [(0, 10)]
-    assert bench.step() == [(0, 2), (1, 8)]
-    assert bench.step() == [(0, 1), (1, 4), (2, 3)]
-
-
 def test_a_budget_full_of_decodes_leaves_none_for_prefill():
     bench = Bench(max_batch_tokens=2, max_num_seqs=2)
     bench.add(1, max_tokens=3)

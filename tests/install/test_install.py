@@ -132,7 +132,7 @@ def test_the_lowest_versions(bin_folder, wheel, tmp_path):
 def test_pip_install(bin_folder, wheel, tmp_path):
     done(bin_folder / "pip", "install", "--quiet", f"{wheel}[course]", cwd=tmp_path)
     # The extras and the pins fit each other; they are not installed.
-    extras = f"{wheel}[course,class,distributed,test]"
+    extras = f"{wheel}[course,class,clients,distributed,test]"
     pins = ("-c", ROOT / "constraints.txt")
     done(bin_folder / "pip", "install", "--quiet", "--dry-run", *pins, extras, cwd=tmp_path)
     done(bin_folder / "minikv", "start", "course", "--no-lab", cwd=tmp_path)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import run_ahead
 from paged_case import DEVICE
 from quant_case import Steps, make_store, one_layer
 
@@ -153,26 +152,6 @@ def test_the_engine_says_what_it_says_in_pytorch(llama, kv_dtype):
     for prompt, new in zip(prompts, found, strict=True):
         logits = lm.logits(prompt + new, oracle)[len(prompt) - 1 : -1]
         assert logits.argmax(-1).tolist() == new
-
-
-@pytest.mark.parametrize(("kv_dtype", "ahead"), [("int8", True), ("int4", False)])
-def test_forks_and_preemption(llama, kv_dtype, ahead):
-    # 5 blocks of 4 for 2 x 12 tokens: a sequence has to give way; samples share an open block.
-    lm = minikv.load(llama.folder, device=DEVICE)
-    outs = {}
-    for attention in ("torch", "triton"):
-        engine = Engine(lm, EngineConfig(
-            attention=attention, kv_dtype=kv_dtype, num_blocks=5, block_size=4, max_num_seqs=4,
-            max_batch_tokens=16, prefix_cache=False, preemption="swap", host_blocks=8,
-        ))  # fmt: skip
-        if ahead:
-            run_ahead(engine)
-        prompts = [[7, 8, 9, 10, 11], [20, 21, 22, 23, 24]]
-        found = engine.generate(prompts, greedy(7))
-        assert engine.stats().preemptions > 0
-        [fork] = engine.generate([prompts[0]], greedy(2, n=2))
-        outs[attention] = [sample.token_ids for out in (*found, fork) for sample in out.samples]
-    assert outs["triton"] == outs["torch"]
 
 
 def test_which_steps_can_be_recorded(llama):

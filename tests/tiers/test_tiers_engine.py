@@ -247,27 +247,15 @@ def test_making_room_does_not_push_out_what_comes_back(engine_of):
 # ── A reader's own parts ──────────────────────────────────────────────────────
 
 
-class OwnPool(BlockPool):
-    pass
-
-
-class OwnCache(RadixCache):
-    pass
-
-
-class OwnScheduler(Scheduler):
-    pass
-
-
 @pytest.mark.parametrize("as_classes", [True, False])
 def test_parts_from_outside_are_joined(llama, as_classes):
     """Of any class, and also those that a function makes."""
     config = small(**TINY, host_blocks=64, attention="torch")
-    own = dict(block_pool=OwnPool, prefix_cache=OwnCache, scheduler=OwnScheduler)
+    kinds = dict(block_pool=BlockPool, prefix_cache=RadixCache, scheduler=Scheduler)
+    own = {name: type("Own", (kind,), {}) for name, kind in kinds.items()}
     parts = own if as_classes else {name: partial(one) for name, one in own.items()}
     engine = Engine(llama.lm, config, **parts)
-    assert type(engine.pool) is OwnPool and type(engine.cache) is OwnCache
-    assert type(engine.scheduler) is OwnScheduler
+    assert [type(part) for part in (engine.pool, engine.cache, engine.scheduler)] == [*own.values()]
     generate(engine, [PROMPT], params())
     fill(engine)
     generate(engine, [PROMPT], params())

@@ -17,6 +17,7 @@ from minikv.course.bench import (
     decode,
     endless,
     gpu,
+    hybrid,
     kv,
     kv_quality,
     ladder,
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "paging": (paging, "slots that paging leaves unused, and the cost of a block"),
     "kv": (kv, "quantised K and V: bytes per token, batch in a pool, decode tokens per second"),
     "kv-quality": (kv_quality, "quantised K and V: bits per byte, KL and changed tokens"),
+    "hybrid": (hybrid, "layers with a window that give back K and V: memory, sequences, hits"),
     "speculative": (speculative, "speculative decoding over the same engine without drafts"),
     "tiers": (tiers, "host and disk under the prefix cache: hits, first tokens, what they cost"),
 }

@@ -141,12 +141,8 @@ def in_turns(
     measures: Mapping[str, Callable[[int], float]], repeats: int, progress: tqdm
 ) -> dict[str, list[float]]:
     """What each function says of each turn, all of them in turns; the first one is the warm-up."""
-    found: dict[str, list[float]] = {name: [] for name in measures}
-    for turn in range(repeats + 1):
-        for name, measure in measures.items():
-            found[name].append(measure(turn))
-            progress.update()
-    return {name: values[1:] for name, values in found.items()}
+    said = race(measures, range(repeats + 1), progress).results
+    return {name: values[1:] for name, values in said.items()}
 
 
 def take_steps(engine: minikv.Engine, steps: int, turn: int = 0) -> None:

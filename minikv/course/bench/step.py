@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import minikv
+from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, take_steps
 
 GOALS = {1: 50, 8: 60, 32: 60, 64: 60}  # % of the limit, by batch
@@ -50,16 +51,11 @@ def run(args: argparse.Namespace) -> BenchTable:
 
 def _decoding(lm: minikv.LanguageModel, batch: int, context: int, steps: int) -> minikv.Engine:
     """An engine in which `batch` sequences decode, with `context` tokens halfway."""
-    length, rest = max(context - steps // 2, 1), 8
-    num_blocks = batch * (-(-(length + steps + rest) // 16) + 1)
-    tokens = max(2048, batch)
-    config = minikv.EngineConfig(
-        num_blocks=num_blocks, max_num_seqs=batch, max_batch_tokens=tokens, prefix_cache=False,
-        attention="cpu",
-    )  # fmt: skip
-    engine, draw = minikv.Engine(lm, config), torch.Generator().manual_seed(0)
-    for _ in range(batch):
-        prompt = torch.randint(1, lm.config.vocab_size, (length,), generator=draw).tolist()
-        engine.add_request(prompt, minikv.SamplingParams(max_tokens=steps + rest, ignore_eos=True))
-    take_steps(engine, -(-batch * length // tokens) + 1)
+    length, rest = max(context - steps // 2, 1), 24
+    lengths = [length + steps + rest] * batch  # a block more of each: the scheduler keeps some free
+    engine = peers.engine_for(lm, lengths, prefix_cache=False, attention="cpu")
+    params = minikv.SamplingParams(max_tokens=steps + 8, ignore_eos=True)
+    for prompt in peers.random_prompts(lm, [length] * batch, seed=0):
+        engine.add_request(prompt, params)
+    take_steps(engine, -(-batch * length // engine.config.max_batch_tokens) + 1)
     return engine

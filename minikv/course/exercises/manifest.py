@@ -25,14 +25,14 @@ import importlib.util
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any
 
 from minikv.course import chapters as home
-from minikv.course.chapters import each, folders
+from minikv.course.chapters import folders
 
 
 class ReaderError(ValueError):
@@ -46,14 +46,6 @@ HOW_TO_GET = {
     "triton": "official builds exist for Linux only",
     "numba": "pip install -r requirements.txt installs it where there is a build",
 }  # by package that a chapter may need
-
-
-@dataclass(frozen=True)
-class Bug:
-    """What a debug exercise breaks: edits (old, new) of the reference's text, each old once."""
-
-    exercise: str
-    edits: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -71,7 +63,7 @@ class Piece:
 class Function(Piece):
     """A function of the skeleton: for the reader to write, for the reader to fix, or given."""
 
-    write: str | Bug | None = None  # the exercise's id, or what is broken; None: given
+    write: str | None = None  # the exercise's id; None: given
 
 
 @dataclass(frozen=True)
@@ -82,7 +74,7 @@ class Class(Piece):
     these methods.
     """
 
-    write: dict[str, str | Bug]
+    write: dict[str, str]
     show: tuple[str, ...] | None = None
 
 
@@ -100,6 +92,8 @@ class Exercise:
     works: str  # why it works, shown after passing
     # The function to write, and an earlier one of the same file whose body it starts from.
     begins: tuple[str, str] | None = None
+    # Of a debug exercise, by path: edits that break the reference's text, old, new, old, new, …
+    bug: dict[str, list[str]] = field(default_factory=dict, hash=False)
 
     @property
     def chapter(self) -> "Chapter":
@@ -145,17 +139,18 @@ class Chapter:
     @cached_property
     def places(self) -> dict[str, str]:
         """What the reader writes, as paths in the skeleton: "f" or "Class.m" -> exercise id."""
-        found: dict[str, str | Bug | None] = {}
+        found: dict[str, str | None] = {}
         for name, piece in self.pieces.items():
             if isinstance(piece, Function):
                 found[name] = piece.write
             else:
-                found |= {f"{name}.{method}": write for method, write in piece.write.items()}
-        return {
-            path: write.exercise if isinstance(write, Bug) else write
-            for path, write in found.items()
-            if write is not None
-        }
+                found |= {f"{name}.{method}": id_ for method, id_ in piece.write.items()}
+        return {path: id_ for path, id_ in found.items() if id_ is not None}
+
+    @cached_property
+    def bugs(self) -> dict[str, list[str]]:
+        """What is broken, by path: edits of the reference's text."""
+        return {path: edits for e in self.exercises for path, edits in e.bug.items()}
 
     @property
     def cannot_run(self) -> str | None:
@@ -178,17 +173,21 @@ class Chapter:
                 f"chapter {self.number}: the skeleton writes {sorted(written)}, "
                 f"the exercises are {ids}"
             )
+        for exercise in self.exercises:
+            for path in exercise.bug:
+                if self.places.get(path) != exercise.id:
+                    raise ValueError(f"{exercise.id}: the skeleton does not have it write {path}")
 
 
 @cache
 def chapters() -> dict[str, Chapter]:
     """Every chapter that has exercises, by its number, in order."""
-    found = {number: module.CHAPTER for number, module in each("chapter")}
+    found = {}
     for number, folder in folders().items():
         file = resources.files(home) / folder / "chapter.toml"
         if file.is_file():
             found[number] = read(file, folder)
-    return dict(sorted(found.items()))
+    return found
 
 
 def read(file: Traversable, folder: str) -> Chapter:
@@ -199,18 +198,10 @@ def read(file: Traversable, folder: str) -> Chapter:
     try:
         fields = tomllib.loads(file.read_text(encoding="utf-8"))
         tables = {key: fields.pop(key) for key in [*fields] if isinstance(fields[key], dict)}
-        bugs = {
-            path: _bug(id_, path, edits)
-            for id_, table in tables.items()
-            for path, edits in table.pop("bug", {}).items()
-        }
-        skeleton = tuple(_piece(row, folder, bugs) for row in fields.pop("skeleton", ()))
-        for path, bug in bugs.items():  # that no piece has taken
-            raise ValueError(f"{bug.exercise}: bug of {path}, which the skeleton does not ask for")
         return Chapter(
             number=folder[2:4],
             name=folder[5:],
-            skeleton=skeleton,
+            skeleton=tuple(_piece(row, folder) for row in fields.pop("skeleton", ())),
             exercises=tuple(_exercise(id_, table) for id_, table in tables.items()),
             decodes=tuple(map(tuple, fields.pop("decodes", ()))),
             **fields,
@@ -222,34 +213,22 @@ def read(file: Traversable, folder: str) -> Chapter:
 def _exercise(id_: str, table: Mapping[str, Any]) -> Exercise:
     """An exercise; what is a list in the file is a tuple, and one line has no line breaks."""
     row: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    row["matters"] = " ".join(row.get("matters", "").split())
+    if "matters" in row:
+        row["matters"] = " ".join(row["matters"].split())
     try:
         return Exercise(id=id_, **row)
     except TypeError as error:  # a field too many, or too few
         raise ValueError(f"{id_}: {str(error).partition(' ')[2]}") from None
 
 
-def _bug(id_: str, path: str, edits: list[str]) -> Bug:
-    if len(edits) % 2:
-        raise ValueError(f"{id_}: bug of {path} is old, new, …, but has {len(edits)} texts")
-    return Bug(id_, tuple(zip(edits[::2], edits[1::2], strict=True)))
-
-
-def _piece(row: dict[str, Any], folder: str, bugs: dict[str, Bug]) -> Function | Class:
-    """One piece of the skeleton; takes what is broken in it out of `bugs`."""
+def _piece(row: dict[str, Any], folder: str) -> Function | Class:
     target, write, show = row.get("target", ""), row.get("write"), row.get("show")
     if ":" not in target or row.keys() - {"target", "write", "show"}:
         raise ValueError(f"skeleton: needs a target, module:name; may have write, show; was {row}")
-    name = target.partition(":")[2]
     target = f"{home.__name__}.{folder}{target}" if target.startswith(".") else target
-
-    def asked(path: str, id_: str | None) -> Any:
-        return bugs.pop(path) if path in bugs and bugs[path].exercise == id_ else id_
-
     if not isinstance(write, dict):
-        return Function(target, asked(name, write))
-    methods = {method: asked(f"{name}.{method}", id_) for method, id_ in write.items()}
-    return Class(target, methods, None if show is None else tuple(show))
+        return Function(target, write)
+    return Class(target, write, None if show is None else tuple(show))
 
 
 def chapter_of(exercise_id: str) -> Chapter:

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from minikv.course.exercises.manifest import (
-    Bug,
     Chapter,
     Class,
     Exercise,
@@ -188,10 +187,15 @@ def reference(name: str) -> Reference:
     return Reference(name)
 
 
-def _edited(text: str, bug: Bug, path: str) -> str:
-    for old, new in bug.edits:
+def edited(text: str, edits: list[str]) -> str:
+    """`text` after edits: old, new, old, new, … Raises ValueError unless each old is there once."""
+    if len(edits) % 2:
+        raise ValueError(
+            f"edit is old, new, old, new, …, but has {len(edits)} texts: an odd number"
+        )
+    for old, new in zip(edits[::2], edits[1::2], strict=True):
         if text.count(old) != 1:
-            raise ValueError(f"{bug.exercise}: {old!r} is {text.count(old)} times in {path}")
+            raise ValueError(f"{old!r} is {text.count(old)} times in the reference, expected once")
         text = text.replace(old, new)
     return text
 
@@ -208,19 +212,23 @@ def _targets(chapter: Chapter) -> Iterator[Target]:
         value = None if chapter.cannot_run else getattr(ref.module, name)
         if isinstance(piece, Function):
             if piece.write is not None:
-                yield _target(piece.write, name, value, ref.text(name))
+                yield _target(chapter, name, value, ref.text(name))
         else:
             methods = {} if value is None else vars(value)
             order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
             for method in sorted(piece.write, key=order.index):
                 path = f"{name}.{method}"
-                yield _target(piece.write[method], path, methods.get(method), ref.text(path))
+                yield _target(chapter, path, methods.get(method), ref.text(path))
 
 
-def _target(write: str | Bug, path: str, value: object, solved: str) -> Target:
-    if isinstance(write, Bug):
-        return Target(write.exercise, path, value, solved, _edited(solved, write, path), True)
-    return Target(write, path, value, solved, without_body(solved, write, path), False)
+def _target(chapter: Chapter, path: str, value: object, solved: str) -> Target:
+    id_ = chapter.places[path]
+    if path not in chapter.bugs:
+        return Target(id_, path, value, solved, without_body(solved, id_, path), False)
+    try:
+        return Target(id_, path, value, solved, edited(solved, chapter.bugs[path]), True)
+    except ValueError as error:
+        raise ValueError(f"{id_}, bug of {path}: {error}") from None
 
 
 @cache

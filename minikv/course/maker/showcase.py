@@ -2,10 +2,13 @@
 
 `docs/block-tables.gif` is chapter 04's and 05's player, `docs/block-tables.html` the same with
 buttons, for the site, and `docs/failing-check.svg` what a check says of a wrong solution.
+`docs/cache-at-work.gif` is the page of `python -m minikv serve` in Chromium; without one it stays
+as it is.
 """
 
 import io
 import os
+import shutil
 from html import escape
 from pathlib import Path
 from unittest.mock import patch
@@ -139,8 +142,59 @@ def _spans(line: str) -> str:
     return line.replace("\2", "</tspan>")
 
 
+def page_film(chromium: str) -> bytes:
+    """Two requests share a prompt, a third one begins with other text, and later one finds what the
+    first have left."""
+    from playwright.sync_api import sync_playwright
+
+    from minikv.serving import EngineLoop
+    from minikv.serving.app import make_app
+    from minikv.serving.server import served
+
+    frames: list[Image.Image] = []
+    engine = minikv.Engine(minikv.load("tinypy"), minikv.EngineConfig(num_blocks=96))
+    with (
+        EngineLoop(engine) as loop,
+        served(make_app(loop, "tinypy")) as (host, port),
+        sync_playwright() as playwright,
+    ):
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 620}, color_scheme="dark")
+
+        def shoot(number: int) -> None:
+            for _ in range(number):
+                page.wait_for_timeout(350)
+                frames.append(Image.open(io.BytesIO(page.screenshot())).convert("RGB"))
+
+        page.goto(f"http://{host}:{port}/")
+        page.wait_for_selector("#pool .block")
+        page.fill("#tokens", "70")
+        shoot(1)
+        page.click("#twice")
+        shoot(4)
+        stack = page.input_value("#prompt")
+        page.fill("#prompt", "import os\n\ndef walk(path):\n")
+        page.keyboard.press("Control+Enter")
+        shoot(9)
+        page.fill("#prompt", stack)
+        page.keyboard.press("Control+Enter")
+        shoot(4)
+        browser.close()
+    # One palette, with the rare colours, too: then a frame holds only what has changed.
+    middle = frames[len(frames) // 2]
+    palette = middle.quantize(64, method=Image.Quantize.MAXCOVERAGE)
+    drawn = [one.quantize(palette=palette, dither=Image.Dither.NONE) for one in frames]
+    out = io.BytesIO()
+    drawn[0].save(out, "GIF", save_all=True, append_images=drawn[1:], duration=600, loop=0)
+    return out.getvalue()
+
+
 def run() -> int:
     FOLDER.mkdir(exist_ok=True)
+    names = ("chromium", "chromium-browser", "google-chrome")
+    chromium = next(filter(None, map(shutil.which, names)), None)
+    if chromium is not None:
+        (FOLDER / "cache-at-work.gif").write_bytes(page_film(chromium))
     tables = record_tables()
     (FOLDER / "block-tables.gif").write_bytes(gif(tables))
     (FOLDER / "block-tables.html").write_text(film(tables), encoding="utf-8")

@@ -541,7 +541,9 @@ def strip(
 
     `panel(pen, place, x, y)` draws the place-th of them; (x, y) is its upper left corner.
     """
-    wrapped = [_wrapped(f"{i}  {steps[i].words}", steps[i].warnings, room(across)) for i in chosen]
+    wrapped = [
+        _wrapped(f"Step {i}: {steps[i].words}", steps[i].warnings, room(across)) for i in chosen
+    ]
     line = 1.35 * WORDS / 72
     tops, starts, bottom = [], [], MARGIN  # of each line: its words, and its panels
     for first in range(0, len(chosen), across):

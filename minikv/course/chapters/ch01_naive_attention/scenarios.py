@@ -267,6 +267,7 @@ EVERY = [
     for dim in (9, 12)
     for window in (None, 1, 2, lengths[1] + 1)
 ]
+EVERY += cases((3, 5, 4, 2, 1), (1, 4, 2, 1, 1), (4, 4, 1, 1, 1, 2))  # squeeze() has much to take
 EVERY += cases((130, 130, 4, 2, 64), (1, 300, 4, 2, 128), (5, 300, 4, 4, 80, 40),
                (70, 1100, 2, 1, 16), (1, 700, 4, 2, 24, 129))  # fmt: skip
 

@@ -85,6 +85,7 @@ class Shape(NamedTuple):
 
 
 PLAIN = Shape()
+ONES = Shape(1, 1, 1, (None,))  # one layer, head and number: squeeze() has much to take
 
 
 class Fed:
@@ -244,7 +245,8 @@ def attending(look: str, room: int | None) -> list[Group]:
     return [
         Group("tokens that come one by one see all tokens before them",
               fed(*one_by_one, room=room), look),
-        Group("chunks of several tokens after a prefix", fed(*chunks, room=room), look),
+        Group("chunks of several tokens after a prefix",
+              fed(*chunks, room=room) + fed(*chunks[1:3], room=room, shape=ONES), look),
         Group("each layer has its own sliding window", windows,
               "which window does this layer have, and where does it go?"),
     ]  # fmt: skip
@@ -482,7 +484,8 @@ scenario(
     Group("a chunk after a prefix",
           heads_of(4, 2, 16, (2, 3), (4, 9), (8, 16), (3, 50), (31, 33), (64, 130)), MASK),
     Group("heads in groups of one, two and three, and all in one group",
-          [one for shape in ((3, 3, 16), (4, 2, 8), (6, 2, 64), (4, 1, 5), (1, 1, 2), (12, 4, 32))
+          [one for shape in ((3, 3, 16), (4, 2, 8), (6, 2, 64), (4, 1, 5), (1, 1, 2), (1, 1, 1),
+                             (12, 4, 32))
            for one in heads_of(*shape, (3, 7), (5, 5), (1, 4))],
           "which KV head belongs to which query head?"),
 )  # fmt: skip

@@ -45,10 +45,14 @@ def weights_of(transformer: Transformer, block_size: int) -> Weights:
         for name in ("qkv", "out", "gate_up", "down"):
             ops: Any = [getattr(layer, name) for layer in transformer.layers]
             products[name] = np.stack([step.plain(op.weight) for op in ops])
+        for name in ("norm_1", "norm_2"):
+            norms = [getattr(layer, name) for layer in transformer.layers]
+            products[name] = np.stack([step.norm_weight(norm) for norm in norms])
         head: Any = transformer.head
-        products["head"] = step.plain(head.weight)
-        others = {name: getattr(kept, name) for name in Weights._fields[:-1]}
-        _weights[transformer] = Weights(**others | products, block_size=block_size)
+        _weights[transformer] = Weights(
+            **products, head=step.plain(head.weight), norm=kept.norm,
+            embedding=kept.embedding, rope=kept.rope, eps=kept.eps, block_size=block_size,
+        )  # fmt: skip
     return _weights[transformer]._replace(block_size=block_size)
 
 

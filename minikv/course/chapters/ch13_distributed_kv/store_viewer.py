@@ -114,7 +114,7 @@ class StoreFlow(Recording):
             engine.step()
             self._show(words, engines)
         engine.tiers.flush()
-        return self._show(f"{words}: done", engines)
+        return self._show(f"{words}, done", engines)
 
     def _show(self, words: str, engines: Mapping[str, Any]) -> FlowSnapshot:
         step = self.snap(words, engines)
@@ -157,7 +157,7 @@ class StoreFlow(Recording):
         axes.axis("off")
         for n, i in enumerate(chosen):
             x, y = (n % across) * (panel[0] + 0.3) + 0.1, (n // across) * panel[1] + 0.1
-            axes.text(x, y + 0.13, f"Step {i}, {self.steps[i].words}", fontsize=8.5,
+            axes.text(x, y + 0.13, f"Step {i}: {self.steps[i].words}", fontsize=8.5,
                       weight="bold", color=style.INK, va="center")  # fmt: skip
             step, before = self.steps[i], self.steps[i - 1].held if i else {}
             for r, row in enumerate(rows):

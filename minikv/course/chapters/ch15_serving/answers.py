@@ -266,7 +266,7 @@ def on_paper() -> dict[str, float]:
     "goodput of 64": of these, those that satisfy.
     "refused": 20 requests per second come. Which share must be refused, so that all others are
         satisfied at once?
-    "wait": nobody is refused, "most" run at a time, and the others wait in a queue. How many
+    "wait": no one is refused, "most" run at a time, and the others wait in a queue. How many
         seconds does the request wait that comes after a minute?
     """
     most = 16 - 6

@@ -69,7 +69,10 @@ class Hands:
         thread.join(2.0)
         if raised and isinstance(raised[0], NotImplementedError):
             raise raised[0]
-        what = "put(the error)" if step == "x" else f"put(a request of {step} tokens)"
+        end = ", finished" if step.endswith("!") else ""
+        what = "put(the error)"
+        if step != "x":
+            what = f"put(a request of {counted(int(step.rstrip('!')), 'token')}{end})"
         came = "it waits" if thread.is_alive() else type(raised[0]).__name__ if raised else "fine"
         del thread
         self.log(what, {"in the engine's thread:": came})
@@ -292,7 +295,7 @@ def send_text(mine, lm) -> str:
     return f"{len(output.token_ids)} tokens after a prompt that ends inside é, none of it sent"
 
 
-# ── 15.3 Tokens for nobody ────────────────────────────────────────────────────
+# ── 15.3 Tokens that no one reads ─────────────────────────────────────────────
 
 # A program is events: "A8~" client A asks for 8 tokens as a stream, "A8" for a whole answer; "."
 # is a step, "-A" says that A has left.
@@ -440,12 +443,14 @@ def quantiles(mine, program, log: Log) -> None:
 
 def rates(mine, program, log: Log) -> None:
     found = [Lookup(*one) for one in program]
-    told = "; ".join(
-        f"{one.num_found} of {one.num_tokens} found{'' if one.is_admitted else ', not admitted'}"
-        f"{f', preempted {one.num_preemptions} times before' if one.num_preemptions else ''}"
-        for one in found
-    )
-    log.call(f"hit_rate: {told or 'no look-ups'}", mine.hit_rate, found)
+    told = []
+    for one in found:
+        words = f"{one.num_found} of {one.num_tokens} found"
+        words += "" if one.is_admitted else ", not admitted"
+        if one.num_preemptions:
+            words += f", after {counted(one.num_preemptions, 'preemption')}"
+        told.append(words)
+    log.call(f"hit_rate: {'; '.join(told) or 'no look-ups'}", mine.hit_rate, found)
 
 
 def random_histogram(seed: int) -> tuple:

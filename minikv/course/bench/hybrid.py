@@ -1,0 +1,142 @@
+"""A model of which four layers in five have a window: all layers alike, and in KV groups.
+
+memory     bytes of K and V that a sequence holds for each of its tokens, after its prompt
+running    sequences that decode at once in the same memory, counted when all places are taken
+hits       conversations that take turns, in a pool that cannot hold all of them
+decode     tokens per second of eight sequences, for what looking up parts costs
+
+Weights are random. That the tokens are the same is checked in each run.
+"""
+
+import argparse
+import dataclasses
+import random
+from functools import partial
+from time import perf_counter
+
+import minikv
+from minikv.course.bench.harness import BenchTable, Spread, bar, positive, race
+from minikv.course.bench.random_model import random_model
+from minikv.course.bench.tiers import conversations, serve
+from minikv.course.measure.timing import no_gc
+
+SIZE, LAYERS = 16, 5  # tokens in a block
+WAYS = ("one", "auto")  # kv_groups
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hidden", type=positive, default=128, help="default: %(default)s")
+    parser.add_argument("--window", type=positive, default=64, help="default: %(default)s")
+    parser.add_argument("--lengths", type=positive, nargs="+", default=(1024, 8192))
+    parser.add_argument("--conversations", type=positive, default=6)
+    parser.add_argument("--turns", type=positive, default=3)
+
+
+def run(args: argparse.Namespace) -> BenchTable:
+    longest = max(args.lengths) + SIZE
+    plain, _ = random_model(
+        vocab_size=2048, hidden_size=args.hidden, intermediate_size=2 * args.hidden,
+        num_layers=LAYERS, num_heads=args.hidden // 64, num_kv_heads=1, max_context=2 * longest,
+    )  # fmt: skip
+    windows = (args.window,) * (LAYERS - 1) + (None,)
+    plain.transformer.config = dataclasses.replace(plain.config, windows=windows)
+    lm = minikv.LanguageModel("random", plain.transformer, None)
+    title = "hybrid: layers with a window give back what they no longer see"
+    note = f"windows of {args.window} tokens in {LAYERS - 1} of {LAYERS} layers, blocks of {SIZE}"
+    table = BenchTable(title, args.repeats, [note])
+    for length in args.lengths:
+        add_memory(table, lm, length)
+    add_hits(table, lm, args)
+    add_decode(table, lm, args)
+    return table
+
+
+def engine_of(lm: minikv.LanguageModel, way: str, num_blocks: int, **more) -> minikv.Engine:
+    config = minikv.EngineConfig(
+        num_blocks=num_blocks, block_size=SIZE, min_prefix_tokens=0, kv_groups=way, **more
+    )
+    return minikv.Engine(lm, config)
+
+
+def prompts_of(lm: minikv.LanguageModel, count: int, length: int) -> list[list[int]]:
+    rng = random.Random(f"hybrid {length}")
+    size = lm.config.vocab_size
+    return [[rng.randrange(1, size) for _ in range(length)] for _ in range(count)]
+
+
+def add_memory(table: BenchTable, lm: minikv.LanguageModel, length: int) -> None:
+    """In memory for four sequences of this length, were all layers alike."""
+    pool, tokens = 4 * (length // SIZE + 2), {}
+    (alone,) = prompts_of(lm, 1, length)
+    for way in WAYS:
+        engine = engine_of(lm, way, pool, prefix_cache=False)
+        engine.add_request(alone, minikv.SamplingParams(max_tokens=SIZE, ignore_eos=True))
+        while not engine.step():
+            pass
+        engine.step()  # the first decode: what is behind its window is given back
+        held = engine.stats().blocks_used * SIZE * engine.store.bytes_per_token
+        tokens[way] = [one.token_ids for one in _drain(engine)]
+        figure = {"what": f"memory, {length:,} tokens", "way": way, "figure": held / length}
+        table.add(figure | {"unit": "bytes a token"})
+        count = most_running(lm, way, pool, length)
+        table.add({"what": f"running, {length:,} tokens", "way": way, "figure": count})
+    assert tokens["one"] == tokens["auto"]
+
+
+def _drain(engine: minikv.Engine) -> list[minikv.RequestOutput]:
+    done = []
+    while engine.has_unfinished:
+        done += [one for one in engine.step() if one.finish_reason is not None]
+    return done
+
+
+def most_running(lm: minikv.LanguageModel, way: str, pool: int, length: int) -> int:
+    """Sequences that decode in one step, with always one more that waits."""
+    engine = engine_of(lm, way, pool, prefix_cache=False)
+    params = minikv.SamplingParams(max_tokens=2 * SIZE, ignore_eos=True)
+    most, prompt = 0, prompts_of(lm, 1, length)[0]
+    prompt = prompt[: length - 2 * SIZE]
+    while True:
+        if not engine.scheduler.waiting:
+            engine.add_request(prompt, params)
+        engine.step()
+        decoding = [one for one in engine.scheduler.running if one.num_output > 0]
+        most = max(most, len(decoding))
+        if any(one.num_output == 2 * SIZE - 1 for one in decoding):
+            return most
+
+
+def add_hits(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    inputs = [conversations(lm, args, seed) for seed in range(args.repeats)]
+    distinct = len({tuple(p[:end]) for p in inputs[0] for end in range(SIZE, len(p), SIZE)})
+    pool = max(distinct // 4, 2 * (len(inputs[0][-1]) // SIZE + 2))
+    table.notes.append(f"hits: {distinct} distinct blocks, memory for {pool}")
+    for way in WAYS:
+        rates = [serve(engine_of(lm, way, pool), prompts).hit_rate for prompts in inputs]
+        row = {"what": "hits", "way": way, "figure": Spread([100 * rate for rate in rates])}
+        table.add(row | {"unit": "% of prompt tokens"})
+
+
+def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
+    prompts = prompts_of(lm, 8, 256)
+    params = minikv.SamplingParams(max_tokens=64, ignore_eos=True)
+
+    def decode(way: str, _) -> tuple[float, list[list[int]]]:
+        engine = engine_of(lm, way, 256, prefix_cache=False)
+        for prompt in prompts:
+            engine.add_request(prompt, params)
+        engine.step()
+        with no_gc():
+            started, done = perf_counter(), _drain(engine)
+            rate = 8 * 63 / (perf_counter() - started)
+        return rate, [one.token_ids for one in sorted(done, key=lambda one: one.request_id)]
+
+    turns = list(range(args.repeats + 1))
+    with bar(len(WAYS) * len(turns), "hybrid: decode") as progress:
+        ways = {way: partial(decode, way) for way in WAYS}
+        results = {way: found[1:] for way, found in race(ways, turns, progress).results.items()}
+    assert results["one"][0][1] == results["auto"][0][1]
+    for way in WAYS:
+        rates = [rate for rate, _ in results[way]]
+        row = {"what": "decode, batch of 8", "way": way, "figure": Spread(rates)}
+        table.add(row | {"unit": "tokens/s"})

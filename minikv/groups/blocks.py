@@ -1,0 +1,227 @@
+"""A pool, a table and a prefix cache of blocks whose parts come and go.
+
+    in use by a sequence that may still look at it     all parts
+    in use, but behind the window                      full groups' parts; the others may be taken
+    in the prefix cache alone                          the same, or all parts where a hit may end
+    free                                               no part
+
+A sequence that continues after a prefix looks back by one window at once. So a hit may end only
+where the blocks of that window have all their parts.
+"""
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from minikv.blocks import BlockPool, BlockTable
+from minikv.engine import Classes
+from minikv.errors import OutOfBlocks
+from minikv.groups.layout import GroupedStore
+from minikv.paged import KVStore
+from minikv.radix import MatchResult, RadixCache
+
+
+class GroupPool(BlockPool):
+    """Blocks that have a part in each group while a sequence may look at them.
+
+    There are more block ids than the memory has whole blocks: `num_free` says how many whole ones
+    can be had now.
+    """
+
+    def __init__(self, store: GroupedStore, ahead: int):
+        """`ahead`: how far a sequence may write ahead of what it has computed, in tokens."""
+        self.store, self.layout, self.part_of = store, store.layout, store.part_of
+        self.num_groups, num_ids = self.part_of.shape
+        super().__init__(num_ids)
+        self.sees = self.layout.window + ahead  # tokens back from the next one to be written
+        self.part_of[:] = -1
+        store.copies.clear()
+        self._free_parts = list(range(store.num_parts - 1, -1, -1))
+        self._needed = [0] * num_ids  # tables that may look at the block's window groups
+        # Blocks that have window groups' parts, which no table needs: the oldest first.
+        self._spare: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def num_unused(self) -> int:
+        """How many block ids have no holder."""
+        return len(self._free)
+
+    @property
+    def num_free(self) -> int:
+        num_parts = len(self._free_parts) + len(self._spare) * self.layout.num_windowed
+        return min(len(self._free), num_parts // self.num_groups)
+
+    def allocate(self) -> int:
+        if self.num_free < 1:
+            raise OutOfBlocks(1, 0)
+        while len(self._free_parts) < self.num_groups:
+            self._drop_window_parts(next(iter(self._spare)))
+        block_id = super().allocate()
+        self.part_of[:, block_id] = [self._free_parts.pop() for _ in range(self.num_groups)]
+        self._needed[block_id] = 1
+        return block_id
+
+    def release(self, block_id: int) -> None:
+        super().release(block_id)
+        if self._ref_counts[block_id] == 0:
+            parts = self.part_of[:, block_id]
+            self._free_parts += parts[parts >= 0].tolist()
+            parts[:] = -1
+            self._needed[block_id] = 0
+            self._spare.pop(block_id, None)
+
+    def has_windows(self, block_id: int) -> bool:
+        """Whether the block still has its parts in the window groups."""
+        return bool(self.part_of[-1, block_id] >= 0)
+
+    def need(self, block_id: int) -> None:
+        """One more table may look at the block's window groups."""
+        self._needed[block_id] += 1
+        self._spare.pop(block_id, None)
+
+    def pass_by(self, block_id: int, keep: bool) -> None:
+        """One table less. `keep`: a hit may end here, so the parts stay as long as the block.
+        Otherwise, without the last table, they go to whoever needs memory."""
+        self._needed[block_id] -= 1
+        if self._needed[block_id] == 0 and not keep:
+            self._spare[block_id] = None
+
+    def hand_over(self, source: int, target: int) -> bool:
+        """Let `target`, a block of the same tokens, have the window groups' parts of `source` if it
+        lacks them. False if another table needs them where they are."""
+        if self.has_windows(target):
+            return True
+        if self._needed[source] > 1:
+            return False
+        groups = slice(self.layout.num_full, None)
+        self.part_of[groups, target] = self.part_of[groups, source]
+        self.part_of[groups, source] = -1
+        return True
+
+    def _drop_window_parts(self, block_id: int) -> None:
+        del self._spare[block_id]
+        parts = self.part_of[self.layout.num_full :, block_id]
+        self._free_parts += parts.tolist()
+        parts[:] = -1
+
+    def check(self) -> None:
+        """Raise AssertionError, naming what is broken, unless every invariant holds."""
+        held = self.part_of[self.part_of >= 0].tolist()
+        all_parts = sorted([*held, *self._free_parts])
+        _require(all_parts == list(range(self.store.num_parts)), "a part is lost or held twice")
+        for block_id, count in enumerate(self._ref_counts):
+            full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
+            _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
+            _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
+            needed = self._needed[block_id]
+            _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
+            _require(not needed or self.has_windows(block_id), f"block {block_id} lacks its window")
+            is_spare = block_id in self._spare
+            _require(not is_spare or self.has_windows(block_id), f"block {block_id} has no spare")
+            _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
+
+
+class GroupTable(BlockTable):
+    """A table that tells its pool which blocks lie behind the sequence's window."""
+
+    __slots__ = ("first", "num_shared")
+    pool: GroupPool
+
+    def __init__(self, pool: GroupPool, block_size: int):
+        super().__init__(pool, block_size)
+        self.first = 0  # the first block that a later query may look at
+        self.num_shared = 0  # blocks at the front that were found in the prefix cache
+
+    def share(self, block_ids: Seq[int]) -> None:
+        super().share(block_ids)
+        self.num_shared = len(self.block_ids)
+        self.first = self._first_seen_from(self.num_tokens)
+        for block_id in self.block_ids[self.first :]:
+            self.pool.need(block_id)
+
+    def fork(self) -> "GroupTable":
+        twin = super().fork()
+        assert isinstance(twin, GroupTable)
+        twin.first, twin.num_shared = self.first, self.num_shared
+        for block_id in twin.block_ids[twin.first :]:
+            self.pool.need(block_id)
+        return twin
+
+    def replace(self, index: int, block_id: int) -> None:
+        """The same, unless the other block lacks what this sequence still needs, and cannot get it
+        from ours: then the table keeps its own."""
+        if index < self.first:
+            super().replace(index, block_id)
+        elif self.pool.hand_over(self.block_ids[index], block_id):
+            self.pool.need(block_id)
+            self.pool.pass_by(self.block_ids[index], keep=True)
+            super().replace(index, block_id)
+
+    def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
+        seen = self._first_seen_from(position)
+        for index in range(self.first, seen):
+            # Where one hit ended, another is likely to end.
+            self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
+        self.first = max(self.first, seen)
+        before = self.block_ids[position // self.block_size : position // self.block_size + 1]
+        slot, copy = super().writable_slot(position)
+        if copy is not None:
+            self.pool.pass_by(before[0], keep=True)
+            parts = self.pool.part_of[:, copy].T.tolist()  # (from, to) by group
+            self.pool.store.copies[copy] = [tuple(pair) for pair in zip(*parts, strict=True)]
+        return slot, copy
+
+    def shrink(self, num_tokens: int) -> None:
+        before = self.block_ids.copy()
+        super().shrink(num_tokens)
+        self._leave(before[max(self.first, len(self.block_ids)) :])
+
+    def release(self) -> None:
+        before = self.block_ids
+        super().release()
+        self._leave(before[self.first :])
+        self.first = self.num_shared = 0
+
+    def _leave(self, block_ids: list[int]) -> None:
+        """After these blocks were released: those that others hold need not wait for this table."""
+        for block_id in block_ids:
+            if self.pool.ref_count(block_id) > 0:
+                self.pool.pass_by(block_id, keep=True)
+
+    def _first_seen_from(self, position: int) -> int:
+        return max(position - self.pool.sees + 1, 0) // self.block_size
+
+
+class GroupCache(RadixCache):
+    """Finds the longest prefix that is whole for all groups."""
+
+    pool: GroupPool
+
+    def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
+        found = super().match(token_ids, salt)
+        end = index = len(found.block_ids)
+        while index > max(end * self.block_size - self.pool.sees + 1, 0) // self.block_size:
+            index -= 1
+            if not self.pool.has_windows(found.block_ids[index]):
+                end = index
+        if end == len(found.block_ids):
+            return found
+        return super().match(token_ids[: end * self.block_size], salt)
+
+    def check(self) -> None:
+        super().check()
+        self.pool.check()
+
+
+def classes_over(store: KVStore, ahead: int) -> Classes:
+    """What an engine makes its pool, its tables and its prefix cache of. `ahead` as in
+    `GroupPool`."""
+    assert isinstance(store, GroupedStore)
+    return lambda num_blocks: GroupPool(store, ahead), GroupTable, GroupCache
+
+
+def _require(condition: bool, broken: str) -> None:
+    if not condition:
+        raise AssertionError(f"groups: {broken}")

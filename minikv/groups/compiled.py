@@ -1,0 +1,104 @@
+"""Steps over groups, compiled for the CPU. A kernel takes a layer's parts, and a table of them."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numba import types
+
+from minikv.backend import Computed
+from minikv.batch import Batch
+from minikv.config import ModelConfig
+from minikv.cpu import (
+    CpuAttention,
+    Program,
+    answer,
+    attend,
+    attend_items,
+    can_compile,
+    dims_of,
+    layer_of,
+    on_one_thread,
+    room_for,
+    write_new,
+)  # fmt: skip
+from minikv.groups.attention import GroupedAttention
+from minikv.model import Transformer
+from minikv.paged import KVStore
+
+
+class GroupedKV(NamedTuple):
+    """K and V of all layers."""
+
+    parts: np.ndarray  # (layers of a group, num_parts, block_size, 2, K, D)
+    part_of: np.ndarray  # (groups, num_blocks)
+    group: np.ndarray  # (L,): of a layer
+    place: np.ndarray  # (L,): which of its group's layers it is
+
+
+class LayerKV(NamedTuple):
+    """K and V of one layer."""
+
+    parts: np.ndarray  # (num_parts, block_size, 2, K, D)
+    part_of: np.ndarray  # (num_blocks,)
+
+
+class CompiledGroups(GroupedAttention):
+    """Whole steps in one call, as `CpuAttention` computes them."""
+
+    def __init__(self, config: ModelConfig, store: KVStore):
+        super().__init__(CpuAttention, config, store)
+        places = np.array([self.place[layer] for layer in range(config.num_layers)])
+        group, place = np.ascontiguousarray(places.T)
+        self.kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place)
+        self.on_one_thread = on_one_thread  # for the sampler
+        self.program: Program | None = None
+        self.num_threads = torch.get_num_threads()  # for good
+
+    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
+        """Logits and hidden states, valid until the next call; None if the transformer is not the
+        usual one."""
+        if self.program is None or not self.program.fits(transformer, batch):
+            if not can_compile(transformer):
+                return None
+            room = room_for(batch, self.program)
+            self.program = Program(transformer, self.store, self.kv, self.num_threads, room)
+        return self.program.run(batch)
+
+
+def _is_grouped(kind) -> bool:
+    return isinstance(kind, types.NamedTuple) and kind.instance_class is GroupedKV
+
+
+def _is_layer(kind) -> bool:
+    return isinstance(kind, types.NamedTuple) and kind.instance_class is LayerKV
+
+
+def _layer(kv, layer):
+    return LayerKV(kv.parts[kv.place[layer]], kv.part_of[kv.group[layer]])
+
+
+def _write(kv, qkv, slots, kv_head, first, last):
+    size = kv.parts.shape[1]
+    own = np.empty(last, np.int64)
+    for t in range(first, last):
+        own[t] = kv.part_of[slots[t] // size] * size + slots[t] % size
+    write_new(kv.parts, qkv, own, kv_head, first, last)
+
+
+def _attend(q, kv, tables, lens, query_start, window, out, first, last, border):
+    """`attend` through a table of parts, filled in where a query looks."""
+    size, kv_heads = kv.parts.shape[1], kv.parts.shape[3]
+    own = np.empty(tables.shape, np.int64)
+    for row in range(first // kv_heads, (last + kv_heads - 1) // kv_heads):
+        seen = lens[row] - (query_start[row + 1] - query_start[row]) + 1  # by the first query
+        begin = max(seen - window, 0) // size if window > 0 else 0
+        for i in range(begin, (lens[row] + size - 1) // size):
+            own[row, i] = kv.part_of[tables[row, i]]
+    attend(q, kv.parts, own, lens, query_start, window, out, first, last, border)
+
+
+answer(layer_of, _is_grouped, _layer)
+answer(dims_of, _is_layer, lambda kv: (kv.parts.shape[1], kv.parts.shape[3]))
+answer(write_new, _is_layer, _write)
+answer(attend_items, _is_layer, _attend)

@@ -1,0 +1,231 @@
+"""KV groups: layers with a window give back what no later query sees, and no token changes."""
+
+import copy
+import dataclasses
+import random
+
+import pytest
+import torch
+from helpers import assert_empty, small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minikv
+from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
+from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
+from minikv.oracle import generate_naively
+from minikv.tiers import put_prefix
+
+
+def with_windows(lm, *windows):
+    """The same weights with these windows, layer by layer."""
+    transformer = copy.copy(lm.transformer)
+    transformer.config = dataclasses.replace(lm.config, windows=windows)
+    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
+
+
+def store_of(config, windows, num_blocks, block_size):
+    config = dataclasses.replace(config, num_layers=len(windows), windows=windows)
+    return GroupedStore(config, num_blocks, block_size, "cpu", torch.float32)
+
+
+# ── Which layers ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("windows", "groups", "num_full"),
+    [
+        ((8, 8, 8, 8, None), ((4,), (0,), (1,), (2,), (3,)), 1),
+        ((8, None, 8, None), ((1, 3), (0, 2)), 1),
+        ((8, 8, 8, 8, 8, None) * 2, ((5, 11), (0, 1), (2, 3), (4, 6), (7, 8), (9, 10)), 1),
+        ((8, 8), ((0, 1),), 0),
+    ],
+)
+def test_groups_have_the_same_number_of_layers(llama, windows, groups, num_full):
+    layout = layout_of(dataclasses.replace(llama.lm.config, windows=windows))
+    assert (layout.groups, layout.num_full, layout.window) == (groups, num_full, 8)
+    assert [layout.window_of(i) for i in range(len(groups))].count(None) == num_full
+
+
+@pytest.mark.parametrize("windows", [(None, None), (8, 4), (8, 4096)])
+def test_one_group_is_all_that_helps(llama, windows):
+    config = dataclasses.replace(llama.lm.config, windows=windows)
+    assert layout_of(config) is None
+    with pytest.raises(ValueError, match="one group"):
+        GroupedStore(config, 4, 4, "cpu", torch.float32)
+
+
+# ── Blocks whose parts come and go ────────────────────────────────────────────
+
+
+WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
+
+
+@given(
+    windows=st.sampled_from(WINDOWS),
+    block_size=st.integers(1, 7),
+    ahead=st.integers(0, 3),
+    seed=st.integers(0, 2**20),
+)
+@settings(max_examples=60, deadline=None)
+def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, seed):
+    """Sequences that grow, fork, write, share, shrink and leave at random. Each token's mark, in
+    every group, is where the table says for as long as a query may look at it."""
+    rng = random.Random(seed)
+    store = store_of(llama.lm.config, windows, 12, block_size)
+    layout, marks = store.layout, {}  # (group, part, offset): the token written there
+    pool = GroupPool(store, ahead)
+    cache = GroupCache(pool, block_size)
+    live = []  # [table, tokens]
+
+    def slot(table, position):
+        """Where in its block the position is written; a shared block is copied first."""
+        _, copied = table.writable_slot(position)
+        for group, (source, target) in enumerate(store.copies.pop(copied, ())):
+            for offset in range(block_size):
+                marks[group, target, offset] = marks.get((group, source, offset))
+        return divmod(position, block_size)
+
+    def write(table, tokens, count):
+        for token in [rng.randrange(3) for _ in range(count)]:
+            index, offset = slot(table, len(tokens))
+            for group in range(len(layout.groups)):
+                part = pool.part_of[group, table.block_ids[index]]
+                marks[group, part, offset] = (*tokens, token)
+            tokens.append(token)
+
+    def look(table, tokens):
+        """A query at the next position reads all that it may see."""
+        for group in range(len(layout.groups)):
+            window = layout.window_of(group)
+            first = 0 if window is None else max(len(tokens) - window + 1, 0)
+            for position in range(first, len(tokens)):
+                index, offset = divmod(position, block_size)
+                part = pool.part_of[group, table.block_ids[index]]
+                assert part >= 0, f"group {group} has lost position {position} of {len(tokens)}"
+                assert marks[group, part, offset] == tuple(tokens[: position + 1])
+
+    for _ in range(80):
+        action = rng.choice(["begin", "more", "more", "fork", "insert", "draft", "end", "evict"])
+        try:
+            if action == "begin":
+                tokens = [rng.randrange(3) for _ in range(rng.randint(1, 12))]
+                table, found = GroupTable(pool, block_size), cache.match(tokens[:-1])
+                table.share(found.block_ids)
+                live.append((table, tokens[: found.num_tokens]))
+                table.grow(len(tokens) - found.num_tokens)
+                write(*live[-1], len(tokens) - found.num_tokens)
+            elif action == "evict":
+                cache.evict(rng.randint(0, 3))
+            elif live:
+                table, tokens = rng.choice(live)
+                if action == "more":
+                    table.grow(1)
+                    write(table, tokens, 1)
+                elif action == "fork":
+                    live.append((table.fork(), list(tokens)))
+                elif action == "draft" and ahead:
+                    table.grow(ahead)
+                    slot(table, len(tokens) + ahead - 1)
+                    table.shrink(ahead)
+                elif action == "insert":
+                    full = len(tokens) // block_size
+                    result = cache.insert(tokens[: full * block_size], table.block_ids[:full])
+                    for index, block_id in enumerate(result.block_ids):
+                        if table.block_ids[index] != block_id:
+                            table.replace(index, block_id)
+                elif action == "end":
+                    live.remove((table, tokens))
+                    table.release()
+        except OutOfBlocks:
+            while live:
+                live.pop()[0].release()
+            cache.evict(cache.num_cached_blocks)
+            assert pool.num_free == 12
+        cache.check()
+        for table, tokens in live:
+            look(table, tokens)
+
+
+def test_a_pool_has_room_for_more_sequences_than_whole_blocks(llama):
+    """With one full layer of five, and four that see 8 tokens, 40 tokens in blocks of 4 take 10
+    parts of the full layer and 2 of each other: 18 of 100."""
+    store = store_of(llama.lm.config, (8, 8, 8, 8, None), 20, 4)
+    pool, tables = GroupPool(store, 0), []
+    with pytest.raises(OutOfBlocks):
+        while True:
+            tables.append(GroupTable(pool, 4))
+            for position in range(40):
+                tables[-1].grow(1)
+                tables[-1].writable_slot(position)
+    assert len(tables) - 1 == 100 // 18 == 5  # whole blocks: 20 // 10 = 2
+    pool.check()
+
+
+# ── In an engine ──────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize("windows", [(None, 6), (6, 6)])
+@pytest.mark.parametrize("block_size", [1, 3, 4, 16, 17])
+def test_tokens_are_the_oracles(llama, attention, windows, block_size):
+    """Long and short prompts, in chunks, with and without a hit, in a pool that preempts."""
+    lm = with_windows(llama.lm, *windows)
+    prompts = llama.prompts(3, 30, 55, 55, seed=block_size)
+    prompts[3][:40] = prompts[2][:40]
+    config = small(
+        num_blocks=-(-96 // block_size), block_size=block_size, max_batch_tokens=16,
+        attention=attention,
+    )  # fmt: skip
+    engine = Engine(lm, config)
+    assert isinstance(engine.pool, GroupPool)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    expected = [generate_naively(lm.logits, prompt, 20) for prompt in prompts]
+    for _ in range(2):
+        assert [one.token_ids for one in engine.generate(prompts, params)] == expected
+        engine.check()
+    assert engine.stats().hit_tokens > 0
+    engine.cache.evict(engine.cache.num_cached_blocks)
+    assert engine.pool.num_free == config.num_blocks
+    engine.pool.check()
+
+
+def test_more_sequences_run_at_once(llama):
+    """The same memory, in one group and in groups."""
+    lm, most = with_windows(llama.lm, None, 6), {}
+    for kv_groups in ("one", "auto"):
+        engine = Engine(lm, small(num_blocks=24, prefix_cache=False, kv_groups=kv_groups))
+        for prompt in llama.prompts(*[16] * 8):
+            engine.add_request(prompt, SamplingParams(max_tokens=30, ignore_eos=True))
+        running = []
+        while engine.has_unfinished:
+            engine.step()
+            running.append(len(engine.scheduler.running))
+        most[kv_groups] = sum(running) / len(running)
+        assert_empty(engine)
+    assert most["auto"] > 1.3 * most["one"]
+
+
+def test_what_needs_whole_blocks_gets_them_or_a_clear_error(llama, tmp_path):
+    lm = with_windows(llama.lm, None, 6)
+    kinds = {
+        "one": dict(kv_groups="one"), "codes": dict(kv_dtype="int8"),
+        "tiers": dict(host_blocks=8), "a pool": dict(),
+    }  # fmt: skip
+
+    class OwnPool(BlockPool):
+        """As a reader's."""
+
+    for name, changes in kinds.items():
+        classes = dict(block_pool=OwnPool) if name == "a pool" else {}
+        engine = Engine(lm, small(**changes), **classes)
+        assert not isinstance(engine.pool, GroupPool), name
+    engine, (prompt,) = Engine(lm, small()), llama.prompts(20)
+    for use in (
+        lambda: engine.save_session(prompt, tmp_path / "session"),
+        lambda: put_prefix(engine, prompt, {}),
+    ):
+        with pytest.raises(ValueError, match="kv_groups='one'"):
+            use()
+    with pytest.raises(ValueError, match="kv_groups"):
+        EngineConfig(kv_groups="many")
