@@ -91,12 +91,13 @@ class Costs:
 class Account:
     """Whether to ask the drafter at all, in units of a step without drafts.
 
-    Asking and verifying must pay for themselves: what drafts save comes in, what they cost goes
-    out. A hundredth of all steps is added, so if drafts never pay, looking for them takes a
-    hundredth of the time, and if they pay again, that is found out.
+    Asking must pay for itself: what drafts save comes in, what asking costs goes out. A fiftieth of
+    all steps is added, so if drafts never pay, looking for them takes a fiftieth of the time, and
+    if they pay again, that is found out. (Drafts that are verified in vain are not charged: from
+    these `how_many` learns.)
     """
 
-    SHARE, FIRST, MOST = 0.01, 5.0, 30.0
+    SHARE, FIRST, MOST = 0.02, 10.0, 30.0
 
     def __init__(self) -> None:
         self.steps = self.FIRST
@@ -108,8 +109,8 @@ class Account:
     def note(self, asking: float, verifying: float, written: float) -> None:
         """A step. asking, verifying: what it cost more than one without drafts; written: how many
         times as many tokens it gave; both over a step without."""
-        gain = self.SHARE + written - 1 - verifying - min(asking, 1.0)
-        self.steps = min(self.MOST, self.steps + gain)
+        saved = max(0.0, written - 1 - verifying)
+        self.steps = min(self.MOST, self.steps + self.SHARE + saved - min(asking, 1.0))
 
 
 def rounded(num_tokens: int) -> int:
