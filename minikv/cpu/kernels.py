@@ -609,7 +609,7 @@ def run_step(weights, buffers, num_chunks, patience):
 @inline
 def _prepare(w, b, part, num_chunks):
     """What comes before a phase and is too little work to be shared: the embedding, the scale of
-    each row for RMSNorm, and what the head multiplies."""
+    each row for RMSNorm, K and V into their slots, and what the head multiplies."""
     num_tokens, size = b.shared[TOKENS], b.x.shape[1]
     layer, phase = part // PHASES, part % PHASES
     squares = b.squares[:num_chunks]
@@ -626,6 +626,10 @@ def _prepare(w, b, part, num_chunks):
             for chunk in range(num_chunks):
                 total += squares[chunk, t]
             b.scale[t] = one / math.sqrt(total / np.float32(size) + w.eps)
+    if phase == ATTEND:  # all K and V before any row attends: a draft's row reads other rows'
+        kv = layer_of(b.kv, layer)
+        for kv_head in range(dims_of(kv)[1]):
+            write_new(kv, b.heads, b.slots, kv_head, 0, num_tokens)
     if layer == len(w.qkv):  # the last token of each sequence
         for row in range(b.shared[SEQS]):
             token = b.query_start[row + 1] - 1
@@ -643,8 +647,6 @@ def _compute(w, b, part, chunk, num_chunks):
         q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
         _, kv_heads = dims_of(kv)
         first, last = _bounds(num_seqs * kv_heads, chunk, num_chunks, 1)
-        for item in range(first, last):
-            _write_item(w, b, layer, kv, item // kv_heads, item % kv_heads)
         tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
         border = b.shared[DECODES] * kv_heads
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
@@ -666,12 +668,17 @@ def _compute(w, b, part, chunk, num_chunks):
         matmul(x, weight, out, START, ADD, first, last)
         _add(bias, out[:num_rows], first, last)
         sum_squares(out[:num_rows], first, last, b.squares[chunk])
-    elif phase == QKV:  # or the head
+    elif layer == len(w.qkv):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, SET, first, last)
-        if layer < len(w.qkv):
-            _scale_rows(out[:num_rows], b.scale, first, last)
-            _add(bias, out[:num_rows], first, last)
+    elif phase == QKV:
+        head_dim = b.heads.shape[2]
+        whole = head_dim * UNIT // math.gcd(head_dim, UNIT)  # a chunk is made of whole heads
+        first, last = _bounds(out.shape[1], chunk, num_chunks, whole)
+        matmul(x, weight, out, START, SET, first, last)
+        _scale_rows(out[:num_rows], b.scale, first, last)
+        _add(bias, out[:num_rows], first, last)
+        _turn(w, b, layer, first // head_dim, last // head_dim)
     else:
         size = b.product.shape[1]
         first, last = _bounds(size, chunk, num_chunks, UNIT)
@@ -684,18 +691,16 @@ def _compute(w, b, part, chunk, num_chunks):
 
 
 @inline
-def _write_item(w, b, layer, kv, row, kv_head):
-    """What comes before the attention of a sequence and a KV head: norms and RoPE of its queries
-    and keys, and its keys and values into their slots. Other items do not read them."""
-    group = b.heads_out.shape[1] // dims_of(kv)[1]
-    first, last = b.query_start[row], b.query_start[row + 1]
-    query, key = kv_head * group, b.heads_out.shape[1] + kv_head
+def _turn(w, b, layer, first, last):
+    """Norms and RoPE of those of the heads first to last that are queries or keys: what is between
+    the product and attention."""
+    num_heads, num_tokens = b.heads_out.shape[1], b.shared[TOKENS]
+    num_keys = (b.heads.shape[1] + num_heads) // 2  # heads in front of the values
     if len(w.q_norm) > 0:
-        norm_heads(b.heads[first:last], query, query + group, w.q_norm[layer], w.eps)
-        norm_heads(b.heads[first:last], key, key + 1, w.k_norm[layer], w.eps)
-    rotate(b.heads, query, query + group, w.rope, b.positions, first, last)
-    rotate(b.heads, key, key + 1, w.rope, b.positions, first, last)
-    write_new(kv, b.heads, b.slots, kv_head, first, last)
+        heads = b.heads[:num_tokens]
+        norm_heads(heads, first, min(last, num_heads), w.q_norm[layer], w.eps)
+        norm_heads(heads, max(first, num_heads), min(last, num_keys), w.k_norm[layer], w.eps)
+    rotate(b.heads, first, min(last, num_keys), w.rope, b.positions, 0, num_tokens)
 
 
 @kernel

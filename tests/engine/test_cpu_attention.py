@@ -10,7 +10,16 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from helpers import assert_empty, greedy_tokens, scattered, small, step, with_weights
+from helpers import (
+    Clairvoyant,
+    assert_empty,
+    fearless,
+    greedy_tokens,
+    scattered,
+    small,
+    step,
+    with_weights,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,10 +27,12 @@ import minikv
 from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, assembly, naive_attention
 
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
+from numba import njit
+
 from minikv.cpu import attention, helpers, kernels, tiles
 from minikv.cpu import step as cpu_step
 from minikv.cpu.attention import CpuAttention
-from minikv.cpu.compiler import kernel
+from minikv.cpu.compiler import FASTMATH, kernel
 from minikv.cpu.tiles import in_panels
 
 
@@ -295,6 +306,36 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
     outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=8))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 8) for prompt in prompts]
     assert engine.attention.program is None
+
+
+@njit(fastmath=FASTMATH, error_model="numpy")  # not kept on disk: it must be of these kernels
+def run_in_order(weights, buffers, order):
+    for part in range(kernels.PHASES * len(weights.qkv) + 1):
+        kernels._prepare(weights, buffers, part, len(order))
+        for chunk in order:
+            kernels._compute(weights, buffers, part, chunk, len(order))
+
+
+@pytest.mark.thorough
+def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
+    """Threads take them one by one, so any may be late. With drafts a row reads K and V that other
+    rows write in the same step."""
+    rng, plain = np.random.default_rng(0), cpu_step.run_step
+
+    def run_step(weights, buffers, num_chunks, patience):
+        if num_chunks == 0:
+            return plain(weights, buffers, num_chunks, patience)
+        run_in_order(weights, buffers, rng.permutation(len(buffers.squares)))
+        return 0
+
+    monkeypatch.setattr(cpu_step, "run_step", run_step)
+    drafter = Clairvoyant(wrong=0.1)
+    engine = fearless(cpu(llama.lm, speculative=drafter))
+    drafter.engine = engine
+    prompts = llama.prompts(3, 20, 40, seed=8)
+    outputs = engine.generate(prompts, SamplingParams(max_tokens=30))
+    assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 30) for prompt in prompts]
+    assert engine.stats().speculation.accepted > 30
 
 
 def test_a_helper_that_is_about_to_be_free_takes_the_next_job():

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    longest = max(args.lengths) + SIZE
+    longest = max(*args.lengths, 512) + SIZE
     plain, _ = random_model(
         vocab_size=2048, hidden_size=args.hidden, intermediate_size=2 * args.hidden,
         num_layers=LAYERS, num_heads=args.hidden // 64, num_kv_heads=1, max_context=2 * longest,

@@ -129,7 +129,7 @@ def leaving(lm: LanguageModel, make_front: Callable, max_tokens: int = 24) -> tu
         if not engine.has_unfinished:
             break
         front.step()
-        snap(f"step {step}")
+        snap("both prompts" if step == 1 else "one more token each")
         if step == 4:
             left_with = requests["A"].sequences[0].num_output
             front.leave("A")
