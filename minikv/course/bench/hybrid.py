@@ -15,7 +15,7 @@ from functools import partial
 from time import perf_counter
 
 import minikv
-from minikv.course.bench.harness import BenchTable, Spread, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.tiers import conversations, serve
 from minikv.course.measure.timing import no_gc
@@ -139,4 +139,8 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
     for way in WAYS:
         rates = [rate for rate, _ in results[way]]
         row = {"what": "decode, batch of 8", "way": way, "figure": Spread(rates)}
-        table.add(row | {"unit": "tokens/s"})
+        row["unit"] = "tokens/s"
+        if way == "auto":
+            pairs = zip(results["auto"], results["one"], strict=True)
+            row["over one"] = Spread([ours[0] / plain[0] for ours, plain in pairs])
+        table.add(row, Aim("over one", ">=", 0.97) if way == "auto" else None)
