@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from numba import njit
@@ -14,9 +15,20 @@ from numba.core.caching import FunctionCache
 FASTMATH = {"reassoc", "contract", "arcp", "nsz"}
 
 
+# A step is compiled from functions of these wings, whichever file it is in.
+SOURCES = [Path(__file__).parents[1] / wing for wing in ("cpu", "quant", "groups")]
+
+
 class Cache(FunctionCache):
     """Machine code on disk, for the next process: beside the source, or in the user's cache if the
-    source's folder cannot be written. If neither can be, nothing is kept."""
+    source's folder cannot be written. If neither can be, nothing is kept. It is read as long as
+    none of SOURCES has changed: Numba alone looks at a function's own file."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__(function)
+        files = sorted(file for folder in SOURCES for file in folder.glob("*.py"))
+        found = [(file.name, file.stat().st_mtime, file.stat().st_size) for file in files]
+        self._cache_file._source_stamp = self._cache_file._source_stamp, found
 
     def save_overload(self, sig, data) -> None:
         with suppress(OSError):

@@ -29,7 +29,7 @@ from minikv import Engine, EngineConfig, SamplingParams, TorchAttention, assembl
 pytest.importorskip("numba", reason="the engine runs without it, and this is about it")
 from numba import njit
 
-from minikv.cpu import attention, helpers, kernels, tiles
+from minikv.cpu import attention, compiler, helpers, kernels, tiles
 from minikv.cpu import step as cpu_step
 from minikv.cpu.attention import CpuAttention
 from minikv.cpu.compiler import FASTMATH, kernel
@@ -306,6 +306,20 @@ def test_a_transformer_of_another_kind_is_computed_layer_by_layer(llama, monkeyp
     outputs = run_poisoned(engine, prompts, SamplingParams(max_tokens=8))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 8) for prompt in prompts]
     assert engine.attention.program is None
+
+
+def test_what_was_compiled_is_of_these_sources(tmp_path, monkeypatch):
+    """A step of int8 is compiled from functions in another file than its own."""
+
+    def stamp():
+        return compiler.Cache(exp_of.py_func)._cache_file._source_stamp
+
+    (tmp_path / "kernels.py").write_text("x = 1")
+    monkeypatch.setattr(compiler, "SOURCES", [tmp_path])
+    before = stamp()
+    assert stamp() == before
+    (tmp_path / "kernels.py").write_text("x = 10")
+    assert stamp() != before
 
 
 @njit(fastmath=FASTMATH, error_model="numpy")  # not kept on disk: it must be of these kernels
