@@ -17,7 +17,9 @@ from minikv.course.commands import COMMANDS
 ROOT = Path(__file__).parents[2]
 # Says when the exercise's process has been started, which then runs without end.
 INTERRUPTED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" ignores it
 from minikv.__main__ import run
 from minikv.course.judge import process
 check = process.run
