@@ -1,5 +1,7 @@
 """The backend made of compiled kernels: `EngineConfig(attention="cpu")`."""
 
+from typing import Any
+
 import torch
 
 from minikv.backend import AttentionBackend, Computed
@@ -11,13 +13,12 @@ from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
 
-class CpuAttention(AttentionBackend):
-    """Attention that walks the block tables where they lie, compiled; and whole steps."""
+class CompiledSteps(AttentionBackend):
+    """Whole steps in one call."""
 
-    def __init__(self, config: ModelConfig, store: KVStore):
-        self.config, self.store = config, store
-        self.blocks = [layer.numpy() for layer in store.blocks]
-        self.slots = [layer.numpy() for layer in store.slots]
+    def compile_over(self, kv: Any) -> None:
+        """kv: the store's numbers as `kernels.layer_of` takes them."""
+        self.kv = kv
         self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
         self.num_threads = torch.get_num_threads()  # for good
@@ -28,9 +29,19 @@ class CpuAttention(AttentionBackend):
         if self.program is None or not self.program.fits(transformer, batch):
             if not can_compile(transformer):
                 return None
-            kv, room = self.store.blocks.numpy(), room_for(batch, self.program)
-            self.program = Program(transformer, self.store, kv, self.num_threads, room)
+            room = room_for(batch, self.program)
+            self.program = Program(transformer, self.store, self.kv, self.num_threads, room)
         return self.program.run(batch)
+
+
+class CpuAttention(CompiledSteps):
+    """Attention that walks the block tables where they lie, compiled; and whole steps."""
+
+    def __init__(self, config: ModelConfig, store: KVStore):
+        self.config, self.store = config, store
+        self.blocks = [layer.numpy() for layer in store.blocks]
+        self.slots = [layer.numpy() for layer in store.slots]
+        self.compile_over(store.blocks.numpy())
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for a transformer that is not the usual one."""

@@ -3,27 +3,20 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numba import types
 
-from minikv.backend import Computed
-from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import (
+    CompiledSteps,
     CpuAttention,
-    Program,
     answer,
     attend,
     attend_items,
-    can_compile,
     dims_of,
     layer_of,
-    on_one_thread,
-    room_for,
     write_new,
 )  # fmt: skip
 from minikv.groups.attention import GroupedAttention
-from minikv.model import Transformer
 from minikv.paged import KVStore
 
 
@@ -43,27 +36,14 @@ class LayerKV(NamedTuple):
     part_of: np.ndarray  # (num_blocks,)
 
 
-class CompiledGroups(GroupedAttention):
-    """Whole steps in one call, as `CpuAttention` computes them."""
+class CompiledGroups(CompiledSteps, GroupedAttention):
+    """Whole steps in one call, through the tables of the groups."""
 
     def __init__(self, config: ModelConfig, store: KVStore):
-        super().__init__(CpuAttention, config, store)
+        GroupedAttention.__init__(self, CpuAttention, config, store)
         places = np.array([self.place[layer] for layer in range(config.num_layers)])
         group, place = np.ascontiguousarray(places.T)
-        self.kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place)
-        self.on_one_thread = on_one_thread  # for the sampler
-        self.program: Program | None = None
-        self.num_threads = torch.get_num_threads()  # for good
-
-    def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
-        """Logits and hidden states, valid until the next call; None if the transformer is not the
-        usual one."""
-        if self.program is None or not self.program.fits(transformer, batch):
-            if not can_compile(transformer):
-                return None
-            room = room_for(batch, self.program)
-            self.program = Program(transformer, self.store, self.kv, self.num_threads, room)
-        return self.program.run(batch)
+        self.compile_over(GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place))
 
 
 def _is_grouped(kind) -> bool:
