@@ -6,12 +6,13 @@ interrupted.
 """
 
 import os
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("numba")
 
-from programs import play_many
+from programs import Player, play_many
 from thorough import thorough_after
 
 LENGTH = 60  # operations of a program
@@ -37,3 +38,18 @@ def test_interrupted_programs():
     seen = play_many(seeds(0, 6), LENGTH, interrupted=True)
     print(dict(seen))
     assert seen["interrupts inside"] >= seen["interrupts"] > seen["programs"]
+
+
+def test_samples_that_fork_after_a_clear(tmp_path):
+    """Their beginning was cleared with the prompt's: it is cached again when a block fills."""
+    config = dict(block_size=4, max_batch_tokens=8, attention="torch")
+    player = Player(dict(config=config, loop="plain", windows=(None, None)), tmp_path, Counter())
+    player.add(list(range(1, 11)), dict(max_tokens=7, n=2), False)
+    player.step(0)  # computes two blocks
+    player.clear(0)
+    player.step(0)  # the other two tokens, and the fork
+    cache, request = player.engine.cache, player.served[0]
+    assert len(request.sequences) == 2 and cache.num_cached_blocks == 0
+    player.steps(2)
+    assert all(cache.match(one.token_ids[:12]).num_tokens == 12 for one in request.sequences)
+    player.drain()
