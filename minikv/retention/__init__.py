@@ -35,7 +35,7 @@ from minikv.errors import require_int
 from minikv.radix import Node, RadixCache
 from minikv.sequence import Sequence
 
-LONGEST = 60.0  # seconds
+LONGEST = 600.0  # seconds
 MOST = 0.5
 
 
