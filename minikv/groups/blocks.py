@@ -23,6 +23,18 @@ from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
 
 
+def first_seen(position: int, window: int, block_size: int) -> int:
+    """The first block that a query at `position`, or any later one, looks at through a window.
+
+    A query sees its own token and the `window - 1` before it. All blocks before the answer are dead
+    for the layers with this window; the sequence may still need them for others.
+
+    Worked example, window 6, blocks of 4: a query at 13 sees 8 to 13, so block 2 is the first; one
+    at 12 sees 7, too, and block 1.
+    """
+    return max(position - window + 1, 0) // block_size
+
+
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
@@ -137,7 +149,7 @@ class GroupTable(BlockTable):
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
         self.num_shared = len(self.block_ids)
-        self.first = self._first_seen_from(self.num_tokens)
+        self.first = first_seen(self.num_tokens, self.pool.sees, self.block_size)
         for block_id in self.block_ids[self.first :]:
             self.pool.need(block_id)
 
@@ -160,7 +172,7 @@ class GroupTable(BlockTable):
             super().replace(index, block_id)
 
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
-        seen = self._first_seen_from(position)
+        seen = first_seen(position, self.pool.sees, self.block_size)
         for index in range(self.first, seen):
             # Where one hit ended, another is likely to end.
             self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
@@ -190,9 +202,6 @@ class GroupTable(BlockTable):
             if self.pool.ref_count(block_id) > 0:
                 self.pool.pass_by(block_id, keep=True)
 
-    def _first_seen_from(self, position: int) -> int:
-        return max(position - self.pool.sees + 1, 0) // self.block_size
-
 
 class GroupCache(RadixCache):
     """Finds the longest prefix that is whole for all groups."""
@@ -202,7 +211,7 @@ class GroupCache(RadixCache):
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
         end = index = len(found.block_ids)
-        while index > max(end * self.block_size - self.pool.sees + 1, 0) // self.block_size:
+        while index > first_seen(end * self.block_size, self.pool.sees, self.block_size):
             index -= 1
             if not self.pool.has_windows(found.block_ids[index]):
                 end = index
