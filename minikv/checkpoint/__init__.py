@@ -24,7 +24,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def load(
     name_or_path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LanguageModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 checkpoint.
+    """Load a Llama, Mistral, Ministral, Cwm, Qwen2 or Qwen3 checkpoint.
 
     `name_or_path`: "tinypy" (bundled), a local folder, or a Hugging Face hub id
     (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.

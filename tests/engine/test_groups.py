@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from helpers import assert_empty, small
+from helpers import ALTERNATING, assert_empty, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -188,6 +188,24 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.cache.evict(engine.cache.num_cached_blocks)
     assert engine.pool.num_free == config.num_blocks
     engine.pool.check()
+
+
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize("name", [*ALTERNATING, "mistral"])
+def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
+    """In the patterns of Gemma 3 and gpt-oss, and of the models whose attention is ours."""
+    pair = checkpoint(name)
+    assert any(pair.lm.config.windows)
+    prompts = pair.prompts(3, 40, 70, 70)
+    prompts[3][:50] = prompts[2][:50]
+    engine = Engine(pair.lm, small(max_batch_tokens=16, attention=attention))
+    assert isinstance(engine.pool, GroupPool)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    for _ in range(2):  # the second time with hits
+        outputs = engine.generate(prompts, params)
+        assert [one.token_ids for one in outputs] == [pair.greedy(ids, 16) for ids in prompts]
+    assert engine.stats().hit_tokens > 0
+    engine.check()
 
 
 def test_more_sequences_run_at_once(llama):
