@@ -67,7 +67,7 @@ def assemble(
     if kind == "groups":
         from minikv.groups import classes_over
 
-        classes = classes_over(store, loop.ahead)
+        classes = classes_over(store, loop.ahead, config.max_batch_tokens)
     listeners: list[Listener] = []
     if open_keys := getattr(store, "open", None):
         listeners.append(open_keys)
