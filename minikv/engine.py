@@ -380,7 +380,8 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, total, num_free = self.scheduler, self.config.num_blocks, self.pool.num_free
+        scheduler, total = self.scheduler, self.config.num_blocks
+        num_free = getattr(self.pool, "num_whole", self.pool.num_free)
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,
