@@ -193,7 +193,7 @@ class Player:
             self.engine.update_weights(weights(1 + self.number))
         self.requests, self.finished = {}, []  # id: [prompt, params, weights or None]
         self.served, self.texts = [], []  # requests; (salt, token ids) of sessions
-        self.known, self.loose = (None, 0, set()), set()  # see `check_cache`
+        self.known, self.loose = (None, 0, set()), {}  # see `check_cache`
 
     def failing(self, run):
         def run_or_fail(plan):
@@ -248,9 +248,12 @@ class Player:
             for sample in one.sequences
         ]
         assert found <= {prefix for text in texts for prefix in self.prefixes(*text)}
+        for sequence, was_to_fork in list(self.loose.items()):
+            if was_to_fork and not sequence.must_fork:  # its samples have the same beginning
+                self.loose |= dict.fromkeys(sequence.request.sequences, False)
         for sequence in engine.scheduler:
             if sequence.table is None:
-                self.loose.discard(sequence)
+                self.loose.pop(sequence, None)
             elif sequence not in self.loose:  # whose beginning was cleared while it ran
                 # Ahead, what the step under way computes is shared when it is read.
                 under_way = sequence.num_computed == len(sequence.token_ids)
@@ -440,7 +443,8 @@ class Player:
     def clear_cache(self, cache) -> None:
         cache.clear()
         self.known = None, 0, set()
-        self.loose = {one for one in self.engine.scheduler if one.table is not None}
+        running = [one for one in self.engine.scheduler if one.table is not None]
+        self.loose = {one: one.must_fork for one in running}
 
     def save(self, which) -> None:
         """A running request, or a finished one, in one of three files."""
