@@ -2,7 +2,8 @@
 
 A decode step at batch 1 reads every weight once. If the weights do not fit the processor's
 caches, the memory's rate is the limit; it is measured here by a sum over as many bytes. A busy
-machine is one where another process keeps each core busy.
+machine is one where another process keeps each core busy. Attention of a decode step is compared
+with a plain read of the same blocks.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -34,6 +36,7 @@ LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
     max_context=512,
 )  # fmt: skip
+SIZES = (32, 128), (8, 4096)  # sequences, tokens of each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    table = BenchTable("cpu: memory rate, prefill, a busy machine", args.repeats)
-    with bar(5 * (args.repeats + 1), "cpu") as progress:
+    from minikv.course.bench.step_parts import Threads, attention_share  # needs Numba
+
+    table = BenchTable("cpu: memory rate, attention, prefill, a busy machine", args.repeats)
+    shapes = [(kv, *size) for kv in ("auto", "bfloat16", "int8") for size in SIZES]
+    threads = torch.get_num_threads()
+    total = (5 + len(shapes)) * (args.repeats + 1)
+    with bar(total, "cpu") as progress, Threads(threads) as share:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
@@ -70,6 +78,15 @@ def run(args: argparse.Namespace) -> BenchTable:
         row = {"what": f"prefill of {args.prompt} tokens, over transformers'"}
         row["times"] = times.ratio("generate", "minikv")
         table.add(row, Aim("times", ">=", 1.2))
+
+        for kv_dtype, batch, context in shapes:
+            lengths = [context] * batch
+            engine = peers.engine_for(lm, lengths, attention="cpu", kv_dtype=kv_dtype)
+            way = partial(attention_share, engine, share, batch, context)
+            [values] = in_turns({"": lambda turn, way=way: way()}, args.repeats, progress).values()
+            name = "float32" if kv_dtype == "auto" else kv_dtype
+            row = {"what": f"attention, {name}, {batch} × {context:,} tokens, over a read"}
+            table.add(row | {"% of it": Spread(values)}, Aim("% of it", ">=", 70))
 
         def busy_over_alone(turn: int) -> float:
             alone = decode_seconds(lm, 8 * args.tokens)
