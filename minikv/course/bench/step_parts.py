@@ -127,9 +127,9 @@ def over_blocks(config: minikv.ModelConfig, kv: Any, tables: np.ndarray, lens: n
     return attention, read_blocks
 
 
-def attention_share(engine: Any, share: Threads, batch: int, context: int) -> float:
+def attention_share(engine: Any, share: Threads, batch: int, context: int, turn: int = 0) -> float:
     """What attention of a decode step reaches of the rate of a plain read of the same blocks, in %,
-    over the engine's own store, which is filled at random."""
+    over the engine's own store, which is filled at random. `turn` changes nothing."""
     backend, store = engine.attention, engine.store
     is_plain = isinstance(backend, CpuAttention)
     for part in [store.blocks] if is_plain else store.parts.values():
