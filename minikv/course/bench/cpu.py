@@ -79,13 +79,13 @@ def run(args: argparse.Namespace) -> BenchTable:
         row["times"] = times.ratio("generate", "minikv")
         table.add(row, Aim("times", ">=", 1.2))
 
-        ways: dict[str, Callable[[int], float]] = {}
+        shares: dict[str, Callable[[int], float]] = {}
         for kv_dtype, batch, context in shapes:
             lengths, name = [context] * batch, kv_dtype.replace("auto", "float32")
             engine = peers.engine_for(lm, lengths, attention="cpu", kv_dtype=kv_dtype)
             way = partial(attention_share, engine, share, batch, context)
-            ways[f"attention, {name}, {batch} × {context:,} tokens, over a read"] = way
-        for what, values in in_turns(ways, args.repeats, progress).items():
+            shares[f"attention, {name}, {batch} × {context:,} tokens, over a read"] = way
+        for what, values in in_turns(shares, args.repeats, progress).items():
             table.add({"what": what, "% of it": Spread(values)}, Aim("% of it", ">=", 70))
 
         def busy_over_alone(turn: int) -> float:
