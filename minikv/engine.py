@@ -60,7 +60,7 @@ class Loop:
 
 
 # What makes a pool for a number of blocks, a table, and a prefix cache.
-Classes = tuple[Callable[[int], BlockPool], type[BlockTable], type[RadixCache]]
+Classes = tuple[Callable[[int], BlockPool], type[BlockTable], Callable[..., RadixCache]]
 
 
 class Parts(NamedTuple):
@@ -93,7 +93,7 @@ class Engine:
         *,
         block_pool: type[BlockPool] = BlockPool,
         block_table: type[BlockTable] = BlockTable,
-        prefix_cache: type[RadixCache] = RadixCache,
+        prefix_cache: Callable[..., RadixCache] = RadixCache,
         scheduler: type[Scheduler] = Scheduler,
         policy: Policy = first_come_first_served,
         sampler: ChooseTokens | None = None,
@@ -380,7 +380,8 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, total, num_free = self.scheduler, self.config.num_blocks, self.pool.num_free
+        scheduler, total = self.scheduler, self.config.num_blocks
+        num_free = getattr(self.pool, "num_whole", self.pool.num_free)
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,

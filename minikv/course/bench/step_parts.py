@@ -79,8 +79,7 @@ def parts(engine: minikv.Engine, share: Threads, steps: int) -> dict[str, float]
     flops = 2 * num_seqs * sum(one.size for one in weights)
     rate = 20 * share.count * 2 * ROWS * square.size / share.seconds(best_products)
     multiply, attend = share.seconds(products), share.seconds(attention)
-    chunks = len(program.buffers.squares)
-    alone = min(timed(partial(prepare, w, program.buffers, chunks))[0] for _ in range(5))
+    alone = min(timed(partial(prepare, w, program.buffers))[0] for _ in range(5))
     fixed = host + alone
     faster = [step / (fixed + (step - fixed) * share.count / cores) for cores in (4, 8, 16)]
     least = share.seconds(read_blocks)
@@ -98,11 +97,11 @@ ROWS = 96  # of a product that reaches the rate of the arithmetic
 
 
 @kernel
-def prepare(weights, buffers, num_chunks):
+def prepare(weights, buffers):
     """What one thread does alone in a step. It writes K and V of the last tokens over again, in all
     layers those of the last one: what the engine says afterwards is of no use."""
     for part in range(PHASES * len(weights.qkv) + 1):
-        _prepare(weights, buffers, part, num_chunks)
+        _prepare(weights, buffers, part)
 
 
 def over_blocks(config: minikv.ModelConfig, kv: Any, tables: np.ndarray, lens: np.ndarray):
