@@ -40,6 +40,26 @@ def first_seen(position: int, window: int, block_size: int) -> int:
     return max(position - window + 1, 0) // block_size
 
 
+def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
+    """How many blocks of a cached prefix a sequence can begin with: the most that are valid for all
+    layers.
+
+    Layers that see everything have K and V of each block. `has_windows[i]` says whether the layers
+    with a window still have theirs of block i. They need them only where a query after the prefix
+    looks back, the first of which stands right behind it.
+
+    Worked example, window 6, blocks of 4, + has them: of + - + + all 4 blocks are valid, because
+    the query at 16 sees 11 to 16, in blocks 2 and 3. Of + - - + only 1 is: a query at 16 would miss
+    block 2, one at 12 or 8 the blocks before it; one at 4 sees block 0.
+    """
+    end = index = len(has_windows)
+    while index > first_seen(end * block_size, window, block_size):
+        index -= 1
+        if not has_windows[index]:
+            end = index  # what is between this block and the old end no longer matters
+    return end
+
+
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
@@ -267,12 +287,13 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        end = index = len(found.block_ids)
-        while index > first_seen(end * self.block_size, self.pool.sees, self.block_size):
-            index -= 1
-            block_id = found.block_ids[index]
-            if not self.pool.has_windows(block_id) or block_id in self.pool.promised:
-                end = index
+        whole = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        promised = self.pool.promised  # to another table, which will take their parts
+        has_windows = [
+            has and block_id not in promised
+            for has, block_id in zip(whole, found.block_ids, strict=True)
+        ]
+        end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found
         return super().match(token_ids[: end * self.block_size], salt)
