@@ -25,6 +25,7 @@ from minikv.course.bench import (
     radix,
     ragged,
     scheduler,
+    server,
     serving,
     speculative,
     step,
@@ -41,6 +42,10 @@ BENCHMARKS = {
     "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
+    "server": (
+        server,
+        "the server over HTTP: tokens per second, first tokens, llama.cpp's beside it",
+    ),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
     "cluster": (cluster, "many workers, simulated: hit rate, first token and balance, by routing"),
     "endless": (endless, "text beyond the trained length: bits per byte by position"),
