@@ -63,12 +63,12 @@ def assemble(
     if config.speculative != "off":
         from minikv.speculative import speculate
 
-        loop = speculate(lm, runner, config)
+        loop = speculate(lm, runner, config, backend_of(config, "plain"))
     if kind == "groups":
         from minikv.groups import classes_over
 
         classes = classes_over(store, loop.ahead)
-    listeners: list[Listener] = []
+    listeners: list[Listener] = [*getattr(loop, "listeners", ())]
     if open_keys := getattr(store, "open", None):
         listeners.append(open_keys)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
