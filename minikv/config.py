@@ -57,6 +57,9 @@ class EngineConfig:
         (the request's own text), "suffix" (and earlier answers), "head" (a small network on the
         model's last hidden state; bundled for tinypy), or a Drafter of your own. The tokens are
         those of "off". See `minikv.speculative`.
+    batch_invariant: every sum is computed in one order, so the logits after a text are the same bit
+        for bit, whatever else is in the batch, wherever its chunks begin, and whether its K and V
+        were in the prefix cache. For attention "cpu" and kv_dtype "auto"; decodes cost more.
     """
 
     num_blocks: int = 512
@@ -76,14 +79,15 @@ class EngineConfig:
     kv_memory: str | int | None = None
     kv_groups: str = "auto"
     speculative: Any = "off"
+    batch_invariant: bool = False
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         for name, choices in CHOICES.items():
             require_one_of(name, getattr(self, name), choices)
-        require_bool("prefix_cache", self.prefix_cache)
-        require_bool("write_through", self.write_through)
+        for name in ("prefix_cache", "write_through", "batch_invariant"):
+            require_bool(name, getattr(self, name))
         parse_bytes("disk_bytes", self.disk_bytes)
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)

@@ -60,7 +60,7 @@ class Loop:
 
 
 # What makes a pool for a number of blocks, a table, and a prefix cache.
-Classes = tuple[Callable[[int], BlockPool], type[BlockTable], type[RadixCache]]
+Classes = tuple[Callable[[int], BlockPool], type[BlockTable], Callable[..., RadixCache]]
 
 
 class Parts(NamedTuple):
@@ -93,7 +93,7 @@ class Engine:
         *,
         block_pool: type[BlockPool] = BlockPool,
         block_table: type[BlockTable] = BlockTable,
-        prefix_cache: type[RadixCache] = RadixCache,
+        prefix_cache: Callable[..., RadixCache] = RadixCache,
         scheduler: type[Scheduler] = Scheduler,
         policy: Policy = first_come_first_served,
         sampler: ChooseTokens | None = None,

@@ -379,6 +379,13 @@ def with_weights(lm, state: dict) -> minikv.LanguageModel:
     return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
+def with_windows(lm, *windows):
+    """The same weights with these windows, layer by layer."""
+    transformer = copy.copy(lm.transformer)
+    transformer.config = dataclasses.replace(lm.config, windows=windows)
+    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
+
+
 class NaiveBackend(minikv.AttentionBackend):
     """An attention backend in the plainest form: sequence by sequence, naive attention over
     what its block table names."""

@@ -4,6 +4,7 @@ A program is a list of operations, each a name and its numbers, that makes sense
 operations are left out: so one that fails can be made shorter, by `shortened`.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ import tempfile
 import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -34,6 +35,7 @@ from minikv.groups import GroupPool
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
+from minikv.retention import RetainingCache
 from minikv.sampling import probabilities
 from minikv.tiers.identity import SessionError
 
@@ -107,7 +109,8 @@ def setup_of(rng: random.Random) -> dict:
     if loop == "drafts":
         config["speculative"] = rng.choice(["ngram", "suffix", "clairvoyant"])
     windows = rng.choice([(None, None), (None, None), (None, 6), (6, 6)])
-    return dict(config=config, loop=loop, windows=windows)
+    kind = rng.choice([CountingCache, CountingCache, CountingPins])
+    return dict(config=config, loop=loop, windows=windows, cache=kind)
 
 
 OPERATIONS = {
@@ -130,7 +133,7 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
             params = dict(
                 max_tokens=rng.randint(1, 14), n=rng.choice([1, 1, 2, 3]), stop=stop,
                 temperature=rng.choice([0.0, 0.0, 1.0]), seed=rng.randrange(9),
-                cache_salt=rng.choice([None, None, None, "salt"]),
+                cache_salt=rng.choice([None, None, None, "salt"]), retain_s=rng.choice([0, 9, 50]),
             )  # fmt: skip
             return name, prompt(), params, rng.random() < 0.3
         if name == "beams":
@@ -143,13 +146,24 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
 # ── Playing one ───────────────────────────────────────────────────────────────
 
 
-class CountingCache(RadixCache):
+class Counting:
     evicted = 0
 
     def evict(self, num_blocks):
         freed = super().evict(num_blocks)
         self.evicted += freed
         return freed
+
+
+class CountingCache(Counting, RadixCache):
+    pass
+
+
+class CountingPins(Counting, RetainingCache):
+    """A second passes with each look at the clock."""
+
+    def __init__(self, pool, block_size):
+        super().__init__(pool, block_size, clock=partial(next, itertools.count()))
 
 
 class Player:
@@ -168,7 +182,7 @@ class Player:
             config["disk_path"] = self.folder / "disk"
         if config.get("speculative") == "clairvoyant":
             config["speculative"] = Clairvoyant()
-        self.engine = Engine(self.lm, small(**config), prefix_cache=CountingCache)
+        self.engine = Engine(self.lm, small(**config), prefix_cache=self.setup["cache"])
         if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
         elif self.setup["loop"] == "drafts":
@@ -179,7 +193,7 @@ class Player:
             self.engine.update_weights(weights(1 + self.number))
         self.requests, self.finished = {}, []  # id: [prompt, params, weights or None]
         self.served, self.texts = [], []  # requests; (salt, token ids) of sessions
-        self.known, self.loose = (None, 0, set()), set()  # see `check_cache`
+        self.known, self.loose = (None, 0, set()), {}  # see `check_cache`
 
     def failing(self, run):
         def run_or_fail(plan):
@@ -234,9 +248,12 @@ class Player:
             for sample in one.sequences
         ]
         assert found <= {prefix for text in texts for prefix in self.prefixes(*text)}
+        for sequence, was_to_fork in list(self.loose.items()):
+            if was_to_fork and not sequence.must_fork:  # its samples have the same beginning
+                self.loose |= dict.fromkeys(sequence.request.sequences, False)
         for sequence in engine.scheduler:
             if sequence.table is None:
-                self.loose.discard(sequence)
+                self.loose.pop(sequence, None)
             elif sequence not in self.loose:  # whose beginning was cleared while it ran
                 # Ahead, what the step under way computes is shared when it is read.
                 under_way = sequence.num_computed == len(sequence.token_ids)
@@ -426,7 +443,8 @@ class Player:
     def clear_cache(self, cache) -> None:
         cache.clear()
         self.known = None, 0, set()
-        self.loose = {one for one in self.engine.scheduler if one.table is not None}
+        running = [one for one in self.engine.scheduler if one.table is not None]
+        self.loose = {one: one.must_fork for one in running}
 
     def save(self, which) -> None:
         """A running request, or a finished one, in one of three files."""

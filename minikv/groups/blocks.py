@@ -28,6 +28,18 @@ from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
 
 
+def first_seen(position: int, window: int, block_size: int) -> int:
+    """The first block that a query at `position`, or any later one, looks at through a window.
+
+    A query sees its own token and the `window - 1` before it. All blocks before the answer are dead
+    for the layers with this window; the sequence may still need them for others.
+
+    Worked example, window 6, blocks of 4: a query at 13 sees 8 to 13, so block 2 is the first; one
+    at 12 sees 7, too, and block 1.
+    """
+    return max(position - window + 1, 0) // block_size
+
+
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
@@ -104,8 +116,8 @@ class GroupPool(BlockPool):
             self.promised.discard(block_id)
 
     def has_windows(self, block_id: int) -> bool:
-        """Whether the block still has its parts in the window groups."""
-        return bool(self.part_of[-1, block_id] >= 0)
+        """Whether one more table may look at the block's parts in the window groups."""
+        return bool(self.part_of[-1, block_id] >= 0) and block_id not in self.promised
 
     def need(self, block_id: int) -> None:
         """One more table may look at the block's window groups."""
@@ -149,11 +161,11 @@ class GroupPool(BlockPool):
             full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
             _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
             _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
-            needed = self._needed[block_id]
+            needed, has_windows = self._needed[block_id], bool(windowed.all())
             _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
-            _require(not needed or self.has_windows(block_id), f"block {block_id} lacks its window")
+            _require(not needed or has_windows, f"block {block_id} lacks its window")
             is_spare = block_id in self._spare
-            _require(not is_spare or self.has_windows(block_id), f"block {block_id} has no spare")
+            _require(not is_spare or has_windows, f"block {block_id} has no spare")
             _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
             is_promised = block_id in self.promised
             _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
@@ -191,7 +203,7 @@ class GroupTable(BlockTable):
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
         self.num_shared = self.num_open = len(self.block_ids)
-        self.first = self._first_seen_from(self.num_tokens)
+        self.first = first_seen(self.num_tokens, self.pool.sees, self.block_size)
         for block_id in self.block_ids[self.first :]:
             self.pool.need(block_id)
 
@@ -214,7 +226,7 @@ class GroupTable(BlockTable):
             super().replace(index, block_id)
 
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
-        seen = self._first_seen_from(position)
+        seen = first_seen(position, self.pool.sees, self.block_size)
         for index in range(self.first, seen):
             # Where one hit ended, another is likely to end.
             self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
@@ -247,9 +259,6 @@ class GroupTable(BlockTable):
             if self.pool.ref_count(block_id) > 0:
                 self.pool.pass_by(block_id, keep=True)
 
-    def _first_seen_from(self, position: int) -> int:
-        return max(position - self.pool.sees + 1, 0) // self.block_size
-
 
 class GroupCache(RadixCache):
     """Finds the longest prefix that is whole for all groups."""
@@ -259,10 +268,9 @@ class GroupCache(RadixCache):
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
         end = index = len(found.block_ids)
-        while index > max(end * self.block_size - self.pool.sees + 1, 0) // self.block_size:
+        while index > first_seen(end * self.block_size, self.pool.sees, self.block_size):
             index -= 1
-            block_id = found.block_ids[index]
-            if not self.pool.has_windows(block_id) or block_id in self.pool.promised:
+            if not self.pool.has_windows(found.block_ids[index]):
                 end = index
         if end == len(found.block_ids):
             return found

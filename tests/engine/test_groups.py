@@ -1,27 +1,18 @@
 """KV groups: layers with a window give back what no later query sees, and no token changes."""
 
-import copy
 import dataclasses
 import random
 
 import pytest
 import torch
-from helpers import ALTERNATING, assert_empty, small
+from helpers import ALTERNATING, assert_empty, small, with_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import minikv
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
 from minikv.tiers import put_prefix
-
-
-def with_windows(lm, *windows):
-    """The same weights with these windows, layer by layer."""
-    transformer = copy.copy(lm.transformer)
-    transformer.config = dataclasses.replace(lm.config, windows=windows)
-    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
 def store_of(config, windows, num_blocks, block_size):

@@ -6,23 +6,26 @@ interrupted.
 """
 
 import os
+from collections import Counter
 
 import pytest
 
 pytest.importorskip("numba")
 
-from programs import play_many
+from programs import Player, play_many
+from thorough import thorough_after
 
 LENGTH = 60  # operations of a program
 
 
-def seeds(default):
-    first, _, end = os.environ.get("MINIKV_SEEDS", f"0:{default}").partition(":")
+def seeds(first, end):
+    first, _, end = os.environ.get("MINIKV_SEEDS", f"{first}:{end}").partition(":")
     return range(int(first), int(end))
 
 
-def test_random_programs():
-    seen = play_many(seeds(100), LENGTH)
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 30)))
+def test_random_programs(first):
+    seen = play_many(seeds(first, first + 30), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
     for what in (
@@ -32,6 +35,21 @@ def test_random_programs():
 
 
 def test_interrupted_programs():
-    seen = play_many(seeds(6), LENGTH, interrupted=True)
+    seen = play_many(seeds(0, 6), LENGTH, interrupted=True)
     print(dict(seen))
     assert seen["interrupts inside"] >= seen["interrupts"] > seen["programs"]
+
+
+def test_samples_that_fork_after_a_clear(tmp_path):
+    """Their beginning was cleared with the prompt's: it is cached again when a block fills."""
+    config = dict(block_size=4, max_batch_tokens=8, attention="torch")
+    player = Player(dict(config=config, loop="plain", windows=(None, None)), tmp_path, Counter())
+    player.add(list(range(1, 11)), dict(max_tokens=7, n=2), False)
+    player.step(0)  # computes two blocks
+    player.clear(0)
+    player.step(0)  # the other two tokens, and the fork
+    cache, request = player.engine.cache, player.served[0]
+    assert len(request.sequences) == 2 and cache.num_cached_blocks == 0
+    player.steps(2)
+    assert all(cache.match(one.token_ids[:12]).num_tokens == 12 for one in request.sequences)
+    player.drain()

@@ -1,4 +1,5 @@
-"""The engine on a CPU: how near it comes to the memory's rate, prefill, and a busy machine.
+"""The engine on a CPU: how near it comes to the memory's rate, prefill, a busy machine, and one
+order of sums for all rows.
 
 A decode step at batch 1 reads every weight once. If the weights do not fit the processor's
 caches, the memory's rate is the limit; it is measured here by a sum over as many bytes. A busy
@@ -9,8 +10,9 @@ import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +30,14 @@ from minikv.course.bench.harness import (
     take_steps,
 )
 from minikv.course.bench.random_model import random_model
+from minikv.course.bench.step import decoding
 from minikv.course.measure.timing import timed
 
 LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
     max_context=512,
 )  # fmt: skip
+INVARIANT, CONTEXT = (1, 8, 32), 384  # sequences, and tokens of each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    table = BenchTable("cpu: memory rate, prefill, a busy machine", args.repeats)
-    with bar(5 * (args.repeats + 1), "cpu") as progress:
+    title = "cpu: memory rate, prefill, a busy machine, batch invariance"
+    table = BenchTable(title, args.repeats)
+    with bar((5 + 2 * len(INVARIANT)) * (args.repeats + 1), "cpu") as progress:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
@@ -79,7 +84,23 @@ def run(args: argparse.Namespace) -> BenchTable:
         [ratios] = in_turns({"busy": busy_over_alone}, args.repeats, progress).values()
         row = {"what": "decode on a busy machine, over alone", "times": Spread(ratios)}
         table.add(row, Aim("times", "<=", 3))
+
+        for batch in INVARIANT:
+            decodes: dict[str, Callable[[int], float]] = {}
+            for name, wanted in {"usual": False, "invariant": True}.items():
+                total = (args.repeats + 1) * args.tokens
+                engine = decoding(lm, batch, CONTEXT, total, batch_invariant=wanted)
+                decodes[name] = partial(seconds_of, engine, args.tokens)
+            found = in_turns(decodes, args.repeats, progress)
+            pairs = zip(found["invariant"], found["usual"], strict=True)
+            row = {"what": f"batch invariant decode at batch {batch}, over the usual one"}
+            row["times"] = Spread([slow / fast for slow, fast in pairs])
+            table.add(row)
     return table
+
+
+def seconds_of(engine: minikv.Engine, num_steps: int, turn: int) -> float:
+    return timed(lambda: take_steps(engine, num_steps))[0]
 
 
 def decode_seconds(lm: minikv.LanguageModel, num_steps: int) -> float:
