@@ -73,7 +73,7 @@ def assemble(
     if kind == "groups":
         from minikv.groups import classes_over
 
-        classes = classes_over(store, loop.ahead)
+        classes = classes_over(store, loop.ahead, config.max_batch_tokens)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
     listeners = [one for one in (getattr(store, "open", None), tiers) if one is not None]
     return Parts(config, runner, loop, tiers, listeners, sessions, classes)

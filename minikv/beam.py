@@ -86,7 +86,8 @@ def blocks_needed(request: Request, width: int, block_size: int) -> int:
 
 def make_room(scheduler: Scheduler, needed: int) -> bool:
     """Evict until `needed` blocks are free. Returns False if that is not enough."""
-    short = needed - scheduler.pool.num_free
+    pool = scheduler.pool
+    short = needed - getattr(pool, "num_whole", pool.num_free)  # each beam has a table
     if short > 0 and scheduler.cache is not None:
         short -= scheduler.cache.evict(short)
     return short <= 0

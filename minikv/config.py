@@ -1,8 +1,8 @@
 """The two configurations, checked where they are made: the model's and the engine's.
 
-Four architectures share one shape: Llama, Mistral, Qwen2 and Qwen3 differ only
-in biases, in a norm on queries and keys, in how RoPE is scaled, and in a
-sliding window. Everything downstream reads ModelConfig, never config.json.
+Six architectures share one shape: Llama, Mistral, Ministral, Cwm, Qwen2 and Qwen3
+differ only in biases, in a norm on queries and keys, in how RoPE is scaled, and in
+which layers have a sliding window. Everything downstream reads ModelConfig, never config.json.
 """
 
 import math

@@ -1,12 +1,17 @@
 """A pool, a table and a prefix cache of blocks whose parts come and go.
 
     in use by a sequence that may still look at it     all parts
+    in use, of a prompt that is yet to be computed     full groups' parts, and all of the next chunk
     in use, but behind the window                      full groups' parts; the others may be taken
     in the prefix cache alone                          the same, or all parts where a hit may end
     free                                               no part
 
 A sequence that continues after a prefix looks back by one window at once. So a hit may end only
 where the blocks of that window have all their parts.
+
+A long prompt gets all its blocks at once, but in window groups only what one window and one chunk
+need. What it passes pays for what is next, so those blocks are promised to it: until it has passed
+them, no other sequence may need them.
 """
 
 from collections import OrderedDict
@@ -58,22 +63,25 @@ def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
-    There are more block ids than the memory has whole blocks: `num_free` says how many whole ones
-    can be had now.
+    There are more block ids than the memory has whole blocks: `num_free` says how many one sequence
+    can have now, `num_whole` how many whole ones there is memory for.
     """
 
-    def __init__(self, store: GroupedStore, ahead: int):
-        """`ahead`: how far a sequence may write ahead of what it has computed, in tokens."""
+    def __init__(self, store: GroupedStore, ahead: int, chunk: int):
+        """`ahead`: how far a sequence may write ahead of what it has computed, in tokens. `chunk`:
+        how many of a prompt's tokens it may compute in one step."""
         self.store, self.layout, self.part_of = store, store.layout, store.part_of
         self.num_groups, num_ids = self.part_of.shape
         super().__init__(num_ids)
         self.sees = self.layout.window + ahead  # tokens back from the next one to be written
+        self.reach = (self.sees + chunk - 2) // store.block_size + 2  # blocks of window and chunk
         self.part_of[:] = -1
         store.copies.clear()
         self._free_parts = list(range(store.num_parts - 1, -1, -1))
         self._needed = [0] * num_ids  # tables that may look at the block's window groups
         # Blocks that have window groups' parts, which no table needs: the oldest first.
         self._spare: OrderedDict[int, None] = OrderedDict()
+        self.promised: set[int] = set()  # each is needed by one table, which counts on it
 
     @property
     def num_unused(self) -> int:
@@ -81,19 +89,41 @@ class GroupPool(BlockPool):
         return len(self._free)
 
     @property
+    def num_whole(self) -> int:
+        return min(len(self._free), self._num_parts // self.num_groups)
+
+    @property
     def num_free(self) -> int:
-        num_parts = len(self._free_parts) + len(self._spare) * self.layout.num_windowed
-        return min(len(self._free), num_parts // self.num_groups)
+        """The first `reach` blocks of a sequence are whole, the others wait for window parts."""
+        rest = self._num_parts - self.reach * self.num_groups
+        if rest < 0:
+            return self.num_whole
+        num_full = self.layout.num_full
+        count = self.reach + rest // num_full if num_full else len(self._free)
+        return min(len(self._free), count, self.store.num_parts // self.num_groups)
+
+    @property
+    def _num_parts(self) -> int:
+        """Free, or to be had."""
+        return len(self._free_parts) + len(self._spare) * self.layout.num_windowed
 
     def allocate(self) -> int:
+        """A block with its parts in the full groups. `open` gives it the others."""
         if self.num_free < 1:
             raise OutOfBlocks(1, 0)
-        while len(self._free_parts) < self.num_groups:
-            self._drop_window_parts(next(iter(self._spare)))
         block_id = super().allocate()
-        self.part_of[:, block_id] = [self._free_parts.pop() for _ in range(self.num_groups)]
-        self._needed[block_id] = 1
+        self.part_of[: self.layout.num_full, block_id] = self._take(self.layout.num_full)
         return block_id
+
+    def open(self, block_id: int) -> None:
+        """Let a table write a new block, and look at it."""
+        self.part_of[self.layout.num_full :, block_id] = self._take(self.layout.num_windowed)
+        self._needed[block_id] = 1
+
+    def _take(self, count: int) -> list[int]:
+        while len(self._free_parts) < count:
+            self._drop_window_parts(next(iter(self._spare)))
+        return [self._free_parts.pop() for _ in range(count)]
 
     def release(self, block_id: int) -> None:
         super().release(block_id)
@@ -103,6 +133,7 @@ class GroupPool(BlockPool):
             parts[:] = -1
             self._needed[block_id] = 0
             self._spare.pop(block_id, None)
+            self.promised.discard(block_id)
 
     def has_windows(self, block_id: int) -> bool:
         """Whether the block still has its parts in the window groups."""
@@ -117,12 +148,15 @@ class GroupPool(BlockPool):
         """One table less. `keep`: a hit may end here, so the parts stay as long as the block.
         Otherwise, without the last table, they go to whoever needs memory."""
         self._needed[block_id] -= 1
+        self.promised.discard(block_id)
         if self._needed[block_id] == 0 and not keep:
             self._spare[block_id] = None
 
     def hand_over(self, source: int, target: int) -> bool:
         """Let `target`, a block of the same tokens, have the window groups' parts of `source` if it
-        lacks them. False if another table needs them where they are."""
+        lacks them. False if another table needs them where they are, or counts on them."""
+        if not self.promised.isdisjoint((source, target)):
+            return False
         if self.has_windows(target):
             return True
         if self._needed[source] > 1:
@@ -153,22 +187,42 @@ class GroupPool(BlockPool):
             is_spare = block_id in self._spare
             _require(not is_spare or self.has_windows(block_id), f"block {block_id} has no spare")
             _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
+            is_promised = block_id in self.promised
+            _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
 
 
 class GroupTable(BlockTable):
-    """A table that tells its pool which blocks lie behind the sequence's window."""
+    """A table that tells its pool which blocks lie behind the sequence's window, and which it is
+    to write next."""
 
-    __slots__ = ("first", "num_shared")
+    __slots__ = ("first", "num_open", "num_shared")
     pool: GroupPool
 
     def __init__(self, pool: GroupPool, block_size: int):
         super().__init__(pool, block_size)
         self.first = 0  # the first block that a later query may look at
         self.num_shared = 0  # blocks at the front that were found in the prefix cache
+        self.num_open = 0  # blocks at the front that can be written, or could
+
+    def grow(self, num_tokens: int) -> None:
+        super().grow(num_tokens)
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """Of what is still to be written, open as much as window and chunk need."""
+        end = max(self.first, self.num_shared) + self.pool.reach
+        for block_id in self.block_ids[self.num_open : end]:
+            self.pool.open(block_id)
+        self.num_open = max(self.num_open, min(end, len(self.block_ids)))
+        own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
+        if self.num_open < len(self.block_ids):
+            self.pool.promised.update(own)
+        else:
+            self.pool.promised.difference_update(own)
 
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
-        self.num_shared = len(self.block_ids)
+        self.num_shared = self.num_open = len(self.block_ids)
         self.first = first_seen(self.num_tokens, self.pool.sees, self.block_size)
         for block_id in self.block_ids[self.first :]:
             self.pool.need(block_id)
@@ -176,7 +230,7 @@ class GroupTable(BlockTable):
     def fork(self) -> "GroupTable":
         twin = super().fork()
         assert isinstance(twin, GroupTable)
-        twin.first, twin.num_shared = self.first, self.num_shared
+        twin.first, twin.num_shared, twin.num_open = self.first, self.num_shared, self.num_open
         for block_id in twin.block_ids[twin.first :]:
             self.pool.need(block_id)
         return twin
@@ -197,10 +251,12 @@ class GroupTable(BlockTable):
             # Where one hit ended, another is likely to end.
             self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
         self.first = max(self.first, seen)
+        self._open_next()
         before = self.block_ids[position // self.block_size : position // self.block_size + 1]
         slot, copy = super().writable_slot(position)
         if copy is not None:
             self.pool.pass_by(before[0], keep=True)
+            self.pool.open(copy[1])
             parts = self.pool.part_of[:, copy].T.tolist()  # (from, to) by group
             self.pool.store.copies[copy] = [tuple(pair) for pair in zip(*parts, strict=True)]
         return slot, copy
@@ -208,13 +264,14 @@ class GroupTable(BlockTable):
     def shrink(self, num_tokens: int) -> None:
         before = self.block_ids.copy()
         super().shrink(num_tokens)
-        self._leave(before[max(self.first, len(self.block_ids)) :])
+        self._leave(before[max(self.first, len(self.block_ids)) : self.num_open])
+        self.num_open = min(self.num_open, len(self.block_ids))
 
     def release(self) -> None:
         before = self.block_ids
         super().release()
-        self._leave(before[self.first :])
-        self.first = self.num_shared = 0
+        self._leave(before[self.first : self.num_open])
+        self.first = self.num_shared = self.num_open = 0
 
     def _leave(self, block_ids: list[int]) -> None:
         """After these blocks were released: those that others hold need not wait for this table."""
@@ -230,7 +287,12 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        has_windows = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        whole = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        promised = self.pool.promised  # to another table, which will take their parts
+        has_windows = [
+            has and block_id not in promised
+            for has, block_id in zip(whole, found.block_ids, strict=True)
+        ]
         end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found
@@ -241,11 +303,11 @@ class GroupCache(RadixCache):
         self.pool.check()
 
 
-def classes_over(store: KVStore, ahead: int) -> Classes:
-    """What an engine makes its pool, its tables and its prefix cache of. `ahead` as in
+def classes_over(store: KVStore, ahead: int, chunk: int) -> Classes:
+    """What an engine makes its pool, its tables and its prefix cache of. `ahead` and `chunk` as in
     `GroupPool`."""
     assert isinstance(store, GroupedStore)
-    return lambda num_blocks: GroupPool(store, ahead), GroupTable, GroupCache
+    return lambda num_blocks: GroupPool(store, ahead, chunk), GroupTable, GroupCache
 
 
 def _require(condition: bool, broken: str) -> None:
