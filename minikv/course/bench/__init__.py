@@ -32,6 +32,7 @@ from minikv.course.bench import (
     tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
+from minikv.course.reports import markup
 
 BENCHMARKS = {
     "ladder": (ladder, "every rung of the course, on one request"),
@@ -64,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
     for name, (module, text) in (BENCHMARKS | ON_A_GPU).items():
-        command = commands.add_parser(name, help=text, description=module.__doc__)
+        said = markup.filled(module.__doc__ or "", markup.terminal_width() - 2)
+        command = commands.add_parser(name, help=text, description=said)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_common(command)
         module.add_arguments(command)
