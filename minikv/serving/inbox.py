@@ -16,7 +16,7 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput, SoFar
+from minikv.outputs import REPLACEMENT, Delta, RequestOutput, SampleOutput, visible_text
 
 
 class Busy(Exception):
@@ -60,6 +60,37 @@ class Rounds:
             asleep, self._asleep = self._asleep, []
         for reader in asleep:
             reader.set()
+
+
+class SoFar:
+    """How much of a sample its reader has got. Only the newest tokens are decoded.
+
+    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
+    first token, so decoding begins some tokens earlier, at `start`, and the `num_skipped`
+    characters that are known are left out.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_chars = 0  # that the reader has
+        self._text = ""  # of the known tokens: whole characters
+        self._num_known = self._start = self._num_skipped = 0
+
+    def news(self, sample: SampleOutput) -> Delta:
+        """What the sample has got since the last call."""
+        token_ids, reason = sample.token_ids, sample.finish_reason
+        text = self._grown(token_ids, sample.decode)
+        text = visible_text(text, sample.stop, reason is not None)
+        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
+        self._num_tokens, self._num_chars = len(token_ids), len(text)
+        return delta
+
+    def _grown(self, token_ids: list[int], decode: Callable[[list[int]], str]) -> str:
+        text = self._text + decode(token_ids[self._start :])[self._num_skipped :]
+        if text != self._text and not text.endswith(REPLACEMENT):  # its characters are whole
+            self._text = text
+            self._start, self._num_known = self._num_known, len(token_ids)
+            self._num_skipped = len(decode(token_ids[self._start :]))
+        return text
 
 
 class Inbox:
