@@ -1,6 +1,6 @@
 """Kernels for a CPU, compiled by Numba: attention that walks the block table, one query head at a
 time and then a group at a time, in pieces for threads; a matrix product; a decode step as one
-program.
+program; and what limits attention on this CPU.
 
 `@compiled` makes a function a kernel: Numba compiles it when it is first called. A check first runs
 your kernels as plain Python, on small arrays, so that a wrong index gives a message and not a
@@ -17,7 +17,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from minikv.course.chapters.ch09_cpu_kernels.given import compiled, in_threads
+from minikv.course.chapters.ch03_kv_memory.given import Shape
+from minikv.course.chapters.ch09_cpu_kernels.given import Cpu, Limit, Stored, compiled, in_threads
 from minikv.cpu.kernels import rms_norm, rotate_and_write, silu_mul
 
 
@@ -196,3 +197,25 @@ def decode_step(token_ids, positions, block_tables, context_lens, slots, weights
     gate and up, silu_mul, project and add to x. After the last layer: normalise, and the head.
     """
     raise NotImplementedError("Exercise 09.6: decode_step")
+
+
+# ── 09.7 What limits attention here ───────────────────────────────────────────────
+def attention_limit(
+    context_lens: list[int], shape: Shape, stored: Stored, cpu: Cpu, threads: int = 1
+) -> Limit:
+    """What attention in one decode step of a whole model takes at least, by arithmetic.
+
+    `shape` has num_layers, num_heads (query heads), num_kv_heads and head_dim. Every key and value
+    is read once, with its scale. With a number of it, each query head of the group does one
+    multiplication and one addition; before that it is converted, once for the group. The rest
+    (softmax, queries, results) is small and not counted.
+
+    Reading: K and V of a step come from the cache if all of them fit into it, at `cache_rate` for
+    each thread. Otherwise they come from memory, at `thread_rate` for each thread, but for all
+    together never more than `memory_rate`. Arithmetic: at `flop_rate` for each thread. A processor
+    reads and computes at the same time, so the slower of the two takes all of the time; if they
+    are equal, reading holds.
+
+    One token, Shape(1, 4, 2, 10), Stored(4): 2 * 2 * 10 numbers are 160 bytes and 160 operations.
+    """
+    raise NotImplementedError("Exercise 09.7: attention_limit")

@@ -18,7 +18,7 @@ from minikv.backend import AttentionBackend, MakeBackend, TorchAttention
 from minikv.blocks import BlockPool, BlockTable
 from minikv.config import EngineConfig, ModelConfig
 from minikv.engine import Classes, Loop, Parts
-from minikv.events import Listener, LowerTiers
+from minikv.events import LowerTiers
 from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
 from minikv.radix import RadixCache
@@ -54,6 +54,12 @@ def assemble(
     store = make(lm.config, config.num_blocks, config.block_size, lm.device, lm.dtype)
     host_store = make(lm.config, config.host_blocks, config.block_size, "cpu", lm.dtype)
     backend = (attention or backend_of(config, kind))(lm.config, store)
+    if config.batch_invariant:
+        if not hasattr(backend, "one_kernel"):
+            raise ValueError(
+                f"batch_invariant: only attention 'cpu' on float32, not {type(backend).__name__}"
+            )
+        backend.one_kernel = True
     sampler = getattr(backend, "on_one_thread", lambda choose: choose)(sampler)
     runner, loop = Runner(lm, config, sampler, store, host_store, backend), Loop()
     if lm.device.type == "cuda":
@@ -67,13 +73,10 @@ def assemble(
     if kind == "groups":
         from minikv.groups import classes_over
 
-        classes = classes_over(store, loop.ahead)
-    listeners: list[Listener] = [*getattr(loop, "listeners", ())]
-    if open_keys := getattr(store, "open", None):
-        listeners.append(open_keys)
+        classes = classes_over(store, loop.ahead, config.max_batch_tokens)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
-    if tiers is not None:
-        listeners.append(tiers)
+    own = *getattr(loop, "listeners", ()), getattr(store, "open", None), tiers
+    listeners = [one for one in own if one is not None]
     return Parts(config, runner, loop, tiers, listeners, sessions, classes)
 
 

@@ -1,8 +1,8 @@
 """The two configurations, checked where they are made: the model's and the engine's.
 
-Four architectures share one shape: Llama, Mistral, Qwen2 and Qwen3 differ only
-in biases, in a norm on queries and keys, in how RoPE is scaled, and in a
-sliding window. Everything downstream reads ModelConfig, never config.json.
+Six architectures share one shape: Llama, Mistral, Ministral, Cwm, Qwen2 and Qwen3
+differ only in biases, in a norm on queries and keys, in how RoPE is scaled, and in
+which layers have a sliding window. Everything downstream reads ModelConfig, never config.json.
 """
 
 import math
@@ -61,6 +61,9 @@ class EngineConfig:
     draft_model: with "model", which one: a folder or a hub id, or what `minikv.load` returns, in
         float32 on a CPU. It must have the same tokens. None: the one that comes with tinypy. Its
         K and V take memory besides `kv_memory`.
+    batch_invariant: every sum is computed in one order, so the logits after a text are the same bit
+        for bit, whatever else is in the batch, wherever its chunks begin, and whether its K and V
+        were in the prefix cache. For attention "cpu" and kv_dtype "auto"; decodes cost more.
     """
 
     num_blocks: int = 512
@@ -81,14 +84,15 @@ class EngineConfig:
     kv_groups: str = "auto"
     speculative: Any = "off"
     draft_model: Any = None
+    batch_invariant: bool = False
 
     def __post_init__(self):
         for name, low in SMALLEST.items():
             object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         for name, choices in CHOICES.items():
             require_one_of(name, getattr(self, name), choices)
-        require_bool("prefix_cache", self.prefix_cache)
-        require_bool("write_through", self.write_through)
+        for name in ("prefix_cache", "write_through", "batch_invariant"):
+            require_bool(name, getattr(self, name))
         parse_bytes("disk_bytes", self.disk_bytes)
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)

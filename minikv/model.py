@@ -69,7 +69,7 @@ class Layer:
 
 
 class Transformer:
-    """Llama, Mistral, Qwen2 and Qwen3, for inference only."""
+    """Llama and its kin (see `minikv.checkpoint`), for inference only."""
 
     def __init__(
         self, config: ModelConfig, state: Weights, device: torch.device, dtype: torch.dtype

@@ -26,6 +26,8 @@ class SamplingParams:
     stop: strings and token ids that end a sample. A stop string is cut from the text.
     ignore_eos: continue after the model's end token.
     cache_salt: only requests of equal salt share prefixes. None and "" are different salts.
+    retain_s: seconds for which a prefix cache that takes hints should keep this request's prefix
+        when it has ended. See `minikv.retention`.
     """
 
     max_tokens: int = 64
@@ -37,9 +39,10 @@ class SamplingParams:
     stop: tuple[str | int, ...] = ()
     ignore_eos: bool = False
     cache_salt: Hashable = None
+    retain_s: int = 0
 
     def __post_init__(self):
-        for name, low in (("max_tokens", 1), ("top_k", 0), ("n", 1), ("seed", 0)):
+        for name, low in (("max_tokens", 1), ("top_k", 0), ("n", 1), ("seed", 0), ("retain_s", 0)):
             if name != "seed" or self.seed is not None:
                 object.__setattr__(self, name, require_int(name, getattr(self, name), low))
         require_number("temperature", self.temperature, " of at least 0 (greedy)", lambda x: x >= 0)
@@ -99,7 +102,9 @@ class Sampler:
         device of the logits, without waiting for them. (A sampler of your own may as well
         return a list.)
         """
-        token_ids = logits.argmax(-1)
+        # PyTorch's argmax uses no SIMD on a CPU, and takes 15 times as long as NumPy's.
+        at_hand = logits.device.type == "cpu" and logits.dtype == torch.float32
+        token_ids = torch.from_numpy(logits.numpy().argmax(-1)) if at_hand else logits.argmax(-1)
         rows = [row for row, draw in enumerate(draws) if draw is not None]
         if rows:
             at = torch.tensor(rows).to(logits.device, non_blocking=True)

@@ -38,6 +38,31 @@ ARCHITECTURES = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
+WINDOW, FULL = "sliding_attention", "full_attention"
+ALTERNATING = {  # layers that see different lengths, in the patterns of models on the hub
+    "like-gemma3": (
+        "Qwen3",
+        {
+            "head_dim": 32, "num_hidden_layers": 6, "use_sliding_window": True,
+            "sliding_window": 8, "layer_types": [WINDOW] * 5 + [FULL],
+        },
+    ),
+    "like-gpt-oss": (
+        "Ministral",
+        {
+            "num_hidden_layers": 4, "sliding_window": 8, "head_dim": 16,
+            "layer_types": [WINDOW, FULL] * 2,
+        },
+    ),
+    "ministral": ("Ministral", {"sliding_window": 8, "head_dim": 16}),
+    "cwm": (
+        "Cwm",
+        {
+            "num_hidden_layers": 4, "sliding_window": 8, "head_dim": 16,
+            "rope_parameters": LLAMA3, "bos_token_id": 1,
+        },
+    ),
+}  # fmt: skip
 
 
 def make_model(name: str, seed: int = 0, **overrides):
@@ -48,7 +73,7 @@ def make_model(name: str, seed: int = 0, **overrides):
     """
     import transformers
 
-    family, differences = ARCHITECTURES[name]
+    family, differences = (ARCHITECTURES | ALTERNATING)[name]
     sizes = dict(
         vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
@@ -352,6 +377,13 @@ def drafting_engine(lm, config: EngineConfig, drafter, make=careful_engine, **pa
 def with_weights(lm, state: dict) -> minikv.LanguageModel:
     """The same model with other weights."""
     transformer = type(lm.transformer)(lm.config, state, lm.device, lm.dtype)
+    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
+
+
+def with_windows(lm, *windows):
+    """The same weights with these windows, layer by layer."""
+    transformer = copy.copy(lm.transformer)
+    transformer.config = dataclasses.replace(lm.config, windows=windows)
     return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 

@@ -4,6 +4,7 @@ A program is a list of operations, each a name and its numbers, that makes sense
 operations are left out: so one that fails can be made shorter, by `shortened`.
 """
 
+import itertools
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ import tempfile
 import threading
 from collections import Counter
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -35,6 +36,7 @@ from minikv.groups import GroupPool
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
+from minikv.retention import RetainingCache
 from minikv.sampling import probabilities
 from minikv.speculative import HeadDrafter
 from minikv.tiers.identity import SessionError
@@ -121,7 +123,8 @@ def setup_of(rng: random.Random) -> dict:
         drafters = ["ngram", "suffix", "head", "model", "clairvoyant", "clairvoyant"]
         config["speculative"] = rng.choice(drafters)
     windows = rng.choice([(None, None), (None, None), (None, 6), (6, 6)])
-    return dict(config=config, loop=loop, windows=windows)
+    kind = rng.choice([CountingCache, CountingCache, CountingPins])
+    return dict(config=config, loop=loop, windows=windows, cache=kind)
 
 
 OPERATIONS = {
@@ -144,7 +147,7 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
             params = dict(
                 max_tokens=rng.randint(1, 14), n=rng.choice([1, 1, 2, 3]), stop=stop,
                 temperature=rng.choice([0.0, 0.0, 1.0]), seed=rng.randrange(9),
-                cache_salt=rng.choice([None, None, None, "salt"]),
+                cache_salt=rng.choice([None, None, None, "salt"]), retain_s=rng.choice([0, 9, 50]),
             )  # fmt: skip
             return name, prompt(), params, rng.random() < 0.3
         if name == "beams":
@@ -157,13 +160,24 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
 # ── Playing one ───────────────────────────────────────────────────────────────
 
 
-class CountingCache(RadixCache):
+class Counting:
     evicted = 0
 
     def evict(self, num_blocks):
         freed = super().evict(num_blocks)
         self.evicted += freed
         return freed
+
+
+class CountingCache(Counting, RadixCache):
+    pass
+
+
+class CountingPins(Counting, RetainingCache):
+    """A second passes with each look at the clock."""
+
+    def __init__(self, pool, block_size):
+        super().__init__(pool, block_size, clock=partial(next, itertools.count()))
 
 
 class Player:
@@ -186,7 +200,7 @@ class Player:
             config["speculative"] = random_head(self.lm, self.folder)
         elif config.get("speculative") == "model":
             config["draft_model"] = self.lm  # knows what comes, until the weights change
-        self.engine = Engine(self.lm, small(**config), prefix_cache=CountingCache)
+        self.engine = Engine(self.lm, small(**config), prefix_cache=self.setup["cache"])
         if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
         elif self.setup["loop"] == "drafts":

@@ -17,16 +17,17 @@ from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
 
-BUNDLED = {"tinypy": Path(__file__).parents[1] / "models" / "tinypy"}
+MODELS = Path(__file__).parents[1] / "models"
+BUNDLED = {name: MODELS / name for name in ("tinypy", "tinypy-hybrid")}
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def load(
     name_or_path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> LanguageModel:
-    """Load a Llama, Mistral, Qwen2 or Qwen3 checkpoint.
+    """Load a Llama, Mistral, Ministral, Cwm, Qwen2 or Qwen3 checkpoint.
 
-    `name_or_path`: "tinypy" (bundled), a local folder, or a Hugging Face hub id
+    `name_or_path`: "tinypy" or "tinypy-hybrid" (bundled), a local folder, or a Hugging Face hub id
     (downloaded once, then cached). `dtype`: float32, float16 or bfloat16.
     Raises CheckpointError (a ValueError) that says what is missing or unsupported.
     """

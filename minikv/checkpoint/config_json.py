@@ -1,4 +1,4 @@
-"""config.json, as each of four architectures writes it, to a ModelConfig."""
+"""config.json, as each of six architectures writes it, to a ModelConfig."""
 
 from pathlib import Path
 
@@ -19,12 +19,33 @@ QWEN = {
     "max_position_embeddings": 32_768, "num_key_value_heads": 32, "sliding_window": 4096,
     "eos_token_id": None,
 }  # fmt: skip
+MISTRAL = {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096}
+CWM = {
+    "max_position_embeddings": 131_072, "num_key_value_heads": 8, "head_dim": 128,
+    "rms_norm_eps": 1e-5, "sliding_window": 8192, "eos_token_id": [128_001, 128_008, 128_009],
+    "rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 1_000_000.0, "factor": 16.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    },
+}  # fmt: skip
 ARCHITECTURES = {  # what is supported, each with its defaults
     "LlamaForCausalLM": DEFAULTS,
-    "MistralForCausalLM": DEFAULTS
-    | {"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096},
+    "MistralForCausalLM": DEFAULTS | MISTRAL,
+    "MinistralForCausalLM": DEFAULTS | MISTRAL,
+    "CwmForCausalLM": DEFAULTS | CWM,
     "Qwen2ForCausalLM": DEFAULTS | QWEN,
     "Qwen3ForCausalLM": DEFAULTS | QWEN | {"head_dim": 128},
+}
+GEMMA = (
+    "norms behind attention and MLP (post_feedforward_layernorm), scaled embeddings, and "
+    "hidden_activation 'gelu_pytorch_tanh'"
+)
+REFUSED = {  # well known, with layers that alternate: what the engine does not compute
+    "Gemma2ForCausalLM": f"{GEMMA}; attn_logit_softcapping",
+    "Gemma3ForCausalLM": f"{GEMMA}; a RoPE base for each kind of layer (rope_local_base_freq)",
+    "Gemma3ForConditionalGeneration": f"{GEMMA}; pictures (vision_config)",
+    "GptOssForCausalLM": "a learned sink for each head (self_attn.sinks), and a mixture of experts "
+    "(num_local_experts)",
 }
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -56,6 +77,11 @@ def read_config(folder: Path) -> ModelConfig:
 def _model_config(raw: dict) -> ModelConfig:
     names = raw.get("architectures")
     architecture = names[0] if isinstance(names, list) and names else "none"
+    if isinstance(architecture, str) and architecture in REFUSED:
+        raise ValueError(
+            f"architectures: {architecture} is not supported, because it has "
+            f"{REFUSED[architecture]}; use one of {', '.join(ARCHITECTURES)}"
+        )
     require_one_of("architectures", architecture, ARCHITECTURES)
     if raw.get("quantization_config"):
         raise ValueError("quantised weights are not supported; use an fp16 checkpoint")
@@ -125,13 +151,16 @@ def _require_keys(raw: dict, keys: tuple[str, ...]) -> None:
 def _windows(
     architecture: str, num_layers: int, raw: dict, is_switched_on: bool
 ) -> tuple[int | None, ...]:
-    """Sliding window of each layer; Qwen switches it on with a flag, Mistral by naming a size."""
+    """Sliding window of each layer; Qwen switches it on with a flag, the others by naming a size.
+    Mistral has it in all layers; the others list a type for each."""
     qwen, size, types = architecture.startswith("Qwen"), raw["sliding_window"], raw["layer_types"]
     if architecture.startswith("Llama") or size is None or (qwen and not is_switched_on):
         return (None,) * num_layers
     size = require_int("sliding_window", size, 1, LARGEST)
-    if not qwen:
+    if architecture.startswith("Mistral") or (types is None and architecture.startswith("Minis")):
         return (size,) * num_layers
+    if types is None and not qwen:  # Cwm
+        return tuple(size if layer % 4 else None for layer in range(num_layers))
     if types is None:
         first = require_int("max_window_layers", raw["max_window_layers"], 0)
         return tuple(size if layer >= first else None for layer in range(num_layers))

@@ -1,5 +1,6 @@
 """The backend made of compiled kernels: `EngineConfig(attention="cpu")`."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,14 @@ from minikv.paged import KVStore
 
 
 class CompiledSteps(AttentionBackend):
-    """Whole steps in one call."""
+    """Whole steps in one call.
+
+    Decodes have a kernel of their own, which adds the same numbers in another order than the kernel
+    for chunks. Nothing else in a step depends on what a row is computed with. So if all rows are
+    computed as chunks (`one_kernel`), the bits of a result depend on the tokens before it alone.
+    """
+
+    one_kernel = False
 
     def compile_over(self, kv: Any) -> None:
         """kv: the store's numbers as `kernels.layer_of` takes them."""
@@ -28,10 +36,12 @@ class CompiledSteps(AttentionBackend):
         usual one."""
         if self.program is None or not self.program.fits(transformer, batch):
             if not can_compile(transformer):
+                if self.one_kernel:
+                    raise ValueError("batch_invariant: this transformer's layers were changed")
                 return None
             room = room_for(batch, self.program)
             self.program = Program(transformer, self.store, self.kv, self.num_threads, room)
-        return self.program.run(batch)
+        return self.program.run(replace(batch, num_decodes=0) if self.one_kernel else batch)
 
 
 class CpuAttention(CompiledSteps):

@@ -223,9 +223,10 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
                 _begin(q[query + r // group, kv_head * group + r % group], scaled[r], acc[r])
                 top[r], total[r] = -np.inf, zero
             start, end = max(seen - window, 0) if window > 0 else 0, seen + num_queries - 1
-            for begin in range(start, end, COLUMNS):
-                count = min(COLUMNS, end - begin)
-                _lay_out(kv, block_tables[row], kv_head, begin, count, keys, values)
+            # At multiples of COLUMNS: where a sum is cut does not depend on where the chunk begins.
+            for begin in range(start // COLUMNS * COLUMNS, end, COLUMNS):
+                unseen, count = max(start - begin, 0), min(COLUMNS, end - begin)
+                _lay_out(kv, block_tables[row], kv_head, begin, unseen, count, keys, values)
                 matmul(scaled[:num_rows], keys, scores, START, SET, START, count)
                 for r in range(num_rows):
                     hi = min(seen + r // group - begin, count)
@@ -240,19 +241,20 @@ TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
 
 
 @kernel
-def _lay_out(kv, table, kv_head, begin, count, keys, values):
-    """Copy the K and V of `count` positions from `begin` on into panels: `keys`, whose inputs are
-    channels, and `values`, whose inputs are keys. Values after the last are set to 0: their weight
-    is 0, but what an earlier call left there may be NaN, and 0 times NaN is NaN."""
+def _lay_out(kv, table, kv_head, begin, first, last, keys, values):
+    """Copy the K and V of the positions begin + first to begin + last into panels: `keys`, whose
+    inputs are channels, and `values`, whose inputs are keys. Values before and after are set to 0:
+    their weight is 0, but what an earlier call left there may be NaN, and 0 times NaN is NaN."""
     block_size, head_dim = kv.shape[1], kv.shape[4]
-    for t in range(count):
+    values[:, :first] = zero
+    for t in range(first, last):
         position = begin + t
         block, slot = table[position // block_size], position % block_size
         k, v, key = kv[block, slot, 0, kv_head], kv[block, slot, 1, kv_head], keys[t // LANES]
         for d in range(head_dim):
             key[d, t % LANES] = k[d]
             values[d // LANES, t, d % LANES] = v[d]
-    values[:, count:] = zero
+    values[:, last:] = zero
 
 
 @kernel
@@ -525,7 +527,7 @@ class Buffers(NamedTuple):
     block_tables: np.ndarray  # (S, B)
     kv: Any  # of all layers: (L, num_blocks, block_size, 2, K, D), or as `minikv.quant` has it
     x: np.ndarray  # (T, hidden)
-    squares: np.ndarray  # (chunks, T): the sum of x^2, each chunk's part
+    squares: np.ndarray  # (hidden / UNIT, T): the sum of x^2, of UNIT channels each
     scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
     qkv: np.ndarray  # (T, (H + 2 K) * D)
     heads: np.ndarray  # (T, H + 2 K, D)
@@ -575,7 +577,7 @@ def run_step(weights, buffers, num_chunks, patience):
                 atomic_add(shared, LEADS, -1)
                 shared[OWN] = own
                 return lost
-            _prepare(weights, buffers, part, num_chunks)
+            _prepare(weights, buffers, part)
             shared[PART], shared[DONE] = part, 0
             number, part = number + 1, part + 1
             atomic_store(shared, OPEN, number << 32 | num_chunks << 16)
@@ -607,24 +609,22 @@ def run_step(weights, buffers, num_chunks, patience):
 
 
 @inline
-def _prepare(w, b, part, num_chunks):
+def _prepare(w, b, part):
     """What comes before a phase and is too little work to be shared: the embedding, the scale of
     each row for RMSNorm, K and V into their slots, and what the head multiplies."""
     num_tokens, size = b.shared[TOKENS], b.x.shape[1]
     layer, phase = part // PHASES, part % PHASES
-    squares = b.squares[:num_chunks]
     if part == 0:
         for t in range(num_tokens):
             x, row = b.x[t], w.embedding[b.token_ids[t]]
             for i in range(size):
                 x[i] = row[i]
-        squares[1:] = zero
-        sum_squares(b.x[:num_tokens], START, size, squares[0])
+        sum_squares(b.x[:num_tokens], START, size, b.squares)
     if phase in (QKV, GATE_UP):
         for t in range(num_tokens):
             total = zero
-            for chunk in range(num_chunks):
-                total += squares[chunk, t]
+            for piece in range(len(b.squares)):
+                total += b.squares[piece, t]
             b.scale[t] = one / math.sqrt(total / np.float32(size) + w.eps)
     if phase == ATTEND:  # all K and V before any row attends: a draft's row reads other rows'
         kv = layer_of(b.kv, layer)
@@ -667,7 +667,7 @@ def _compute(w, b, part, chunk, num_chunks):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, ADD, first, last)
         _add(bias, out[:num_rows], first, last)
-        sum_squares(out[:num_rows], first, last, b.squares[chunk])
+        sum_squares(out[:num_rows], first, last, b.squares)
     elif layer == len(w.qkv):
         first, last = _bounds(out.shape[1], chunk, num_chunks, UNIT)
         matmul(x, weight, out, START, SET, first, last)
@@ -735,9 +735,13 @@ def _scale_rows(x, scale, first, last):
 
 @kernel
 def sum_squares(x, first, last, out):
-    """out[t] = the sum of squares of the channels first to last of row t of x, (T, N)."""
-    for t in range(len(x)):
-        values, total = x[t, first:last], zero
-        for i in range(last - first):
-            total += values[i] * values[i]
-        out[t] = total
+    """out[p, t] = the sum of squares of UNIT channels of row t of x, (T, N), from p * UNIT on, for
+    all pieces p from `first` to `last`. The pieces are the same however a phase is cut into chunks,
+    and so is the order of sums."""
+    for begin in range(first, last, UNIT):
+        end, sums = min(begin + UNIT, last), out[begin // UNIT]
+        for t in range(len(x)):
+            values, total = x[t, begin:end], zero
+            for i in range(end - begin):
+                total += values[i] * values[i]
+            sums[t] = total

@@ -27,6 +27,7 @@ from minikv.cpu.kernels import (
     PHASES,
     SEQS,
     TOKENS,
+    UNIT,
     Buffers,
     Weights,
     run_step,
@@ -38,7 +39,7 @@ from minikv.paged import KVStore
 
 log = logging.getLogger("minikv")
 
-CHUNKS_PER_THREAD = 4
+CHUNKS_PER_THREAD = 2
 PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
 LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
 TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
@@ -196,7 +197,7 @@ class Program:
             block_tables=whole(seqs, max_blocks),
             kv=kv,
             x=floats(rows, c.hidden_size), scale=floats(rows),
-            squares=floats(CHUNKS_PER_THREAD * num_threads, rows),
+            squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
             gate_up=floats(rows, 2 * c.intermediate_size),
             product=floats(rows, c.intermediate_size),

@@ -1,12 +1,17 @@
 """A pool, a table and a prefix cache of blocks whose parts come and go.
 
     in use by a sequence that may still look at it     all parts
+    in use, of a prompt that is yet to be computed     full groups' parts, and all of the next chunk
     in use, but behind the window                      full groups' parts; the others may be taken
     in the prefix cache alone                          the same, or all parts where a hit may end
     free                                               no part
 
 A sequence that continues after a prefix looks back by one window at once. So a hit may end only
 where the blocks of that window have all their parts.
+
+A long prompt gets all its blocks at once, but in window groups only what one window and one chunk
+need. What it passes pays for what is next, so those blocks are promised to it: until it has passed
+them, no other sequence may need them.
 """
 
 from collections import OrderedDict
@@ -23,25 +28,60 @@ from minikv.paged import KVStore
 from minikv.radix import MatchResult, RadixCache
 
 
+def first_seen(position: int, window: int, block_size: int) -> int:
+    """The first block that a query at `position`, or any later one, looks at through a window.
+
+    A query sees its own token and the `window - 1` before it. All blocks before the answer are dead
+    for the layers with this window; the sequence may still need them for others.
+
+    Worked example, window 6, blocks of 4: a query at 13 sees 8 to 13, so block 2 is the first; one
+    at 12 sees 7, too, and block 1.
+    """
+    return max(position - window + 1, 0) // block_size
+
+
+def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
+    """How many blocks of a cached prefix a sequence can begin with: the most that are valid for all
+    layers.
+
+    Layers that see everything have K and V of each block. `has_windows[i]` says whether the layers
+    with a window still have theirs of block i. They need them only where a query after the prefix
+    looks back, the first of which stands right behind it.
+
+    Worked example, window 6, blocks of 4, + has them: of + - + + all 4 blocks are valid, because
+    the query at 16 sees 11 to 16, in blocks 2 and 3. Of + - - + only 1 is: a query at 16 would miss
+    block 2, one at 12 or 8 the blocks before it; one at 4 sees block 0.
+    """
+    end = index = len(has_windows)
+    while index > first_seen(end * block_size, window, block_size):
+        index -= 1
+        if not has_windows[index]:
+            end = index  # what is between this block and the old end no longer matters
+    return end
+
+
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
-    There are more block ids than the memory has whole blocks: `num_free` says how many whole ones
-    can be had now.
+    There are more block ids than the memory has whole blocks: `num_free` says how many one sequence
+    can have now, `num_whole` how many whole ones there is memory for.
     """
 
-    def __init__(self, store: GroupedStore, ahead: int):
-        """`ahead`: how far a sequence may write ahead of what it has computed, in tokens."""
+    def __init__(self, store: GroupedStore, ahead: int, chunk: int):
+        """`ahead`: how far a sequence may write ahead of what it has computed, in tokens. `chunk`:
+        how many of a prompt's tokens it may compute in one step."""
         self.store, self.layout, self.part_of = store, store.layout, store.part_of
         self.num_groups, num_ids = self.part_of.shape
         super().__init__(num_ids)
         self.sees = self.layout.window + ahead  # tokens back from the next one to be written
+        self.reach = (self.sees + chunk - 2) // store.block_size + 2  # blocks of window and chunk
         self.part_of[:] = -1
         store.copies.clear()
         self._free_parts = list(range(store.num_parts - 1, -1, -1))
         self._needed = [0] * num_ids  # tables that may look at the block's window groups
         # Blocks that have window groups' parts, which no table needs: the oldest first.
         self._spare: OrderedDict[int, None] = OrderedDict()
+        self.promised: set[int] = set()  # each is needed by one table, which counts on it
 
     @property
     def num_unused(self) -> int:
@@ -49,19 +89,41 @@ class GroupPool(BlockPool):
         return len(self._free)
 
     @property
+    def num_whole(self) -> int:
+        return min(len(self._free), self._num_parts // self.num_groups)
+
+    @property
     def num_free(self) -> int:
-        num_parts = len(self._free_parts) + len(self._spare) * self.layout.num_windowed
-        return min(len(self._free), num_parts // self.num_groups)
+        """The first `reach` blocks of a sequence are whole, the others wait for window parts."""
+        rest = self._num_parts - self.reach * self.num_groups
+        if rest < 0:
+            return self.num_whole
+        num_full = self.layout.num_full
+        count = self.reach + rest // num_full if num_full else len(self._free)
+        return min(len(self._free), count, self.store.num_parts // self.num_groups)
+
+    @property
+    def _num_parts(self) -> int:
+        """Free, or to be had."""
+        return len(self._free_parts) + len(self._spare) * self.layout.num_windowed
 
     def allocate(self) -> int:
+        """A block with its parts in the full groups. `open` gives it the others."""
         if self.num_free < 1:
             raise OutOfBlocks(1, 0)
-        while len(self._free_parts) < self.num_groups:
-            self._drop_window_parts(next(iter(self._spare)))
         block_id = super().allocate()
-        self.part_of[:, block_id] = [self._free_parts.pop() for _ in range(self.num_groups)]
-        self._needed[block_id] = 1
+        self.part_of[: self.layout.num_full, block_id] = self._take(self.layout.num_full)
         return block_id
+
+    def open(self, block_id: int) -> None:
+        """Let a table write a new block, and look at it."""
+        self.part_of[self.layout.num_full :, block_id] = self._take(self.layout.num_windowed)
+        self._needed[block_id] = 1
+
+    def _take(self, count: int) -> list[int]:
+        while len(self._free_parts) < count:
+            self._drop_window_parts(next(iter(self._spare)))
+        return [self._free_parts.pop() for _ in range(count)]
 
     def release(self, block_id: int) -> None:
         super().release(block_id)
@@ -71,10 +133,11 @@ class GroupPool(BlockPool):
             parts[:] = -1
             self._needed[block_id] = 0
             self._spare.pop(block_id, None)
+            self.promised.discard(block_id)
 
     def has_windows(self, block_id: int) -> bool:
-        """Whether the block still has its parts in the window groups."""
-        return bool(self.part_of[-1, block_id] >= 0)
+        """Whether one more table may look at the block's parts in the window groups."""
+        return bool(self.part_of[-1, block_id] >= 0) and block_id not in self.promised
 
     def need(self, block_id: int) -> None:
         """One more table may look at the block's window groups."""
@@ -85,12 +148,15 @@ class GroupPool(BlockPool):
         """One table less. `keep`: a hit may end here, so the parts stay as long as the block.
         Otherwise, without the last table, they go to whoever needs memory."""
         self._needed[block_id] -= 1
+        self.promised.discard(block_id)
         if self._needed[block_id] == 0 and not keep:
             self._spare[block_id] = None
 
     def hand_over(self, source: int, target: int) -> bool:
         """Let `target`, a block of the same tokens, have the window groups' parts of `source` if it
-        lacks them. False if another table needs them where they are."""
+        lacks them. False if another table needs them where they are, or counts on them."""
+        if not self.promised.isdisjoint((source, target)):
+            return False
         if self.has_windows(target):
             return True
         if self._needed[source] > 1:
@@ -115,36 +181,56 @@ class GroupPool(BlockPool):
             full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
             _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
             _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
-            needed = self._needed[block_id]
+            needed, has_windows = self._needed[block_id], bool(windowed.all())
             _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
-            _require(not needed or self.has_windows(block_id), f"block {block_id} lacks its window")
+            _require(not needed or has_windows, f"block {block_id} lacks its window")
             is_spare = block_id in self._spare
-            _require(not is_spare or self.has_windows(block_id), f"block {block_id} has no spare")
+            _require(not is_spare or has_windows, f"block {block_id} has no spare")
             _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
+            is_promised = block_id in self.promised
+            _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
 
 
 class GroupTable(BlockTable):
-    """A table that tells its pool which blocks lie behind the sequence's window."""
+    """A table that tells its pool which blocks lie behind the sequence's window, and which it is
+    to write next."""
 
-    __slots__ = ("first", "num_shared")
+    __slots__ = ("first", "num_open", "num_shared")
     pool: GroupPool
 
     def __init__(self, pool: GroupPool, block_size: int):
         super().__init__(pool, block_size)
         self.first = 0  # the first block that a later query may look at
         self.num_shared = 0  # blocks at the front that were found in the prefix cache
+        self.num_open = 0  # blocks at the front that can be written, or could
+
+    def grow(self, num_tokens: int) -> None:
+        super().grow(num_tokens)
+        self._open_next()
+
+    def _open_next(self) -> None:
+        """Of what is still to be written, open as much as window and chunk need."""
+        end = max(self.first, self.num_shared) + self.pool.reach
+        for block_id in self.block_ids[self.num_open : end]:
+            self.pool.open(block_id)
+        self.num_open = max(self.num_open, min(end, len(self.block_ids)))
+        own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
+        if self.num_open < len(self.block_ids):
+            self.pool.promised.update(own)
+        else:
+            self.pool.promised.difference_update(own)
 
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
-        self.num_shared = len(self.block_ids)
-        self.first = self._first_seen_from(self.num_tokens)
+        self.num_shared = self.num_open = len(self.block_ids)
+        self.first = first_seen(self.num_tokens, self.pool.sees, self.block_size)
         for block_id in self.block_ids[self.first :]:
             self.pool.need(block_id)
 
     def fork(self) -> "GroupTable":
         twin = super().fork()
         assert isinstance(twin, GroupTable)
-        twin.first, twin.num_shared = self.first, self.num_shared
+        twin.first, twin.num_shared, twin.num_open = self.first, self.num_shared, self.num_open
         for block_id in twin.block_ids[twin.first :]:
             self.pool.need(block_id)
         return twin
@@ -160,15 +246,17 @@ class GroupTable(BlockTable):
             super().replace(index, block_id)
 
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
-        seen = self._first_seen_from(position)
+        seen = first_seen(position, self.pool.sees, self.block_size)
         for index in range(self.first, seen):
             # Where one hit ended, another is likely to end.
             self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
         self.first = max(self.first, seen)
+        self._open_next()
         before = self.block_ids[position // self.block_size : position // self.block_size + 1]
         slot, copy = super().writable_slot(position)
         if copy is not None:
             self.pool.pass_by(before[0], keep=True)
+            self.pool.open(copy[1])
             parts = self.pool.part_of[:, copy].T.tolist()  # (from, to) by group
             self.pool.store.copies[copy] = [tuple(pair) for pair in zip(*parts, strict=True)]
         return slot, copy
@@ -176,22 +264,20 @@ class GroupTable(BlockTable):
     def shrink(self, num_tokens: int) -> None:
         before = self.block_ids.copy()
         super().shrink(num_tokens)
-        self._leave(before[max(self.first, len(self.block_ids)) :])
+        self._leave(before[max(self.first, len(self.block_ids)) : self.num_open])
+        self.num_open = min(self.num_open, len(self.block_ids))
 
     def release(self) -> None:
         before = self.block_ids
         super().release()
-        self._leave(before[self.first :])
-        self.first = self.num_shared = 0
+        self._leave(before[self.first : self.num_open])
+        self.first = self.num_shared = self.num_open = 0
 
     def _leave(self, block_ids: list[int]) -> None:
         """After these blocks were released: those that others hold need not wait for this table."""
         for block_id in block_ids:
             if self.pool.ref_count(block_id) > 0:
                 self.pool.pass_by(block_id, keep=True)
-
-    def _first_seen_from(self, position: int) -> int:
-        return max(position - self.pool.sees + 1, 0) // self.block_size
 
 
 class GroupCache(RadixCache):
@@ -201,11 +287,8 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        end = index = len(found.block_ids)
-        while index > max(end * self.block_size - self.pool.sees + 1, 0) // self.block_size:
-            index -= 1
-            if not self.pool.has_windows(found.block_ids[index]):
-                end = index
+        has_windows = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found
         return super().match(token_ids[: end * self.block_size], salt)
@@ -215,11 +298,11 @@ class GroupCache(RadixCache):
         self.pool.check()
 
 
-def classes_over(store: KVStore, ahead: int) -> Classes:
-    """What an engine makes its pool, its tables and its prefix cache of. `ahead` as in
+def classes_over(store: KVStore, ahead: int, chunk: int) -> Classes:
+    """What an engine makes its pool, its tables and its prefix cache of. `ahead` and `chunk` as in
     `GroupPool`."""
     assert isinstance(store, GroupedStore)
-    return lambda num_blocks: GroupPool(store, ahead), GroupTable, GroupCache
+    return lambda num_blocks: GroupPool(store, ahead, chunk), GroupTable, GroupCache
 
 
 def _require(condition: bool, broken: str) -> None:

@@ -1,9 +1,9 @@
 """What clients send, as OpenAI's clients spell it.
 
-A field that is null is taken as left out. Beside OpenAI's fields there are `top_k`, `ignore_eos`
-and `cache_salt`: only requests of the same salt share a prefix. A field that is not here is
-refused, unless its value asks for what is done anyway (`NEUTRAL`), or it changes nothing about the
-text (`HINTS`): routers and clients send such fields with every request.
+A field that is null is taken as left out. Beside OpenAI's fields there are `top_k`, `ignore_eos`,
+`retain_s`, and `cache_salt`: only requests of the same salt share a prefix. A field that is not
+here is refused, unless its value asks for what is done anyway (`NEUTRAL`), or it changes nothing
+about the text (`HINTS`): routers and clients send such fields with every request.
 
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
 """
@@ -57,6 +57,7 @@ class Options(Lenient):
     prompt_cache_key: str | None = None  # likewise
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    retain_s: int | None = None
 
     @model_validator(mode="after")
     def _nothing_unknown(self) -> "Options":
@@ -70,7 +71,7 @@ class Options(Lenient):
     def params(self, max_tokens: int, cache_salt: str | None) -> SamplingParams:
         """The engine's form. `max_tokens` if the client gives none. Raises ValueError, naming the
         argument."""
-        names = ("n", "temperature", "top_p", "top_k", "seed", "ignore_eos")
+        names = ("n", "temperature", "top_p", "top_k", "seed", "ignore_eos", "retain_s")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
         stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop

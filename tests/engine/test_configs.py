@@ -31,7 +31,9 @@ STRANGE = (
 )  # fmt: skip
 
 
-ARCHITECTURES = thorough_after(2, ["llama3-rope", "qwen2-window", "mistral", "qwen3"])
+ARCHITECTURES = thorough_after(
+    2, ["llama3-rope", "qwen2-window", "mistral", "qwen3", "like-gpt-oss"]
+)
 
 
 @pytest.fixture(params=ARCHITECTURES, scope="module")

@@ -1,27 +1,18 @@
 """KV groups: layers with a window give back what no later query sees, and no token changes."""
 
-import copy
 import dataclasses
 import random
 
 import pytest
 import torch
-from helpers import assert_empty, small
+from helpers import ALTERNATING, assert_empty, small, with_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import minikv
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
 from minikv.tiers import put_prefix
-
-
-def with_windows(lm, *windows):
-    """The same weights with these windows, layer by layer."""
-    transformer = copy.copy(lm.transformer)
-    transformer.config = dataclasses.replace(lm.config, windows=windows)
-    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
 def store_of(config, windows, num_blocks, block_size):
@@ -65,16 +56,17 @@ WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
     windows=st.sampled_from(WINDOWS),
     block_size=st.integers(1, 7),
     ahead=st.integers(0, 3),
+    chunk=st.sampled_from([1, 4, 30]),
     seed=st.integers(0, 2**20),
 )
 @settings(max_examples=60, deadline=None)
-def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, seed):
+def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk, seed):
     """Sequences that grow, fork, write, share, shrink and leave at random. Each token's mark, in
     every group, is where the table says for as long as a query may look at it."""
     rng = random.Random(seed)
     store = store_of(llama.lm.config, windows, 12, block_size)
     layout, marks = store.layout, {}  # (group, part, offset): the token written there
-    pool = GroupPool(store, ahead)
+    pool = GroupPool(store, ahead, chunk)
     cache = GroupCache(pool, block_size)
     live = []  # [table, tokens]
 
@@ -151,7 +143,7 @@ def test_a_pool_has_room_for_more_sequences_than_whole_blocks(llama):
     """With one full layer of five, and four that see 8 tokens, 40 tokens in blocks of 4 take 10
     parts of the full layer and 2 of each other: 18 of 100."""
     store = store_of(llama.lm.config, (8, 8, 8, 8, None), 20, 4)
-    pool, tables = GroupPool(store, 0), []
+    pool, tables = GroupPool(store, 0, 1), []
     with pytest.raises(OutOfBlocks):
         while True:
             tables.append(GroupTable(pool, 4))
@@ -190,6 +182,24 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.pool.check()
 
 
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+@pytest.mark.parametrize("name", [*ALTERNATING, "mistral", "tinypy-hybrid"])
+def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
+    """In the patterns of Gemma 3 and gpt-oss, and of the models whose attention is ours."""
+    pair = checkpoint(name)
+    assert any(pair.lm.config.windows)
+    prompts = pair.prompts(3, 40, 70, 70)
+    prompts[3][:50] = prompts[2][:50]
+    engine = Engine(pair.lm, small(max_batch_tokens=16, attention=attention))
+    assert isinstance(engine.pool, GroupPool)
+    params = SamplingParams(max_tokens=16, ignore_eos=True)
+    for _ in range(2):  # the second time with hits
+        outputs = engine.generate(prompts, params)
+        assert [one.token_ids for one in outputs] == [pair.greedy(ids, 16) for ids in prompts]
+    assert engine.stats().hit_tokens > 0
+    engine.check()
+
+
 def test_more_sequences_run_at_once(llama):
     """The same memory, in one group and in groups."""
     lm, most = with_windows(llama.lm, None, 6), {}
@@ -204,6 +214,43 @@ def test_more_sequences_run_at_once(llama):
         most[kv_groups] = sum(running) / len(running)
         assert_empty(engine)
     assert most["auto"] > 1.3 * most["one"]
+
+
+def test_long_prompts_share_memory_while_they_are_computed(llama):
+    """Two prompts of 15 blocks, 24 in the pool: in chunks of 8 tokens each needs 15 parts in the
+    full layer and at most 5 in the other, of 48. What one passes is what it writes next."""
+    lm, prompts = with_windows(llama.lm, None, 6), llama.prompts(60, 60)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    expected = [generate_naively(lm.logits, prompt, 4) for prompt in prompts]
+    for kv_groups, together in (("one", 1), ("auto", 2)):
+        config = small(
+            num_blocks=24, prefix_cache=kv_groups == "auto", kv_groups=kv_groups,
+            max_batch_tokens=8,
+        )  # fmt: skip
+        engine = Engine(lm, config)
+        for prompt in prompts:
+            engine.add_request(prompt, params)
+        outputs, most = {}, 0
+        while engine.has_unfinished:
+            outputs |= {one.request_id: one.token_ids for one in engine.step()}
+            most = max(most, len(engine.scheduler.running))
+            engine.check()
+        assert most == together
+        assert [outputs[i] for i in range(2)] == expected
+        assert engine.stats().preemptions == 0
+
+
+def test_a_block_that_is_promised_is_no_hit(llama):
+    """A second sequence would keep what the first counts on: its hit ends earlier."""
+    lm, (prompt,) = with_windows(llama.lm, None, 6), llama.prompts(60)
+    engine = Engine(lm, small(max_batch_tokens=8))
+    engine.add_request(prompt, SamplingParams(max_tokens=2, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    (first,) = engine.scheduler.running
+    assert engine.pool.promised and first.num_computed == 24
+    found = engine.cache.match(prompt)  # the first sees from block 2 on
+    assert found.num_tokens == 8 and engine.pool.promised.isdisjoint(found.block_ids)
 
 
 def test_what_needs_whole_blocks_gets_them_or_a_clear_error(llama, tmp_path):

@@ -122,6 +122,8 @@ def test_an_empty_folder(tmp_path):
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "architectures: .*Qwen3.*, was 'GPT2LMHeadModel'"),
         ({"architectures": []}, "architectures: must be one of .*, was 'none'"),
+        ({"architectures": ["GptOssForCausalLM"]}, "GptOssForCausalLM.*sinks.*num_local_experts"),
+        ({"architectures": ["Gemma3ForCausalLM"]}, "Gemma3For.*feedforward_layernorm.*rope_local"),
         ({"architectures": ...}, "architectures: must be one of .*, was 'none'"),
         ({"vocab_size": ..., "hidden_size": ...}, "missing vocab_size, hidden_size"),
         ({"num_attention_heads": ...}, "missing num_attention_heads"),

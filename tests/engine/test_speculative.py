@@ -529,8 +529,9 @@ def test_every_backend(tinypy, attention, kv_dtype):
     lm = tinypy.lm
     prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2, 3")]
     prompts[1] *= 6
+    most = 12 if attention == "triton" else 20
     params = [SamplingParams(max_tokens=m, ignore_eos=True, temperature=t, seed=1)
-              for m, t in ((20, 0.0), (9, 0.0), (20, 0.8))]  # fmt: skip
+              for m, t in ((most, 0.0), (9, 0.0), (most, 0.8))]  # fmt: skip
     plain_engine = Engine(lm, config)
     engine = drafting_engine(lm, config, drafter, make=Engine)
     results = []

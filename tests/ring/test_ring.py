@@ -1,12 +1,12 @@
 """The ring against the oracle, at every position, wherever equality is promised."""
 
-import copy
 import dataclasses
 import itertools
 import random
 
 import pytest
 import torch
+from helpers import with_windows
 
 import minikv
 from minikv.ring import (
@@ -36,13 +36,6 @@ def close(found, expected, tolerance=2e-3):
     top = expected.topk(2, -1).values
     sure = top[..., 0] - top[..., 1] > 2 * tolerance
     assert torch.equal(found.argmax(-1)[sure], expected.argmax(-1)[sure])
-
-
-def with_windows(lm, *windows):
-    """The same weights with these windows, layer by layer."""
-    transformer = copy.copy(lm.transformer)
-    transformer.config = dataclasses.replace(lm.config, windows=windows)
-    return minikv.LanguageModel(lm.name, transformer, lm.tokenizer)
 
 
 @pytest.fixture

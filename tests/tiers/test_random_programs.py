@@ -13,17 +13,19 @@ import pytest
 pytest.importorskip("numba")
 
 from programs import Player, play_many
+from thorough import thorough_after
 
 LENGTH = 60  # operations of a program
 
 
-def seeds(default):
-    first, _, end = os.environ.get("MINIKV_SEEDS", f"0:{default}").partition(":")
+def seeds(first, end):
+    first, _, end = os.environ.get("MINIKV_SEEDS", f"{first}:{end}").partition(":")
     return range(int(first), int(end))
 
 
-def test_random_programs():
-    seen = play_many(seeds(100), LENGTH)
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 30)))
+def test_random_programs(first):
+    seen = play_many(seeds(first, first + 30), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
     for what in (
@@ -33,7 +35,7 @@ def test_random_programs():
 
 
 def test_interrupted_programs():
-    seen = play_many(seeds(6), LENGTH, interrupted=True)
+    seen = play_many(seeds(0, 6), LENGTH, interrupted=True)
     print(dict(seen))
     assert seen["interrupts inside"] >= seen["interrupts"] > seen["programs"]
 

@@ -1,16 +1,19 @@
-"""The engine on a CPU: how near it comes to the memory's rate, prefill, and a busy machine.
+"""The engine on a CPU: how near it comes to the memory's rate, prefill, a busy machine, and one
+order of sums for all rows.
 
 A decode step at batch 1 reads every weight once. If the weights do not fit the processor's
 caches, the memory's rate is the limit; it is measured here by a sum over as many bytes. A busy
-machine is one where another process keeps each core busy.
+machine is one where another process keeps each core busy. Attention of a decode step is compared
+with a plain read of the same blocks.
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,12 +31,15 @@ from minikv.course.bench.harness import (
     take_steps,
 )
 from minikv.course.bench.random_model import random_model
+from minikv.course.bench.step import decoding
 from minikv.course.measure.timing import timed
 
 LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
     max_context=512,
 )  # fmt: skip
+SIZES = (32, 128), (8, 4096)  # sequences, tokens of each, for attention
+INVARIANT, CONTEXT = (1, 8, 32), 384  # sequences, and tokens of each
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,8 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    table = BenchTable("cpu: memory rate, prefill, a busy machine", args.repeats)
-    with bar(5 * (args.repeats + 1), "cpu") as progress:
+    from minikv.course.bench.step_parts import Threads, attention_share  # needs Numba
+
+    title = "cpu: memory rate, attention, prefill, a busy machine, batch invariance"
+    table = BenchTable(title, args.repeats)
+    shapes = [(kv, *size) for kv in ("auto", "bfloat16", "int8") for size in SIZES]
+    threads = torch.get_num_threads()
+    total = (5 + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
+    with bar(total, "cpu") as progress, Threads(threads) as share:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
@@ -71,6 +83,15 @@ def run(args: argparse.Namespace) -> BenchTable:
         row["times"] = times.ratio("generate", "minikv")
         table.add(row, Aim("times", ">=", 1.2))
 
+        shares: dict[str, Callable[[int], float]] = {}
+        for kv_dtype, batch, context in shapes:
+            lengths, name = [context] * batch, kv_dtype.replace("auto", "float32")
+            engine = peers.engine_for(lm, lengths, attention="cpu", kv_dtype=kv_dtype)
+            way = partial(attention_share, engine, share, batch, context)
+            shares[f"attention, {name}, {batch} × {context:,} tokens, over a read"] = way
+        for what, values in in_turns(shares, args.repeats, progress).items():
+            table.add({"what": what, "% of it": Spread(values)}, Aim("% of it", ">=", 70))
+
         def busy_over_alone(turn: int) -> float:
             alone = decode_seconds(lm, 8 * args.tokens)
             with busy_cores():
@@ -79,7 +100,23 @@ def run(args: argparse.Namespace) -> BenchTable:
         [ratios] = in_turns({"busy": busy_over_alone}, args.repeats, progress).values()
         row = {"what": "decode on a busy machine, over alone", "times": Spread(ratios)}
         table.add(row, Aim("times", "<=", 3))
+
+        for batch in INVARIANT:
+            decodes: dict[str, Callable[[int], float]] = {}
+            for name, wanted in {"usual": False, "invariant": True}.items():
+                total = (args.repeats + 1) * args.tokens
+                engine = decoding(lm, batch, CONTEXT, total, batch_invariant=wanted)
+                decodes[name] = partial(seconds_of, engine, args.tokens)
+            found = in_turns(decodes, args.repeats, progress)
+            pairs = zip(found["invariant"], found["usual"], strict=True)
+            row = {"what": f"batch invariant decode at batch {batch}, over the usual one"}
+            row["times"] = Spread([slow / fast for slow, fast in pairs])
+            table.add(row)
     return table
+
+
+def seconds_of(engine: minikv.Engine, num_steps: int, turn: int) -> float:
+    return timed(lambda: take_steps(engine, num_steps))[0]
 
 
 def decode_seconds(lm: minikv.LanguageModel, num_steps: int) -> float:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import minikv
+from minikv.checkpoint.files import read_weights
 from minikv.speculative.decide import MOST
 
 GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
@@ -72,6 +73,26 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def serve(num_seqs: int, length: int) -> None:
+    """tinypy behind llama.cpp's server, until the input ends: prints its address. Each of
+    `num_seqs` sequences may have `length` tokens."""
+    import xllamacpp
+
+    lm = minikv.load("tinypy")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        write_gguf(lm.config, read_weights(minikv.BUNDLED["tinypy"]), path)
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_parallel, params.n_ctx = num_seqs, num_seqs * length
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        params.hostnames, params.port = ["127.0.0.1"], 0
+        server = xllamacpp.Server(params)
+        print(*server.listening_address.rsplit("/")[-1].rsplit(":", 1), flush=True)
+        sys.stdin.read()
 
 
 # ── Drafts ────────────────────────────────────────────────────────────────────
@@ -288,3 +309,7 @@ def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., 
             context.close()
         lib.llama_model_free(model)
         lib.llama_log_set(None, None)  # `quiet` must live until here
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))

@@ -4,7 +4,9 @@ Products and attention are timed alone, on all threads, over the same weights an
 limits are measured in the same turn: the rate at which a product runs whose numbers stay in the
 second cache, and the rate at which the same blocks are only read. `limit` is the sum of both
 limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
-products and attention is `rest`.
+products and attention is `rest`. `serial` is the share of a step in which one thread of the program
+works alone. From it and the host's time follows, by Amdahl's law, how many times as fast as here a
+step can be `on 4 cores`, on 8 and on 16.
 """
 
 import argparse
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.notes.append(f"{threads} threads; a part is timed on all of them, without the others")
     with bar(len(args.batch) * (args.repeats + 1), "step") as progress, Threads(threads) as share:
         for batch in args.batch:
-            engine = _decoding(lm, batch, args.context, (args.repeats + 1) * args.steps)
+            engine = decoding(lm, batch, args.context, (args.repeats + 1) * args.steps)
             found: dict[str, list[float]] = {}
             for turn in range(args.repeats + 1):
                 of_turn = parts(engine, share, args.steps)
@@ -49,11 +51,14 @@ def run(args: argparse.Namespace) -> BenchTable:
     return table
 
 
-def _decoding(lm: minikv.LanguageModel, batch: int, context: int, steps: int) -> minikv.Engine:
-    """An engine in which `batch` sequences decode, with `context` tokens halfway."""
+def decoding(
+    lm: minikv.LanguageModel, batch: int, context: int, steps: int, **settings: Any
+) -> minikv.Engine:
+    """An engine in which `batch` sequences decode, with `context` tokens halfway. `settings`:
+    further ones of EngineConfig."""
     length, rest = max(context - steps // 2, 1), 24
     lengths = [length + steps + rest] * batch  # a block more of each: the scheduler keeps some free
-    engine = peers.engine_for(lm, lengths, prefix_cache=False, attention="cpu")
+    engine = peers.engine_for(lm, lengths, prefix_cache=False, attention="cpu", **settings)
     params = minikv.SamplingParams(max_tokens=steps + 8, ignore_eos=True)
     for prompt in peers.random_prompts(lm, [length] * batch, seed=0):
         engine.add_request(prompt, params)

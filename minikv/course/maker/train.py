@@ -1,7 +1,7 @@
 """Train tinypy, the bundled model, on the source of Python's standard library.
 
     python -m minikv train                 # about 70 minutes on two CPU cores
-    python -m minikv train --evaluate      # bits per byte of the bundled checkpoint
+    python -m minikv train --evaluate      # bits per byte of the bundled checkpoints
     python -m minikv train --draft         # the head that drafts for it, in minutes
     python -m minikv train --draft model   # the small model that does
 
@@ -271,7 +271,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="train only what drafts (a few minutes): the head, or the small model",
     )  # fmt: skip
     parser.add_argument(
-        "--evaluate", action="store_true", help="only measure the bundled model's bits per byte"
+        "--evaluate", action="store_true", help="only measure the bundled models' bits per byte"
     )
 
 
@@ -279,13 +279,11 @@ def run(args: argparse.Namespace) -> int:
     if args.evaluate:
         from transformers import AutoModelForCausalLM
 
-        folder = BUNDLED["tinypy"]
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        bpb = bits_per_byte(model, tokenizer, read_corpus().held_out)
-        print(
-            f"{bpb:.3f} bits per byte on the held-out modules of Python {platform.python_version()}"
-        )
+        print(f"Bits per byte on the held-out modules of Python {platform.python_version()}:")
+        for name, folder in BUNDLED.items():
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            print(f"{name}: {bits_per_byte(model, tokenizer, read_corpus().held_out):.3f}")
         return 0
     if args.draft:
         make, place = {

@@ -91,8 +91,9 @@ def run_in_engine(
     """Chapters 04 and later: in the engine. `attention` is PyTorch's, whatever would be fastest on
     this machine, unless the rung is about kernels."""
     config = EngineConfig(
-        prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype, speculative=speculative
-    )
+        prefix_cache=asked_before, attention=attention, kv_dtype=kv_dtype, kv_groups="one",
+        speculative=speculative,
+    )  # fmt: skip
     engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))

@@ -1,4 +1,4 @@
-"""What the kernels of chapter 09 are given: how they are compiled, the weights, and threads."""
+"""What chapter 09 gives: how kernels are compiled, weights, threads, and what limits a CPU."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +36,33 @@ class Weights(NamedTuple):
     rope: np.ndarray  # (positions, 2, D)
     eps: np.float32  # of all norms
     block_size: int
+
+
+class Stored(NamedTuple):
+    """A format of K and V."""
+
+    number_bytes: float  # of a number: 4 in float32, 0.5 in 4 bits
+    scale_bytes: int = 0  # of the scale that each key and each value of each KV head has
+    convert: int = 0  # operations that make one number a float32
+
+
+class Cpu(NamedTuple):
+    """What a CPU can do at most, measured."""
+
+    cache_bytes: int  # of its last cache, which all threads share
+    cache_rate: float  # bytes per second that one thread reads from that cache
+    thread_rate: float  # bytes per second that one thread reads from memory
+    memory_rate: float  # bytes per second that all threads together read from memory
+    flop_rate: float  # operations per second of one thread
+
+
+class Limit(NamedTuple):
+    """What attention in one decode step must do, and how fast it can be at most."""
+
+    num_bytes: float  # to read
+    operations: float
+    seconds: float  # at least
+    holds: str  # what takes that long: "cache", "memory" or "arithmetic"
 
 
 def weights_of(transformer: Transformer, block_size: int) -> Weights:

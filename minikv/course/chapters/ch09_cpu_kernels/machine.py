@@ -41,13 +41,15 @@ def _read(values, times):
     return found
 
 
-def read_rate(size: int, total: int = 2**27) -> float:
-    """Bytes per second of a kernel that reads `size` bytes, again and again."""
+def read_rate(size: int, threads: int = 1, total: int = 2**27) -> float:
+    """Bytes per second of a kernel that reads `size` bytes, a part in each thread, again and
+    again."""
     # A part of a large array: Linux gives that large pages. An array of a few MB may lie in small
     # ones, which take longer to read, and would look like a slow cache.
     values = np.zeros(SIZES[-1] // 4, np.float32)[: size // 4]
     times = max(1, total // size)
-    return size * times / best(lambda: _read(values, times), 3)
+    calls = [(part, times) for part in np.array_split(values, threads)]
+    return size * times / best(lambda: in_threads(_read, calls), 3)
 
 
 def product_rate(size: int = 768) -> float:

@@ -180,7 +180,7 @@ def walks_frame(walks: Seq[Walk], step: int) -> Figure:
                 )  # fmt: skip
                 count = before.get(key, 0)
                 name = style.letter(owner[block]) if block in owner else ""
-                text = f"{name} {count}×" if count else ""
+                text = f"{name} {count}×" if count else name
                 text = f"{name} t{now[key][0]}" if key in now else text
                 ink = style.ink_on(shade) if shade and key in now else style.INK
                 axes.text(x + size * 0.46, top + 0.115, text, fontsize=7.5, ha="center",

@@ -21,7 +21,8 @@ from numba.core import event
 from numba.core.dispatcher import Dispatcher
 
 import minikv
-from minikv.course.chapters.ch09_cpu_kernels.given import Weights, weights_of
+from minikv.course.chapters.ch03_kv_memory.given import Shape
+from minikv.course.chapters.ch09_cpu_kernels.given import Cpu, Stored, Weights, weights_of
 from minikv.course.chapters.ch09_cpu_kernels.in_engine import (
     KernelAttention,
     engine_by,
@@ -42,12 +43,21 @@ from minikv.course.judge.checking import (
     Wrong,
     check,
     mismatch,
+    plain,
     runs_model,
     tinypy,
     witness,
 )
-from minikv.course.judge.programs import advice, at_most, counted, decoded, line, until_wrong
-from minikv.course.judge.scenarios import Log, scenario
+from minikv.course.judge.programs import (
+    LINES_ABOVE,
+    advice,
+    at_most,
+    counted,
+    decoded,
+    line,
+    until_wrong,
+)
+from minikv.course.judge.scenarios import Group, Log, scenario
 
 COMPILES = "Numba compiles it, and the result is right as in Python"
 
@@ -398,6 +408,8 @@ scenario(
     line("the example, and contexts of very different length", "tokens, or items?",
          ((90, 10, 10, 10), 1, 2), ((10, 10, 10, 90), 1, 2), ((900, *(10,) * 31), 2, 2),
          ((*(10,) * 31, 900), 2, 4), ((1, 500, 1, 1, 500, 1), 1, 3)),
+    line("several KV heads, and very different lengths", "which sequence is item w of?",
+         ((300, 10, 10, 10), 4, 4), ((10, 400, 10), 3, 3)),
     line("fewer items than pieces", "a piece may be empty",
          ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
     line("200 random batches", "the lines above: tokens, cuts, and what is left for the last piece",
@@ -531,7 +543,8 @@ ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that y
 
 scenario(
     "09.5", until_wrong_in_python("09.5", multiplies),
-    line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
+    line("one row", "a sum for each output; without `add`, what was in `out` does not count",
+         (1, 1, 1), (1, 3, 2), (1, 8, 5)),
     line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
     line("a number of rows that is not a multiple of four", "which rows are left over?",
@@ -673,6 +686,83 @@ def _(mine):
     compare(logits[0], lm.logits(prompt)[-1], what)
 
 
+# ── 09.7 What limits attention here ───────────────────────────────────────────────────────
+
+# A program: context lengths, shape, format, machine, threads. With COUNT only bytes and operations
+# are seen. Memory holds on SLOW, whose cache has no room, the cache on NEAR, arithmetic on WEAK.
+FLOAT32, INT8, INT4 = Stored(4.0), Stored(1.0, 4, 2), Stored(0.5, 2, 3)
+COUNT = Cpu(0, 1.0, 1.0, 1.0, 1.0)
+SLOW = Cpu(0, 1e9, 2e3, 3e3, 1e12)
+NEAR = Cpu(10**9, 5e3, 2e3, 3e3, 1e12)
+WEAK = Cpu(10**9, 1e12, 1e12, 1e12, 7e3)
+
+
+def limits(mine, program, log: Log) -> None:
+    lens, shape, stored, machine, threads = program
+    lens = list(lens)
+    text = (
+        f"contexts {lens}, {shape}, {stored}, {machine}, {counted(threads, 'thread')}"
+        if len(lens) < 9
+        else f"{len(lens)} contexts"
+    )
+    more = (threads,) if threads > 1 else ()
+    found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
+                     see=False)  # fmt: skip
+    if log.events[-1].error is None:
+        fields = ("num_bytes", "operations", "seconds", "holds")[: 2 if machine == COUNT else 4]
+        log(text, {f"{name} is": plain(getattr(found, name, None)) for name in fields})
+
+
+def edge(spare: int) -> Cpu:
+    """A machine whose cache holds all K and V of EDGE, and `spare` bytes more."""
+    return Cpu(2 * 3 * 2 * 12 * 8 * 4 + spare, 5e3, 2e3, 3e3, 1e12)
+
+
+EDGE = ((7, 5), Shape(3, 6, 2, 8), FLOAT32)
+
+
+def random_limit(seed: int) -> tuple:
+    draw = random.Random(seed)
+    kv_heads, lens = draw.randrange(1, 5), [draw.randrange(1, 900) for _ in range(seed % 7 + 1)]
+    shape = Shape(draw.randrange(1, 40), kv_heads * draw.randrange(1, 9), kv_heads, seed % 97 + 1)
+    rates = [10 ** draw.uniform(9, 11) for _ in range(4)]
+    machine = Cpu(2 ** draw.randrange(16, 30), *rates)
+    return lens, shape, draw.choice((FLOAT32, INT8, INT4)), machine, draw.choice((1, 1, 2, 8, 64))
+
+
+scenario(
+    "09.7", limits,
+    Group("one token: its bytes and its operations",
+          [((1,), shape, FLOAT32, COUNT, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
+          "the factors: keys and values, layers, KV heads, head dim"),
+    Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, COUNT, 1),
+                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
+          "what does a short context read beside a long one?"),
+    Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, COUNT, 1),
+                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
+          "what is done once for a group, and what for each of its query heads?"),
+    Group("formats of 8 and 4 bits",
+          [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1), ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1),
+           ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1), ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
+          "how many scales does a token have, and how often is a number converted?"),
+    Group("one thread: memory holds, or arithmetic",
+          [((4,), Shape(2, 4, 2, 5), FLOAT32, machine, 1) for machine in (SLOW, WEAK)],
+          "which rate does one thread reach, and which of the two times is waited for?"),
+    Group("in the cache, or not", [((4,), Shape(2, 2, 2, 5), FLOAT32, NEAR, 1),
+                                   *((*EDGE, edge(spare), 1) for spare in (1, 0, -1, -500))],
+          "all K and V of a step: how many bytes is that, and do they fit?"),
+    Group("several threads",
+          [(*EDGE, machine, n) for n in (2, 3)
+           for machine in (SLOW, NEAR, WEAK, edge(0), edge(-1), edge(-800))],
+          "which rates are those of one thread, and which is that of all together?"),
+    Group("reading and arithmetic take about as long",
+          [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(0, 1e9, 1e3, 1e9, rate), 1)
+           for rate in (999.0, 1000.0, 1001.0, 3000.0)],
+          "do reading and computing happen at the same time?"),
+    Group("any machine", [random_limit(seed) for seed in range(120)], LINES_ABOVE),
+)  # fmt: skip
+
+
 # ── The reader's parts in the engine ──────────────────────────────────────────────────────
 
 PROMPTS = ("class Stack:\n    def push(self, item):\n", "import os\n")
@@ -716,3 +806,15 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 @runs_model("09.6")
 def _(mine, lm: minikv.LanguageModel) -> str:
     return f"{generate(lm, engine_by(lm, step=mine.decode_step))}: every decode step one program."
+
+
+@runs_model("09.7")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    engine = minikv.Engine(lm, minikv.EngineConfig(num_blocks=64))
+    lens = [len(lm.encode(text)) for text in PROMPTS]
+    limit = mine.attention_limit(lens, lm.config, FLOAT32, NEAR)
+    witness(limit.num_bytes)
+    kept = sum(lens) * engine.store.bytes_per_token
+    if limit.num_bytes != kept:
+        raise Wrong(f"{limit.num_bytes} bytes by your arithmetic, {kept} in the engine's store")
+    return f"{sum(lens)} tokens of tinypy are {kept:,.0f} bytes in the engine's store, as you count"

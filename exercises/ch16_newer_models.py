@@ -1,0 +1,188 @@
+"""Caches of newer models: windows, hits for several groups of layers, latents, retention.
+
+Write what raises NotImplementedError, fix what is marked as broken; the rest is given.
+Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.1
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence as Seq
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from minikv.attention import causal_mask
+from minikv.blocks import blocks_for
+from minikv.course.chapters.ch16_newer_models.invariance import PART
+from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
+
+
+# ── 16.1 Behind the window ────────────────────────────────────────────────────────
+def first_seen(position: int, window: int, block_size: int) -> int:
+    """The first block that a query at `position`, or any later one, looks at through a window.
+
+    A query sees its own token and the `window - 1` before it. All blocks before the answer are dead
+    for the layers with this window; the sequence may still need them for others.
+
+    Worked example, window 6, blocks of 4: a query at 13 sees 8 to 13, so block 2 is the first; one
+    at 12 sees 7, too, and block 1.
+    """
+    raise NotImplementedError("Exercise 16.1: first_seen")
+
+
+# ── 16.1 Behind the window ────────────────────────────────────────────────────────
+def held_in_chunks(num_tokens: int, chunk: int, window: int, block_size: int) -> list[int]:
+    """How many blocks each step of a prefill needs in the layers with a window.
+
+    Each step computes `chunk` tokens, the last one what is left. It writes K and V of its own
+    tokens, and its queries read what their window shows them. Blocks that no query of this step and
+    no later one looks at are given back before it.
+
+    Worked example, 16 tokens in chunks of 8, window 6, blocks of 4: the first step needs blocks 0
+    and 1. The first query of the second one is at 8 and sees 3 to 8, so it needs blocks 0 to 3:
+    [2, 4].
+    """
+    raise NotImplementedError("Exercise 16.1: held_in_chunks")
+
+
+# ── 16.2 The longest hit for all layers ───────────────────────────────────────────
+def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
+    """How many blocks of a cached prefix a sequence can begin with: the most that are valid for all
+    layers.
+
+    Layers that see everything have K and V of each block. `has_windows[i]` says whether the layers
+    with a window still have theirs of block i. They need them only where a query after the prefix
+    looks back, the first of which stands right behind it.
+
+    Worked example, window 6, blocks of 4, + has them: of + - + + all 4 blocks are valid, because
+    the query at 16 sees 11 to 16, in blocks 2 and 3. Of + - - + only 1 is: a query at 16 would miss
+    block 2, one at 12 or 8 the blocks before it; one at 4 sees block 0.
+    """
+    raise NotImplementedError("Exercise 16.2: longest_valid")
+
+
+# ── 16.3 What six models keep ─────────────────────────────────────────────────────
+def cached_bytes(config: Mapping[str, Any], num_tokens: int) -> int:
+    """The bytes that a sequence of `num_tokens` tokens keeps, with two bytes per number.
+
+    config: fields of a model's config file, as in `published.py` of this chapter. `layer_types`
+    names the kind of each layer:
+
+    "full_attention"     K and V of all tokens, `num_key_value_heads` heads of `head_dim` each
+    "sliding_attention"  the same, but only of the last `sliding_window` tokens
+    "latent_attention"   `kv_lora_rank` + `qk_rope_head_dim` numbers per token, for K and V together
+    "linear_attention"   a state: `linear_num_value_heads` matrices of `linear_key_head_dim` by
+                         `linear_value_head_dim` numbers, however many tokens there are
+
+    Whole blocks are not counted, only what tokens need. A linear layer also keeps the last tokens
+    of a convolution, 5 % of its state in the model below; leave it out.
+
+    Worked example, two KV heads of 4 numbers, a full layer and one with a window of 3, 10 tokens:
+    2 * 2 * 4 numbers per token, for 10 + 3 tokens, 2 bytes each: 416.
+    """
+    raise NotImplementedError("Exercise 16.3: cached_bytes")
+
+
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+def cache_entry(x: torch.Tensor, positions: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
+    """What is cached of some tokens: x (T, E), positions (T,) -> (T, C + R).
+
+    `weights.down` times x gives C channels of a latent and R of a key. The latent is `normed` with
+    `weights.norm`. The key, which all heads share, is turned to its token's position.
+    """
+    raise NotImplementedError("Exercise 16.4: cache_entry")
+
+
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+def absorbed_attention(
+    q: torch.Tensor,
+    blocks: torch.Tensor,
+    block_ids: list[int],
+    context_len: int,
+    weights: LatentWeights,
+) -> torch.Tensor:
+    """One query of each head over the entries of its context, as `plain_attention` would have it,
+    without K and V: q (H, N + R) -> (H, V).
+
+    The last R channels of q are turned. blocks (num_blocks, block_size, C + R) has the entries,
+    whose last R channels are turned, too; `block_ids` says which blocks hold the context, in order.
+    weights.up_key (H, N, C) and weights.up_value (H, V, C) make a head's key and value of a latent.
+
+    A further token of context costs at most H (2 C + R) multiplications.
+    """
+    raise NotImplementedError("Exercise 16.4: absorbed_attention")
+
+
+def plain_attention(q: torch.Tensor, entries: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
+    """K and V of every token and head, then attention: q (T, H, N + R), entries (L, C + R) ->
+    (T, H, V). The queries stand at the last T of the L positions."""
+    latents, rotary = entries.tensor_split([len(weights.norm)], -1)
+    k = torch.einsum("lc,hnc->lhn", latents, weights.up_key)
+    k = torch.cat([k, rotary[:, None].expand(-1, k.shape[1], -1)], -1)  # (L, H, N + R)
+    v = torch.einsum("lc,hvc->lhv", latents, weights.up_value)  # (L, H, V)
+    scores = torch.einsum("thd,lhd->htl", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~causal_mask(len(q), len(k)), -torch.inf)
+    return torch.einsum("htl,lhv->thv", scores.softmax(-1), v)
+
+
+def turn(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """RoPE: x (T, R) or (T, H, R), positions (T,) -> the same shape. Channels 2 i and 2 i + 1 are a
+    pair, turned by position / 10000^(2 i / R)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * THETA ** (-torch.arange(half) / half).to(x.dtype)  # (T, R / 2)
+    if x.dim() == 3:
+        angles = angles[:, None]  # the same for all heads
+    a, b = x[..., 0::2], x[..., 1::2]
+    pairs = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+    return torch.stack(pairs, -1).flatten(-2)
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """RMSNorm over the last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
+
+
+# ── 16.5 Two equal prompts, different tokens: broken, fix it ──────────────────────
+def attend_step(
+    queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Attention of one step over several sequences, one head, float32.
+
+    queries[s] (T, D) are the new tokens of sequence s, keys[s] and values[s] (L, D) its whole
+    context; the first L - T of them were computed by earlier steps, or found in the prefix cache.
+    Query t sees the keys up to its own. Returns (T, D) for each sequence.
+
+    The bits of a row depend on its text alone: on q, k and v up to this token. They do not depend
+    on the other sequences of the step, on where a chunk begins, or on what was cached.
+    """
+    part = max(4, PART * len(queries) // 4)  # few sequences: more parts, for all cores
+    found = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        num_cached, rows = len(k) - len(q), []
+        for row, query in enumerate(q):
+            seen = num_cached + row + 1
+            starts = [*range(0, num_cached, part), *range(num_cached, seen, part)]
+            rows.append(attend_in_parts(query, k[:seen], v[:seen], starts))
+        found.append(torch.stack(rows))
+    return found
+
+
+def attend_in_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: Iterable[int]
+) -> torch.Tensor:
+    """One query over its context, part by part: q (D,), k and v (L, D) -> (D,), all float32.
+
+    `starts` are the places where parts begin, in order, the first of them 0. Each part is summed by
+    itself, so cores could compute them side by side. Then their sums are added, in order, with the
+    running softmax of chapter 04.
+    """
+    borders = [*starts, len(k)]
+    top, total, out = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros_like(q)
+    for start, end in pairwise(borders):
+        scores = (k[start:end] * q).sum(-1) * len(q) ** -0.5
+        new_top = torch.maximum(top, scores.max())
+        weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
+        total = total * shrink + weights.sum()
+        out = out * shrink + (weights[:, None] * v[start:end]).sum(0)
+        top = new_top
+    return out / total

@@ -1,0 +1,61 @@
+"""Chapter 16: what the notebook runs."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from minikv.engine import Engine, EngineConfig
+from minikv.groups import GroupPool
+from minikv.language_model import LanguageModel
+from minikv.radix import RadixCache
+from minikv.sampling import SamplingParams
+
+
+def with_windows(lm: LanguageModel, *windows: int | None) -> LanguageModel:
+    """The same weights with these windows, layer by layer. They were not trained with them."""
+    transformer = copy(lm.transformer)
+    transformer.config = replace(lm.config, windows=windows)
+    return LanguageModel(lm.name, transformer, lm.tokenizer)
+
+
+def held_by_step(
+    lm: LanguageModel, prompt_ids: Sequence[int], max_tokens: int, **config: Any
+) -> tuple[list[int], list[int], list[int]]:
+    """One request: after each step the tokens whose K and V were computed, and the bytes of memory
+    that no other sequence can have; then all tokens of the answer."""
+    engine = Engine(lm, EngineConfig(prefix_cache=False, **config))
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    engine.add_request(list(prompt_ids), params)
+    computed: list[int] = []
+    held: list[int] = []
+    token_ids: list[int] = []
+    while engine.has_unfinished:
+        outputs = engine.step()
+        token_ids = outputs[0].token_ids if outputs else token_ids
+        if engine.has_unfinished:
+            stats = engine.stats()
+            computed.append(stats.computed_tokens)
+            tokens = stats.blocks_used * engine.config.block_size
+            held.append(round(tokens * engine.store.bytes_per_token))
+    return computed, held, token_ids
+
+
+def most_at_once(lm: LanguageModel, prompts: Sequence[list[int]], **config: Any) -> int:
+    """How many sequences decode in one step, at most."""
+    engine = Engine(lm, EngineConfig(prefix_cache=False, **config))
+    for prompt_ids in prompts:
+        engine.add_request(prompt_ids, SamplingParams(max_tokens=64, ignore_eos=True))
+    most = 0
+    while engine.has_unfinished:
+        engine.step()
+        most = max(most, engine.stats().running)
+    return most
+
+
+def windows_of(engine: Engine, token_ids: Sequence[int]) -> str:
+    """Of the blocks of a text that the prefix cache holds: + has K and V in layers with a window,
+    - only in those that see everything."""
+    assert isinstance(engine.pool, GroupPool) and engine.cache is not None
+    block_ids = RadixCache.match(engine.cache, token_ids).block_ids
+    return "".join("+" if engine.pool.has_windows(block_id) else "-" for block_id in block_ids)

@@ -1,0 +1,406 @@
+"""Chapter 16 as programs: what is dead, what is found, what is kept."""
+
+import random
+from functools import partial
+from itertools import pairwise
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import minikv
+from minikv.course.chapters.ch16_newer_models.given import with_windows
+from minikv.course.chapters.ch16_newer_models.latent import normed, queries, random_weights, turn
+from minikv.course.chapters.ch16_newer_models.published import MODELS
+from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
+from minikv.course.judge.programs import LINES_ABOVE, counted
+from minikv.course.judge.scenarios import Group, Log, scenario
+
+PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    def last(self):\n"
+
+# ── 16.1 Behind the window ────────────────────────────────────────────────────
+
+# A program is (position, window, block size), or (tokens, chunk, window, block size).
+
+
+def first_blocks(mine, program, log: Log) -> None:
+    position, window, size = program
+    text = f"a query at {position}, window {window}, blocks of {size}"
+    log.call(text, mine.first_seen, position, window, size)
+
+
+def chunks(mine, program, log: Log) -> None:
+    tokens, chunk, window, size = program
+    text = f"{tokens} tokens in chunks of {chunk}, window {window}, blocks of {size}"
+    held = log.call(text, mine.held_in_chunks, tokens, chunk, window, size, see=False)
+    if log.events[-1].error is None:
+        log("", {"blocks of each step:": list(held)})
+
+
+scenario(
+    "16.1",
+    first_blocks,
+    Group(
+        "one token per block",
+        [(position, 3, 1) for position in (2, 3, 4, 9)],
+        look="how many tokens does a window of 3 show, the query's own included?",
+    ),
+    Group(
+        "a block stays while one of its tokens is seen",
+        [(position, 6, 4) for position in (5, 8, 9, 12, 13, 16, 17)],
+        look="the earliest token that the query sees: in which block is it?",
+    ),
+    Group(
+        "near the beginning",
+        [(0, 6, 4), (3, 6, 4), (4, 6, 4), (0, 1, 1), (7, 100, 16)],
+        look="what does a query see if there are fewer tokens than a window?",
+    ),
+    Group(
+        "windows and blocks of any size",
+        [(p, w, s) for w in (1, 2, 7, 16, 64) for s in (1, 3, 16) for p in (w, 2 * w, 40 * w + 5)],
+        look="the window is in tokens, and need not be whole blocks",
+    ),
+)
+
+
+def random_prefill(seed: int) -> tuple[int, int, int, int]:
+    draw = random.Random(seed)
+    return draw.randint(1, 90), draw.randint(1, 40), draw.randint(1, 30), draw.choice((1, 3, 4, 16))
+
+
+scenario(
+    "16.1",
+    chunks,
+    Group(
+        "one token per step",
+        [(6, 1, 3, 1), (12, 1, 4, 4), (9, 1, 6, 4)],
+        look="a decode step: the window's blocks, and the one that is written",
+    ),
+    Group(
+        "chunks longer than the window",
+        [(16, 8, 6, 4), (24, 12, 4, 4), (10, 5, 2, 1), (64, 32, 8, 16)],
+        look="which query of the chunk looks back furthest?",
+    ),
+    Group(
+        "chunks shorter than the window",
+        [(16, 4, 9, 4), (20, 2, 7, 4), (30, 3, 10, 1)],
+        look="what was written before the chunk, and is still seen?",
+    ),
+    Group(
+        "what is left at the end",
+        [(5, 8, 6, 4), (17, 8, 6, 4), (13, 4, 5, 3)],
+        look="the last chunk may be shorter",
+    ),
+    Group("any prefill", [random_prefill(seed) for seed in range(40)], look=LINES_ABOVE),
+)
+
+# ── 16.2 The longest hit for all layers ───────────────────────────────────────
+
+# A program is (blocks, window, block size): "+" has its windows, "-" does not.
+
+
+def hits(mine, program, log: Log) -> None:
+    blocks, window, size = program
+    text = f"blocks {' '.join(blocks) or '(none)'}, window {window}, blocks of {size}"
+    log.call(text, mine.longest_valid, [block == "+" for block in blocks], window, size)
+
+
+def random_hit(seed: int) -> tuple[str, int, int]:
+    draw = random.Random(seed)
+    blocks = "".join(draw.choice("+++-") for _ in range(draw.randint(1, 14)))
+    return blocks, draw.randint(1, 20), draw.choice((1, 2, 3, 4))
+
+
+scenario(
+    "16.2",
+    hits,
+    Group(
+        "everything is there, or nothing",
+        [("", 6, 4), ("+", 6, 4), ("++++", 6, 4), ("-", 6, 4), ("----", 6, 4), ("+++", 100, 1)],
+        look="which prefix is valid if no block has its windows?",
+    ),
+    Group(
+        "what is behind the window may be missing",
+        [("-++", 6, 4), ("+-++", 6, 4), ("---++", 6, 4), ("----+", 4, 4), ("--++++", 4, 1)],
+        look="which blocks does the first query after the prefix look at?",
+    ),
+    Group(
+        "a block within the window is missing",
+        [("+-+", 6, 4), ("++-+", 6, 4), ("++-", 6, 4), ("++++-", 2, 4), ("+++-", 3, 1)],
+        look="try the next shorter prefix, with a window of its own",
+    ),
+    Group(
+        "several are missing",
+        [("+--+", 6, 4), ("+-+-+", 6, 4), ("-+-+", 6, 4), ("++-+-+", 10, 4), ("-++-+-", 5, 2)],
+        look="the prefix that is left must be valid, too",
+    ),
+    Group(
+        "the edge of the window",
+        [("-+", 5, 4), ("-+", 6, 4), ("+-+", 5, 4), ("-++", 3, 1), ("-++", 4, 1), ("-+", 1, 4),
+         ("+-", 1, 4), ("--", 1, 1)],
+        look="the first query stands behind the last block, and sees itself",
+    ),
+    Group("any blocks", [random_hit(seed) for seed in range(60)], look=LINES_ABOVE),
+)  # fmt: skip
+
+# ── 16.3 What six models keep ─────────────────────────────────────────────────
+
+# A program is (model, tokens); a model is a hub id, or a small config as text.
+
+SMALL = {
+    "heads of 4": {
+        "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+        "sliding_window": 3, "kv_lora_rank": 10, "qk_rope_head_dim": 6, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 3, "linear_key_head_dim": 5, "linear_value_head_dim": 7,
+    },
+}  # fmt: skip
+
+
+def kept_bytes(mine, program, log: Log) -> None:
+    model, tokens, *kinds = program
+    config = dict(MODELS[model]) if model in MODELS else dict(SMALL[model])
+    text = f"{tokens:,} tokens, {model}"
+    if kinds:
+        config["layer_types"] = [f"{kind}_attention" for kind in kinds]
+        text = f"{tokens} tokens, layers {', '.join(kinds)}, {model}"
+    log.call(text, mine.cached_bytes, config, tokens)
+
+
+def small(*kinds: str) -> list:
+    return [("heads of 4", tokens, *kinds) for tokens in (1, 3, 4, 10)]
+
+
+def published(*names: str) -> list:
+    return [(name, tokens) for name in names for tokens in (1_000, 8_192, 131_072)]
+
+
+FULL, WINDOWED, GEMMA, ALTERNATING, LATENT, STATE = MODELS
+
+scenario(
+    "16.3",
+    kept_bytes,
+    Group(
+        "all layers keep everything",
+        small("full") + small("full", "full") + published(FULL),
+        look="K and V, KV heads, head_dim, two bytes",
+    ),
+    Group(
+        "layers with a window",
+        small("sliding") + small("full", "sliding") + published(WINDOWED, GEMMA, ALTERNATING),
+        look="of how many tokens do K and V stay, in a short text and in a long one?",
+    ),
+    Group(
+        "a latent",
+        small("latent") + small("full", "latent") + published(LATENT),
+        look="one vector for K and V of all heads, and the rotary part beside it",
+    ),
+    Group(
+        "a state",
+        small("linear") + small("linear", "linear", "full") + published(STATE),
+        look="does a state grow with the text?",
+    ),
+)
+
+# ── The reader's parts in the engine ──────────────────────────────────────────
+
+
+@runs_model("16.1", "16.2")
+def _(mine, lm: minikv.LanguageModel) -> str:
+    """tinypy with windows of 16 in four layers: a prompt in chunks, then two that share a part."""
+    windowed = with_windows(lm, 16, 16, 16, 16, None)
+    config = minikv.EngineConfig(24, 4, max_num_seqs=4, max_batch_tokens=12, min_prefix_tokens=0)
+    engine = minikv.Engine(windowed, config)
+    prompt_ids = lm.encode(PROMPT)
+    rule = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
+    with (
+        in_place_of("minikv.groups.blocks:first_seen", mine.first_seen),
+        in_place_of("minikv.groups.blocks:longest_valid", mine.longest_valid),
+    ):
+        for prompt in (prompt_ids, [*prompt_ids[:24], 5], [*prompt_ids, 6]):
+            engine.add_request(prompt, rule)
+            token_ids: list[int] = []
+            while engine.has_unfinished:
+                token_ids = next((one.token_ids for one in engine.step()), token_ids)
+                engine.check()
+            same_as_oracle(windowed, prompt, token_ids)
+    found = engine.stats().hit_tokens
+    return f"Your window ran three requests: 24 tokens, those of the oracle; {found} found."
+
+
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────
+
+# A program is (H, N, R, V, C, tokens), or the same with a block size.
+
+
+def layer(program):
+    """Weights of these sizes, and x (T, E) of so many tokens."""
+    *sizes, num_tokens = program[:6]
+    weights = random_weights(*sizes, hidden=12, seed=num_tokens)
+    x = torch.randn(num_tokens, 12, generator=torch.Generator().manual_seed(num_tokens))
+    return weights, x
+
+
+def entries_of(weights, x):
+    """As they should be cached, whatever the reader's `cache_entry` does."""
+    latent, key = (x @ weights.down.T).tensor_split([len(weights.norm)], -1)
+    return torch.cat([normed(latent, weights.norm), turn(key, torch.arange(len(x)))], -1)
+
+
+def caching(mine, program, log: Log) -> None:
+    weights, x = layer(program)
+    *_, rope, _, latent, count = program
+    log(f"{counted(count, 'token')}, a latent of {latent}, a rotary key of {rope}")
+    positions = 3 * torch.arange(count) + 1
+    find = partial(mine.cache_entry, x, positions, weights)
+    found = log.call(f"cache_entry at {positions.tolist()}", find, see=False)
+    if isinstance(found, torch.Tensor):
+        log("", {"shape:": list(found.shape)})
+        log("", {"the latent:": found[:, :latent]})
+        log("", {"the key:": found[:, latent:]})
+
+
+def absorbing(mine, program, log: Log) -> None:
+    weights, x = layer(program)
+    heads, nope, rope, value, latent, count, size = program
+    log(f"{heads} heads of {nope} + {rope}, values of {value}, latents of {latent}")
+    entries, ids = entries_of(weights, x), [4 * i % 13 for i in range(-(-count // size))]
+    blocks = torch.full((13, size, latent + rope), 9.0)  # what no query may see
+    for i, entry in enumerate(entries):
+        blocks[ids[i // size], i % size] = entry
+    q = queries(x, torch.arange(count), weights)[-1]
+    find = partial(mine.absorbed_attention, q, blocks, list(ids), count, weights)
+    log.call(f"{counted(count, 'token')} in blocks {ids} of {size}", find)
+
+
+def products(mine, program, log: Log) -> None:
+    heads, _, rope, _, latent, _, size = program
+    totals = []
+    for count in (4 * size, 8 * size):
+        weights, x = layer((*program[:5], count))
+        blocks = entries_of(weights, x).view(-1, size, latent + rope)
+        q = queries(x, torch.arange(count), weights)[-1]
+        with FlopCounterMode(display=False) as counter:
+            ids = list(range(len(blocks)))
+            log.call("", mine.absorbed_attention, q, blocks, ids, count, weights, see=False)
+        if log.events[-1].error is not None:
+            return
+        totals.append(counter.get_total_flops() // 2)
+    each, most = (totals[1] - totals[0]) / (4 * size * heads), 2 * latent + rope
+    seen = "at most 2 C + R" if each <= most else f"{each:g}, and 2 C + R is {most}"
+    log("8 blocks, and 4", {"multiplications per further token and head:": seen})
+
+
+scenario(
+    "16.4",
+    caching,
+    Group(
+        "the entry of a token",
+        [(1, 4, 2, 4, 6, 1), (2, 4, 4, 4, 6, 3), (2, 3, 2, 5, 8, 2), (4, 6, 8, 6, 6, 5)],
+        look="which part is normed, which part is turned, and what do all heads share?",
+    ),
+)
+scenario(
+    "16.4",
+    absorbing,
+    Group(
+        "one head, one token",
+        [(1, 4, 2, 4, 6, 1, 1), (1, 4, 2, 4, 4, 1, 4), (1, 3, 4, 5, 8, 1, 2)],
+        look="with one token the weight is 1: what is left is W_UV times its latent",
+    ),
+    Group(
+        "several tokens of one block",
+        [(1, 4, 2, 4, 6, 3, 4), (2, 4, 2, 4, 6, 4, 4), (3, 2, 8, 5, 7, 5, 5)],
+        look="the scores: both parts of q and of the entry, and the scale",
+    ),
+    Group(
+        "several blocks",
+        [(2, 4, 2, 4, 6, 6, 2), (2, 4, 4, 4, 4, 11, 4), (4, 8, 4, 8, 16, 20, 4)],
+        look="which blocks hold the context, in which order, and how much of the last?",
+    ),
+    Group(
+        "layers of any size",
+        [(1 + i % 4, 2 + i % 5, 2 + 2 * (i % 3), 2 + i % 7, 3 + i, 1 + 3 * i, 1 + i % 4)
+         for i in range(16)],
+        look=LINES_ABOVE,
+    ),
+)  # fmt: skip
+scenario(
+    "16.4",
+    products,
+    Group(
+        "no key and no value is made",
+        [(2, 8, 4, 8, 16, 0, 4), (4, 16, 4, 16, 32, 0, 2), (4, 8, 2, 8, 8, 0, 4)],
+        look="is `up_key` or `up_value` multiplied with every token, or once with q and the sum?",
+    ),
+)
+
+# ── 16.5 Two equal prompts, different tokens ──────────────────────────────────
+
+# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
+# first step's tokens may have come from the prefix cache: then only later ones are computed.
+
+
+def rows_of(mine, q, k, v, borders, others: int, log: Log):
+    """The rows of one sequence, step by step, beside others."""
+    found = []
+    for start, end in pairwise(borders):
+        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
+        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
+        step = [(q[start:end], k[:end], v[:end]), *more]
+        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
+        rows = log.call("", partial(mine.attend_step, *parts), see=False)
+        if log.events[-1].error is not None:
+            return None
+        found.append(rows[0])
+    return torch.cat(found)
+
+
+def same_bits(mine, program, log: Log) -> None:
+    num_tokens, borders, others = program
+    draw = torch.Generator().manual_seed(num_tokens)
+    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
+    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
+    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
+    beside = f", beside {counted(others, 'other sequence')}" if others else ""
+    log(f"a text of {counted(num_tokens, 'token')}: {cached}steps {steps}{beside}")
+    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
+    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
+    if found is None:
+        return
+    log("", {"result:": found})
+    differ = int((found != alone[borders[0] :]).any(-1).sum())
+    told = f"{differ} of {len(found)}" if differ else "none"
+    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
+
+
+def random_steps(seed: int) -> tuple[int, list[int], int]:
+    draw = random.Random(seed)
+    num_tokens = draw.randint(2, 70)
+    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
+    return num_tokens, [*places, num_tokens], draw.randrange(6)
+
+
+scenario(
+    "16.5",
+    same_bits,
+    Group(
+        "alone, in one step",
+        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
+        look="which keys does each query see?",
+    ),
+    Group(
+        "beside other sequences",
+        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
+        look="what in this function depends on how many sequences there are?",
+    ),
+    Group(
+        "in chunks",
+        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
+        look="where does a part begin, for a query of the second chunk?",
+    ),
+    Group(
+        "with a warm cache",
+        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
+        look="where does a part begin, if most of the context was cached?",
+    ),
+    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
+)
