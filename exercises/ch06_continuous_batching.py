@@ -73,20 +73,19 @@ class Scheduler(scheduler.Scheduler):
         last in the policy's order is preempted and leaves its list. Returns whether any was."""
         block_size, slots = self.config.block_size, plan.slots
         preempted = False
-        while len(slots) < len(decoding):
-            sequence = decoding[len(slots)]
+        for sequence in decoding:  # it may lose its last ones meanwhile
             slot = sequence.next_slot
-            if slot is None:
+            while slot is None and sequence.table is not None:
                 slot = self._reserve_one(sequence, plan)
-            if slot is None:  # the last in the policy's order gives way, even if it is this one
-                victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
-                (decoding if victim is decoding[-1] else prefilling).pop()
-                self.preempt(victim, plan)
-                preempted = True
-                continue
-            slots.append(slot)
-            slot += 1
-            sequence.next_slot = slot if slot % block_size else None
+                if slot is None:  # the last in the policy's order gives way, perhaps this one
+                    victim = max(decoding[-1:] + prefilling[-1:], key=self.policy)
+                    (decoding if victim is decoding[-1] else prefilling).pop()
+                    self.preempt(victim, plan)
+                    preempted = True
+            if slot is not None:
+                slots.append(slot)
+                slot += 1
+                sequence.next_slot = slot if slot % block_size else None
         plan.sequences.extend(decoding)
         plan.num_decodes = len(decoding)
         plan.num_tokens.extend([1] * len(decoding))

@@ -126,9 +126,8 @@ class RadixCache(radix.RadixCache):
         raise NotImplementedError("Exercise 07.3: RadixCache.evict")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
-        size = self.block_size
-        whole = len(token_ids) // size * size
-        return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
+        rows = [iter(token_ids)] * self.block_size
+        return list(zip(*rows, strict=False))  # an incomplete last block is left out
 
     # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:

@@ -46,12 +46,15 @@ class BatchBuilder:
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
         # What the rows hold: the tables of these sequences, in these versions.
         self._held: list[Sequence] = []
-        self._versions: list[int] = []
+        self._versions = np.zeros(0)
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
         """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
+        query_start = np.zeros(len(sequences) + 1, dtype=np.int64)
+        query_start[1:] = num_tokens
+        query_start.cumsum(out=query_start)
         num_decodes = len(num_tokens)
-        if max(num_tokens) > 1:
+        if query_start[-1] > num_decodes:
             num_decodes = next(i for i, n in enumerate(num_tokens) if n > 1)
         starts = [sequence.num_computed for sequence in sequences]
         decodes = sequences[:num_decodes]
@@ -62,17 +65,15 @@ class BatchBuilder:
             token_ids += sequence.token_ids[start:end]
             positions += range(start, end)
             slot_mapping += self._chunk_slots(sequence, start, end)
-        query_start = np.zeros(len(sequences) + 1, dtype=np.int64)
-        query_start[1:] = num_tokens
-        context_lens = query_start[1:] + starts
-        query_start.cumsum(out=query_start)
+        flat = np.array([token_ids, positions, slot_mapping], dtype=np.int64)  # (3, T)
+        context_lens = flat[1, query_start[1:] - 1] + 1
         width = blocks_for(int(context_lens.max()), self.block_size)
-        flat = _tensor([token_ids, positions, slot_mapping])  # (3, T)
+        ids, places, targets = map(torch.from_numpy, flat)
         return Batch(
-            token_ids=flat[0], positions=flat[1], slot_mapping=flat[2],
-            block_tables=_tensor(self._rows(sequences)[:, :width]),
-            context_lens=_tensor(context_lens), context_lens_host=context_lens,
-            query_start=_tensor(query_start), query_start_host=query_start,
+            token_ids=ids, positions=places, slot_mapping=targets,
+            block_tables=torch.from_numpy(self._rows(sequences)[:, :width].copy()),
+            context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
+            query_start=torch.from_numpy(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
         )  # fmt: skip
 
@@ -89,10 +90,10 @@ class BatchBuilder:
 
     def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
-        versions = [sequence.table_version for sequence in sequences]
+        versions = np.array([sequence.table_version for sequence in sequences])
         stale: Iterable[int] = range(len(sequences))
         if sequences == self._held:
-            stale = [row for row in stale if versions[row] != self._versions[row]]
+            stale = np.flatnonzero(versions != self._versions)
         self._held = []  # until all rows are written
         for row in stale:
             block_ids = sequences[row].table.block_ids
@@ -100,7 +101,3 @@ class BatchBuilder:
             self._tables[row, len(block_ids) :] = 0
         self._held, self._versions = list(sequences), versions
         return self._tables[: len(sequences)]
-
-
-def _tensor(values) -> torch.Tensor:
-    return torch.from_numpy(np.array(values, dtype=np.int64))

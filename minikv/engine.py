@@ -254,7 +254,8 @@ class Engine:
             if can_run or moved:
                 self._steps += 1
                 self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
-                outputs = [RequestOutput(request, self.lm.decode) for request in moved.values()]
+                decode = self.lm.decode
+                outputs = [RequestOutput(request, decode) for request in moved.values()]
                 self._moved, self._is_sound = {}, True
                 return outputs
             self._is_sound = True
@@ -273,11 +274,11 @@ class Engine:
         frees its blocks; after its last sequence, a request leaves the dict `self._requests`.
         """
         size, shares = self.config.block_size, self.cache is not None
+        self._generated += len(token_ids)
         for sequence, token_id in zip(sequences, token_ids, strict=True):
             request = sequence.request
             self._moved[request.request_id] = request
             sequence.token_ids.append(token_id)
-            self._generated += 1
             filled = shares and sequence.num_computed // size > sequence.num_inserted
             if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)

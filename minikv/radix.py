@@ -201,9 +201,8 @@ class RadixCache:
             _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
-        size = self.block_size
-        whole = len(token_ids) // size * size
-        return [tuple(token_ids[i : i + size]) for i in range(0, whole, size)]
+        rows = [iter(token_ids)] * self.block_size
+        return list(zip(*rows, strict=False))  # an incomplete last block is left out
 
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
         """Follow `keys` down; split where they leave a node halfway.

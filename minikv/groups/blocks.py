@@ -40,6 +40,26 @@ def first_seen(position: int, window: int, block_size: int) -> int:
     return max(position - window + 1, 0) // block_size
 
 
+def longest_valid(has_windows: Seq[bool], window: int, block_size: int) -> int:
+    """How many blocks of a cached prefix a sequence can begin with: the most that are valid for all
+    layers.
+
+    Layers that see everything have K and V of each block. `has_windows[i]` says whether the layers
+    with a window still have theirs of block i. They need them only where a query after the prefix
+    looks back, the first of which stands right behind it.
+
+    Worked example, window 6, blocks of 4, + has them: of + - + + all 4 blocks are valid, because
+    the query at 16 sees 11 to 16, in blocks 2 and 3. Of + - - + only 1 is: a query at 16 would miss
+    block 2, one at 12 or 8 the blocks before it; one at 4 sees block 0.
+    """
+    end = index = len(has_windows)
+    while index > first_seen(end * block_size, window, block_size):
+        index -= 1
+        if not has_windows[index]:
+            end = index  # what is between this block and the old end no longer matters
+    return end
+
+
 class GroupPool(BlockPool):
     """Blocks that have a part in each group while a sequence may look at them.
 
@@ -191,14 +211,15 @@ class GroupTable(BlockTable):
     def _open_next(self) -> None:
         """Of what is still to be written, open as much as window and chunk need."""
         end = max(self.first, self.num_shared) + self.pool.reach
-        for block_id in self.block_ids[self.num_open : end]:
+        new = self.block_ids[self.num_open : end]
+        for block_id in new:
             self.pool.open(block_id)
-        self.num_open = max(self.num_open, min(end, len(self.block_ids)))
-        own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
-        if self.num_open < len(self.block_ids):
-            self.pool.promised.update(own)
-        else:
-            self.pool.promised.difference_update(own)
+        self.num_open += len(new)
+        is_long = self.num_open < len(self.block_ids)
+        if is_long or self.pool.promised:
+            own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
+            promised = self.pool.promised
+            (promised.update if is_long else promised.difference_update)(own)
 
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
@@ -267,11 +288,13 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        end = index = len(found.block_ids)
-        while index > first_seen(end * self.block_size, self.pool.sees, self.block_size):
-            index -= 1
-            if not self.pool.has_windows(found.block_ids[index]):
-                end = index
+        whole = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        promised = self.pool.promised  # to another table, which will take their parts
+        has_windows = [
+            has and block_id not in promised
+            for has, block_id in zip(whole, found.block_ids, strict=True)
+        ]
+        end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found
         return super().match(token_ids[: end * self.block_size], salt)

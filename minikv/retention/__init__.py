@@ -50,14 +50,18 @@ Policy = Callable[[Leaf, float], Any]  # of a leaf, now: the least is evicted fi
 
 
 def by_age(leaf: Leaf, now: float) -> Any:
+    """The least recently used goes first."""
     return leaf.last_use
 
 
 def time_to_live(seconds: float) -> Policy:
+    """Leaves that were not used for `seconds` go first; within both halves, by age."""
     return lambda leaf, now: (now < leaf.last_use + seconds, leaf.last_use)
 
 
 def pinned(leaf: Leaf, now: float) -> Any:
+    """Something to compare: leaves without a pin go first, then the pinned ones, and within each
+    of the two the least recently used. At `pinned_until` itself a pin is over."""
     return now < leaf.pinned_until, leaf.last_use
 
 

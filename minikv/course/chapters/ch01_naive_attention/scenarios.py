@@ -306,7 +306,8 @@ ORDER = "in every line that names KV head and place in the group: which comes fi
 scenario(
     "01.4",
     partial(attention, "grouped_attention"),
-    Group("as many KV heads as query heads", cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 6)), ORDER),
+    Group("as many KV heads as query heads", cases((5, 5, 4, 4, 8), (3, 3, 5, 5, 6)),
+          "each head alone, as in 01.1: the scale, the mask, the softmax over the keys"),
     Group("a single KV head", cases((5, 5, 4, 1, 8), (3, 3, 5, 1, 6)), ORDER),
     Group("4 query heads on 2 KV heads, as in tinypy", cases((6, 6, 4, 2, 8)), ORDER),
     Group("groups of other sizes",

@@ -408,6 +408,8 @@ scenario(
     line("the example, and contexts of very different length", "tokens, or items?",
          ((90, 10, 10, 10), 1, 2), ((10, 10, 10, 90), 1, 2), ((900, *(10,) * 31), 2, 2),
          ((*(10,) * 31, 900), 2, 4), ((1, 500, 1, 1, 500, 1), 1, 3)),
+    line("several KV heads, and very different lengths", "which sequence is item w of?",
+         ((300, 10, 10, 10), 4, 4), ((10, 400, 10), 3, 3)),
     line("fewer items than pieces", "a piece may be empty",
          ((7,), 1, 2), ((7, 3), 1, 4), ((5,), 2, 8)),
     line("200 random batches", "the lines above: tokens, cuts, and what is left for the last piece",
@@ -541,7 +543,8 @@ ROOM_FOR_SUMS = "for how many rows and inputs is there room in each array that y
 
 scenario(
     "09.5", until_wrong_in_python("09.5", multiplies),
-    line("one row", "a sum for each output", (1, 1, 1), (1, 3, 2), (1, 8, 5)),
+    line("one row", "a sum for each output; without `add`, what was in `out` does not count",
+         (1, 1, 1), (1, 3, 2), (1, 8, 5)),
     line("several rows", "in which order are the loops nested?",
          (4, 3, 2), (8, 2, 3), (2, 3, 2), (3, 4, 1)),
     line("a number of rows that is not a multiple of four", "which rows are left over?",
@@ -685,9 +688,10 @@ def _(mine):
 
 # ── 09.7 What limits attention here ───────────────────────────────────────────────────────
 
-# A program: context lengths, shape, format, machine, threads. Memory holds on SLOW, whose cache has
-# no room, the cache on NEAR, and arithmetic on WEAK.
+# A program: context lengths, shape, format, machine, threads. With COUNT only bytes and operations
+# are seen. Memory holds on SLOW, whose cache has no room, the cache on NEAR, arithmetic on WEAK.
 FLOAT32, INT8, INT4 = Stored(4.0), Stored(1.0, 4, 2), Stored(0.5, 2, 3)
+COUNT = Cpu(0, 1.0, 1.0, 1.0, 1.0)
 SLOW = Cpu(0, 1e9, 2e3, 3e3, 1e12)
 NEAR = Cpu(10**9, 5e3, 2e3, 3e3, 1e12)
 WEAK = Cpu(10**9, 1e12, 1e12, 1e12, 7e3)
@@ -705,7 +709,7 @@ def limits(mine, program, log: Log) -> None:
     found = log.call(text, partial(mine.attention_limit, lens, shape, stored, machine, *more),
                      see=False)  # fmt: skip
     if log.events[-1].error is None:
-        fields = ("num_bytes", "operations", "seconds", "holds")
+        fields = ("num_bytes", "operations", "seconds", "holds")[: 2 if machine == COUNT else 4]
         log(text, {f"{name} is": plain(getattr(found, name, None)) for name in fields})
 
 
@@ -729,23 +733,27 @@ def random_limit(seed: int) -> tuple:
 scenario(
     "09.7", limits,
     Group("one token: its bytes and its operations",
-          [((1,), shape, FLOAT32, SLOW, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
+          [((1,), shape, FLOAT32, COUNT, 1) for shape in (Shape(1, 1, 1, 5), Shape(3, 2, 2, 5))],
           "the factors: keys and values, layers, KV heads, head dim"),
-    Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, SLOW, 1),
-                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, WEAK, 1)],
+    Group("several contexts", [((3, 8), Shape(2, 2, 2, 5), FLOAT32, COUNT, 1),
+                               ((9, 1, 1, 1), Shape(1, 3, 3, 7), FLOAT32, COUNT, 1)],
           "what does a short context read beside a long one?"),
-    Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, WEAK, 1),
-                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, SLOW, 1)],
+    Group("groups of query heads", [((3,), Shape(2, 6, 2, 5), FLOAT32, COUNT, 1),
+                                    ((4, 2), Shape(1, 8, 1, 3), FLOAT32, COUNT, 1)],
           "what is done once for a group, and what for each of its query heads?"),
     Group("formats of 8 and 4 bits",
-          [((4,), Shape(2, 2, 2, 6), INT8, SLOW, 1), ((4,), Shape(2, 6, 2, 6), INT8, WEAK, 1),
-           ((3, 5), Shape(2, 8, 2, 7), INT4, SLOW, 1), ((3,), Shape(1, 4, 2, 7), INT4, WEAK, 1)],
+          [((4,), Shape(2, 2, 2, 6), INT8, COUNT, 1), ((4,), Shape(2, 6, 2, 6), INT8, COUNT, 1),
+           ((3, 5), Shape(2, 8, 2, 7), INT4, COUNT, 1), ((3,), Shape(1, 4, 2, 7), INT4, COUNT, 1)],
           "how many scales does a token have, and how often is a number converted?"),
+    Group("one thread: memory holds, or arithmetic",
+          [((4,), Shape(2, 4, 2, 5), FLOAT32, machine, 1) for machine in (SLOW, WEAK)],
+          "which rate does one thread reach, and which of the two times is waited for?"),
     Group("in the cache, or not", [((4,), Shape(2, 2, 2, 5), FLOAT32, NEAR, 1),
                                    *((*EDGE, edge(spare), 1) for spare in (1, 0, -1, -500))],
           "all K and V of a step: how many bytes is that, and do they fit?"),
     Group("several threads",
-          [(*EDGE, machine, n) for machine in (SLOW, NEAR, WEAK) for n in (2, 3)],
+          [(*EDGE, machine, n) for n in (2, 3)
+           for machine in (SLOW, NEAR, WEAK, edge(0), edge(-1), edge(-800))],
           "which rates are those of one thread, and which is that of all together?"),
     Group("reading and arithmetic take about as long",
           [((10,), Shape(1, 2, 1, 8), FLOAT32, Cpu(0, 1e9, 1e3, 1e9, rate), 1)

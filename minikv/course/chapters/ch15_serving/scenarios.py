@@ -245,7 +245,8 @@ scenario(
          ("abEN", ("END",), False), ("abEN", ("END",), True), ("EEN", ("END",), False),
          ("aEND b END", ("END",), False), ("x\n", ("\n\n", "\nclass"), False),
          ("aab", ("abc", "b."), False), ("a.b", ("b", "."), True), ("aEND", ("ND", "END"), True),
-         (f"aE{BAD}", ("END",), False), ("aaa", ("aaaa", "ab"), False)],
+         (f"aE{BAD}", ("END",), False), ("abE", ("x", "END"), False),
+         ("aaa", ("aaaa", "ab"), False)],
         look="of all beginnings that the text ends with, how long is the longest?",
     ),
 )  # fmt: skip
@@ -411,7 +412,8 @@ scenario(
     Group(
         "in time, or refused",
         [(3.0, WARM + "b+100 c+100 d+100 e+100"), (2.0, WARM + "b+150 c+50 d+50"),
-         (2.0, WARM + "b+200 c+1"), (2.5, WARM + "b+100 c+125 d+25 e+1"),
+         (2.0, WARM + "b+200 c+1"), (2.0, WARM + "b+420 c+50"), (2.0, WARM + "b+210 c+60"),
+         (2.5, WARM + "b+100 c+125 d+25 e+1"),
          (2.0, WARM + "b+100 c+110 d+100")],
         look="a request waits for all that is queued, and for its own tokens",
     ),

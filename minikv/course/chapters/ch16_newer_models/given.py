@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from minikv.engine import Engine, EngineConfig
+from minikv.groups import GroupPool
 from minikv.language_model import LanguageModel
+from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams
 
 
@@ -49,3 +51,11 @@ def most_at_once(lm: LanguageModel, prompts: Sequence[list[int]], **config: Any)
         engine.step()
         most = max(most, engine.stats().running)
     return most
+
+
+def windows_of(engine: Engine, token_ids: Sequence[int]) -> str:
+    """Of the blocks of a text that the prefix cache holds: + has K and V in layers with a window,
+    - only in those that see everything."""
+    assert isinstance(engine.pool, GroupPool) and engine.cache is not None
+    block_ids = RadixCache.match(engine.cache, token_ids).block_ids
+    return "".join("+" if engine.pool.has_windows(block_id) else "-" for block_id in block_ids)
