@@ -288,12 +288,7 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        whole = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
-        promised = self.pool.promised  # to another table, which will take their parts
-        has_windows = [
-            has and block_id not in promised
-            for has, block_id in zip(whole, found.block_ids, strict=True)
-        ]
+        has_windows = list(map(self.pool.has_windows, found.block_ids))
         end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found

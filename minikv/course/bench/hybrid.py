@@ -100,9 +100,10 @@ def most_running(lm: minikv.LanguageModel, way: str, pool: int, length: int) -> 
     while True:
         if not engine.scheduler.waiting:
             engine.add_request(prompt, params)
-        engine.step()
         running = engine.scheduler.running
-        if engine.scheduler.waiting and all(one.num_output > 0 for one in running):
+        has_budget = bool(running) and all(one.num_output > 0 for one in running)
+        engine.step()
+        if has_budget and engine.scheduler.waiting:
             return len(running)
 
 
