@@ -51,8 +51,9 @@ class EngineConfig:
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
-    kv_groups: with "auto", layers with a sliding window give back what no later query sees: on a
-        CPU, with kv_dtype "auto", without host_blocks. "one" treats all layers alike. See
+    kv_groups: with "auto", layers with a sliding window give back what no later query sees. With
+        another kv_dtype, with host_blocks (tiers, swapping), on a GPU and with parts of your own,
+        all layers are treated alike, as with "one"; sessions need "one", and say so. See
         `minikv.groups`.
     speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
         (the request's own text), "suffix" (and earlier answers), "head" (a small network on the

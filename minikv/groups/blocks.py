@@ -211,14 +211,15 @@ class GroupTable(BlockTable):
     def _open_next(self) -> None:
         """Of what is still to be written, open as much as window and chunk need."""
         end = max(self.first, self.num_shared) + self.pool.reach
-        for block_id in self.block_ids[self.num_open : end]:
+        new = self.block_ids[self.num_open : end]
+        for block_id in new:
             self.pool.open(block_id)
-        self.num_open = max(self.num_open, min(end, len(self.block_ids)))
-        own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
-        if self.num_open < len(self.block_ids):
-            self.pool.promised.update(own)
-        else:
-            self.pool.promised.difference_update(own)
+        self.num_open += len(new)
+        is_long = self.num_open < len(self.block_ids)
+        if is_long or self.pool.promised:
+            own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
+            promised = self.pool.promised
+            (promised.update if is_long else promised.difference_update)(own)
 
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
@@ -287,7 +288,7 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        has_windows = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
+        has_windows = list(map(self.pool.has_windows, found.block_ids))
         end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found
