@@ -5,12 +5,18 @@ Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.
 """
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Sequence as Seq
+from itertools import pairwise
 from typing import Any
 
+import torch
+
 from minikv import retention
+from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
+from minikv.course.chapters.ch16_newer_models.invariance import PART
+from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
 from minikv.errors import require_int
 from minikv.radix import Node
 from minikv.retention import LONGEST, MOST, Leaf
@@ -82,11 +88,116 @@ def cached_bytes(config: Mapping[str, Any], num_tokens: int) -> int:
     raise NotImplementedError("Exercise 16.3: cached_bytes")
 
 
-# ── 16.4 Retention on a trace ─────────────────────────────────────────────────────
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+def cache_entry(x: torch.Tensor, positions: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
+    """What is cached of some tokens: x (T, E), positions (T,) -> (T, C + R).
+
+    `weights.down` times x gives C channels of a latent and R of a key. The latent is `normed` with
+    `weights.norm`. The key, which all heads share, is turned to its token's position.
+    """
+    raise NotImplementedError("Exercise 16.4: cache_entry")
+
+
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────────
+def absorbed_attention(
+    q: torch.Tensor,
+    blocks: torch.Tensor,
+    block_ids: list[int],
+    context_len: int,
+    weights: LatentWeights,
+) -> torch.Tensor:
+    """One query of each head over the entries of its context, as `plain_attention` would have it,
+    without K and V: q (H, N + R) -> (H, V).
+
+    The last R channels of q are turned. blocks (num_blocks, block_size, C + R) has the entries,
+    whose last R channels are turned, too; `block_ids` says which blocks hold the context, in order.
+    weights.up_key (H, N, C) and weights.up_value (H, V, C) make a head's key and value of a latent.
+
+    A further token of context costs at most H (2 C + R) multiplications.
+    """
+    raise NotImplementedError("Exercise 16.4: absorbed_attention")
+
+
+def plain_attention(q: torch.Tensor, entries: torch.Tensor, weights: LatentWeights) -> torch.Tensor:
+    """K and V of every token and head, then attention: q (T, H, N + R), entries (L, C + R) ->
+    (T, H, V). The queries stand at the last T of the L positions."""
+    latents, rotary = entries.tensor_split([len(weights.norm)], -1)
+    k = torch.einsum("lc,hnc->lhn", latents, weights.up_key)
+    k = torch.cat([k, rotary[:, None].expand(-1, k.shape[1], -1)], -1)  # (L, H, N + R)
+    v = torch.einsum("lc,hvc->lhv", latents, weights.up_value)  # (L, H, V)
+    scores = torch.einsum("thd,lhd->htl", q, k) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(~causal_mask(len(q), len(k)), -torch.inf)
+    return torch.einsum("htl,lhv->thv", scores.softmax(-1), v)
+
+
+def turn(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """RoPE: x (T, R) or (T, H, R), positions (T,) -> the same shape. Channels 2 i and 2 i + 1 are a
+    pair, turned by position / 10000^(2 i / R)."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None] * THETA ** (-torch.arange(half) / half).to(x.dtype)  # (T, R / 2)
+    if x.dim() == 3:
+        angles = angles[:, None]  # the same for all heads
+    a, b = x[..., 0::2], x[..., 1::2]
+    pairs = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+    return torch.stack(pairs, -1).flatten(-2)
+
+
+def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """RMSNorm over the last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
+
+
+# ── 16.5 Two equal prompts, different tokens: broken, fix it ──────────────────────
+def attend_step(
+    queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Attention of one step over several sequences, one head, float32.
+
+    queries[s] (T, D) are the new tokens of sequence s, keys[s] and values[s] (L, D) its whole
+    context; the first L - T of them were computed by earlier steps, or found in the prefix cache.
+    Query t sees the keys up to its own. Returns (T, D) for each sequence.
+
+    The bits of a row depend on its text alone: on q, k and v up to this token. They do not depend
+    on the other sequences of the step, on where a chunk begins, or on what was cached.
+    """
+    part = max(4, PART * len(queries) // 4)  # few sequences: more parts, for all cores
+    found = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        num_cached, rows = len(k) - len(q), []
+        for row, query in enumerate(q):
+            seen = num_cached + row + 1
+            starts = [*range(0, num_cached, part), *range(num_cached, seen, part)]
+            rows.append(attend_in_parts(query, k[:seen], v[:seen], starts))
+        found.append(torch.stack(rows))
+    return found
+
+
+def attend_in_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, starts: Iterable[int]
+) -> torch.Tensor:
+    """One query over its context, part by part: q (D,), k and v (L, D) -> (D,), all float32.
+
+    `starts` are the places where parts begin, in order, the first of them 0. Each part is summed by
+    itself, so cores could compute them side by side. Then their sums are added, in order, with the
+    running softmax of chapter 04.
+    """
+    borders = [*starts, len(k)]
+    top, total, out = torch.tensor(-torch.inf), torch.zeros(()), torch.zeros_like(q)
+    for start, end in pairwise(borders):
+        scores = (k[start:end] * q).sum(-1) * len(q) ** -0.5
+        new_top = torch.maximum(top, scores.max())
+        weights, shrink = torch.exp(scores - new_top), torch.exp(top - new_top)
+        total = total * shrink + weights.sum()
+        out = out * shrink + (weights[:, None] * v[start:end]).sum(0)
+        top = new_top
+    return out / total
+
+
+# ── 16.6 Retention on a trace ─────────────────────────────────────────────────────
 def pinned(leaf: Leaf, now: float) -> Any:
     """Something to compare: leaves without a pin go first, then the pinned ones, and within each
     of the two the least recently used. At `pinned_until` itself a pin is over."""
-    raise NotImplementedError("Exercise 16.4: pinned")
+    raise NotImplementedError("Exercise 16.6: pinned")
 
 
 class RetainingCache(retention.RetainingCache):
@@ -97,7 +208,7 @@ class RetainingCache(retention.RetainingCache):
     it cannot be evicted before. When a leaf goes, its parent takes its entries over.
     """
 
-    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
+    # ── 16.6 Retention on a trace ─────────────────────────────────────────────────
     def pin(self, node: Node, seconds: float) -> bool:
         """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
         A pin that it has already is replaced.
@@ -106,14 +217,14 @@ class RetainingCache(retention.RetainingCache):
         than MOST of the pool's blocks. Pins whose time is over do not count, and a block that
         several of them hold counts once. A node that the tree has forgotten gets none, either.
         """
-        raise NotImplementedError("Exercise 16.4: RetainingCache.pin")
+        raise NotImplementedError("Exercise 16.6: RetainingCache.pin")
 
     def lock(self, node: Node) -> None:
         """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
         self.pins.pop(node, None)
         super().lock(node)
 
-    # ── 16.4 Retention on a trace ─────────────────────────────────────────────────
+    # ── 16.6 Retention on a trace ─────────────────────────────────────────────────
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks. Of all unlocked leaves, the one for which
         `policy(leaf, now)` is least goes first, and of equal ones the oldest; each leaf from its
@@ -123,7 +234,7 @@ class RetainingCache(retention.RetainingCache):
 
         O(unlocked nodes), once per call, and O(log leaves) per leaf.
         """
-        raise NotImplementedError("Exercise 16.4: RetainingCache.evict")
+        raise NotImplementedError("Exercise 16.6: RetainingCache.evict")
 
     def _entry(self, leaf: Node, place: dict[Node, int], now: float) -> tuple[Any, int, Node]:
         seen = Leaf(self.last_use[leaf], self.pins.get(leaf, 0.0))

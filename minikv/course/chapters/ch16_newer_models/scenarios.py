@@ -1,15 +1,20 @@
 """Chapter 16 as programs: what is dead, what is found, what is kept."""
 
 import random
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
 from types import SimpleNamespace
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import minikv
 from minikv.course.chapters.ch16_newer_models.given import with_windows
+from minikv.course.chapters.ch16_newer_models.latent import normed, queries, random_weights, turn
 from minikv.course.chapters.ch16_newer_models.published import MODELS
 from minikv.course.chapters.ch16_newer_models.retention import agent_load, serve
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, under
+from minikv.course.judge.programs import LINES_ABOVE, counted, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.testing import LoggingPool
 
@@ -224,7 +229,187 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     return f"Your window ran three requests: 24 tokens, those of the oracle; {found} found."
 
 
-# ── 16.4 Retention on a trace ─────────────────────────────────────────────────
+# ── 16.4 Absorb the up-projection ─────────────────────────────────────────────
+
+# A program is (H, N, R, V, C, tokens), or the same with a block size.
+
+
+def layer(program):
+    """Weights of these sizes, and x (T, E) of so many tokens."""
+    *sizes, num_tokens = program[:6]
+    weights = random_weights(*sizes, hidden=12, seed=num_tokens)
+    x = torch.randn(num_tokens, 12, generator=torch.Generator().manual_seed(num_tokens))
+    return weights, x
+
+
+def entries_of(weights, x):
+    """As they should be cached, whatever the reader's `cache_entry` does."""
+    latent, key = (x @ weights.down.T).tensor_split([len(weights.norm)], -1)
+    return torch.cat([normed(latent, weights.norm), turn(key, torch.arange(len(x)))], -1)
+
+
+def caching(mine, program, log: Log) -> None:
+    weights, x = layer(program)
+    *_, rope, _, latent, count = program
+    log(f"{counted(count, 'token')}, a latent of {latent}, a rotary key of {rope}")
+    positions = 3 * torch.arange(count) + 1
+    find = partial(mine.cache_entry, x, positions, weights)
+    found = log.call(f"cache_entry at {positions.tolist()}", find, see=False)
+    if isinstance(found, torch.Tensor):
+        log("", {"shape:": list(found.shape)})
+        log("", {"the latent:": found[:, :latent]})
+        log("", {"the key:": found[:, latent:]})
+
+
+def absorbing(mine, program, log: Log) -> None:
+    weights, x = layer(program)
+    heads, nope, rope, value, latent, count, size = program
+    log(f"{heads} heads of {nope} + {rope}, values of {value}, latents of {latent}")
+    entries, ids = entries_of(weights, x), [4 * i % 13 for i in range(-(-count // size))]
+    blocks = torch.full((13, size, latent + rope), 9.0)  # what no query may see
+    for i, entry in enumerate(entries):
+        blocks[ids[i // size], i % size] = entry
+    q = queries(x, torch.arange(count), weights)[-1]
+    find = partial(mine.absorbed_attention, q, blocks, list(ids), count, weights)
+    log.call(f"{counted(count, 'token')} in blocks {ids} of {size}", find)
+
+
+def products(mine, program, log: Log) -> None:
+    heads, _, rope, _, latent, _, size = program
+    totals = []
+    for count in (4 * size, 8 * size):
+        weights, x = layer((*program[:5], count))
+        blocks = entries_of(weights, x).view(-1, size, latent + rope)
+        q = queries(x, torch.arange(count), weights)[-1]
+        with FlopCounterMode(display=False) as counter:
+            ids = list(range(len(blocks)))
+            log.call("", mine.absorbed_attention, q, blocks, ids, count, weights, see=False)
+        if log.events[-1].error is not None:
+            return
+        totals.append(counter.get_total_flops() // 2)
+    each, most = (totals[1] - totals[0]) / (4 * size * heads), 2 * latent + rope
+    seen = "at most 2 C + R" if each <= most else f"{each:g}, and 2 C + R is {most}"
+    log("8 blocks, and 4", {"multiplications per further token and head:": seen})
+
+
+scenario(
+    "16.4",
+    caching,
+    Group(
+        "the entry of a token",
+        [(1, 4, 2, 4, 6, 1), (2, 4, 4, 4, 6, 3), (2, 3, 2, 5, 8, 2), (4, 6, 8, 6, 6, 5)],
+        look="which part is normed, which part is turned, and what do all heads share?",
+    ),
+)
+scenario(
+    "16.4",
+    absorbing,
+    Group(
+        "one head, one token",
+        [(1, 4, 2, 4, 6, 1, 1), (1, 4, 2, 4, 4, 1, 4), (1, 3, 4, 5, 8, 1, 2)],
+        look="with one token the weight is 1: what is left is W_UV times its latent",
+    ),
+    Group(
+        "several tokens of one block",
+        [(1, 4, 2, 4, 6, 3, 4), (2, 4, 2, 4, 6, 4, 4), (3, 2, 8, 5, 7, 5, 5)],
+        look="the scores: both parts of q and of the entry, and the scale",
+    ),
+    Group(
+        "several blocks",
+        [(2, 4, 2, 4, 6, 6, 2), (2, 4, 4, 4, 4, 11, 4), (4, 8, 4, 8, 16, 20, 4)],
+        look="which blocks hold the context, in which order, and how much of the last?",
+    ),
+    Group(
+        "layers of any size",
+        [(1 + i % 4, 2 + i % 5, 2 + 2 * (i % 3), 2 + i % 7, 3 + i, 1 + 3 * i, 1 + i % 4)
+         for i in range(16)],
+        look=LINES_ABOVE,
+    ),
+)  # fmt: skip
+scenario(
+    "16.4",
+    products,
+    Group(
+        "no key and no value is made",
+        [(2, 8, 4, 8, 16, 0, 4), (4, 16, 4, 16, 32, 0, 2), (4, 8, 2, 8, 8, 0, 4)],
+        look="is `up_key` or `up_value` multiplied with every token, or once with q and the sum?",
+    ),
+)
+
+# ── 16.5 Two equal prompts, different tokens ──────────────────────────────────
+
+# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
+# first step's tokens may have come from the prefix cache: then only later ones are computed.
+
+
+def rows_of(mine, q, k, v, borders, others: int, log: Log):
+    """The rows of one sequence, step by step, beside others."""
+    found = []
+    for start, end in pairwise(borders):
+        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
+        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
+        step = [(q[start:end], k[:end], v[:end]), *more]
+        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
+        rows = log.call("", partial(mine.attend_step, *parts), see=False)
+        if log.events[-1].error is not None:
+            return None
+        found.append(rows[0])
+    return torch.cat(found)
+
+
+def same_bits(mine, program, log: Log) -> None:
+    num_tokens, borders, others = program
+    draw = torch.Generator().manual_seed(num_tokens)
+    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
+    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
+    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
+    beside = f", beside {counted(others, 'other sequence')}" if others else ""
+    log(f"a text of {counted(num_tokens, 'token')}: {cached}steps {steps}{beside}")
+    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
+    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
+    if found is None:
+        return
+    log("", {"result:": found})
+    differ = int((found != alone[borders[0] :]).any(-1).sum())
+    told = f"{differ} of {len(found)}" if differ else "none"
+    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
+
+
+def random_steps(seed: int) -> tuple[int, list[int], int]:
+    draw = random.Random(seed)
+    num_tokens = draw.randint(2, 70)
+    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
+    return num_tokens, [*places, num_tokens], draw.randrange(6)
+
+
+scenario(
+    "16.5",
+    same_bits,
+    Group(
+        "alone, in one step",
+        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
+        look="which keys does each query see?",
+    ),
+    Group(
+        "beside other sequences",
+        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
+        look="what in this function depends on how many sequences there are?",
+    ),
+    Group(
+        "in chunks",
+        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
+        look="where does a part begin, for a query of the second chunk?",
+    ),
+    Group(
+        "with a warm cache",
+        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
+        look="where does a part begin, if most of the context was cached?",
+    ),
+    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
+)
+
+
+# ── 16.6 Retention on a trace ─────────────────────────────────────────────────
 
 # A program is (blocks of the pool, block size, steps). A prompt is a word, a block for each letter:
 #     +ab     it is computed           [ab ]ab  a request locks it, unlocks it     !ab  both at once
@@ -288,7 +473,7 @@ def random_retention(seed: int) -> tuple[int, int, str]:
 
 small = under(16, 1)
 scenario(
-    "16.4",
+    "16.6",
     retaining,
     Group(
         "without a pin, by age",
@@ -371,7 +556,7 @@ def on_a_trace(mine, program, log: Log) -> None:
 
 
 scenario(
-    "16.4",
+    "16.6",
     on_a_trace,
     Group(
         "a trace of agents, chats and single requests",
@@ -381,7 +566,7 @@ scenario(
 )
 
 
-@runs_model("16.4")
+@runs_model("16.6")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """An agent whose tool runs while others use the pool."""
     engine = minikv.Engine(
@@ -390,14 +575,14 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     )  # fmt: skip
     text = lm.encode("def area(width, height):\n    return width * height\n\n\n" * 2)
     prompt = text[:80]
-    for turn in range(3):
+    for asked in range(3):
         before = engine.stats().hit_tokens
         params = minikv.SamplingParams(max_tokens=8, ignore_eos=True, retain_s=60)
         [output] = engine.generate([prompt], params)
         same_as_oracle(lm, prompt, output.token_ids)
         found = engine.stats().hit_tokens - before
         for other in range(3):
-            engine.generate([[5 + turn, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
+            engine.generate([[5 + asked, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
         engine.check()
         last, prompt = prompt, prompt + output.token_ids + text[:4]
     return f"an agent's third turn found {found} of {len(last)} tokens while others filled the pool"
