@@ -25,7 +25,7 @@ from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
-from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
+from minikv.outputs import BeamOutput, Delta, RequestOutput, SoFar, Stats, hits_stop_string
 from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import Sampler, SamplingParams
@@ -207,18 +207,18 @@ class Engine:
         return self._stream(self._requests[request_id])
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        num_tokens, num_chars, finish_reason = 0, 0, None
+        num_tokens, finish_reason, so_far = 0, None, SoFar()
         outputs: dict[int, RequestOutput] = {}
         try:
             while finish_reason is None:
                 if request.sequences[0].num_output == num_tokens:  # else another's step moved it
                     outputs |= {output.request_id: output for output in self.step()}
-                output = RequestOutput(request, self.lm.decode)
-                token_ids, finish_reason = output.token_ids, output.finish_reason
-                if len(token_ids) > num_tokens or finish_reason is not None:
-                    text = output.text if self.lm.tokenizer is not None else ""
-                    yield Delta(token_ids[num_tokens:], text[num_chars:], finish_reason)
-                    num_tokens, num_chars = len(token_ids), len(text)
+                [sample] = RequestOutput(request, self.lm.decode).samples
+                delta = so_far.news(sample, has_text=self.lm.tokenizer is not None)
+                num_tokens += len(delta.token_ids)
+                finish_reason = delta.finish_reason
+                if delta.token_ids or finish_reason is not None:
+                    yield delta
         finally:
             self._end([request.request_id], outputs.values())
 
@@ -380,14 +380,14 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, total = self.scheduler, self.config.num_blocks
-        num_free = getattr(self.pool, "num_whole", self.pool.num_free)
+        pool, total = self.pool, self.config.num_blocks
+        num_free = getattr(pool, "num_whole", pool.num_free)
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
-            running=len(scheduler.running), waiting=len(scheduler.waiting),
-            **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},
+            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
+            **{name.removeprefix("num_"): getattr(self.scheduler, name) for name in COUNTERS},
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
             computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
             tiers=self.tiers.stats() if self.tiers is not None else {},

@@ -47,10 +47,10 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
 class SampleOutput:
     """One sample of a request as it stood after some step."""
 
-    __slots__ = ("_count", "_decode", "_sequence")
+    __slots__ = ("_count", "_sequence", "decode")
 
     def __init__(self, sequence: Sequence, count: int, decode: Callable[[list[int]], str]):
-        self._sequence, self._count, self._decode = sequence, count, decode
+        self._sequence, self._count, self.decode = sequence, count, decode
 
     @property
     def token_ids(self) -> list[int]:
@@ -65,8 +65,12 @@ class SampleOutput:
     @property
     def text(self) -> str:
         """The tokens as text, as far as it is final, without a stop string and what follows it."""
-        stop, finished = self._sequence.request.params.stop, self.finish_reason is not None
-        return visible_text(self._decode(self.token_ids), stop, finished)
+        return visible_text(self.decode(self.token_ids), self.stop, self.finish_reason is not None)
+
+    @property
+    def stop(self) -> tuple[str | int, ...]:
+        """What ends it."""
+        return self._sequence.request.params.stop
 
     def __repr__(self) -> str:
         return f"SampleOutput(token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
@@ -133,6 +137,39 @@ class Delta:
     token_ids: list[int]
     text: str
     finish_reason: str | None
+
+
+class SoFar:
+    """How much of a sample its reader has got. Only the newest tokens are decoded.
+
+    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
+    first token, so decoding begins some tokens earlier, at `start`, and the `num_skipped`
+    characters that are known are left out.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_chars = 0  # that the reader has
+        self._text = ""  # of the known tokens: whole characters
+        self._num_known = self._start = self._num_skipped = 0
+
+    def news(self, sample: SampleOutput, has_text: bool = True) -> Delta:
+        """What the sample has got since the last call."""
+        token_ids, reason = sample.token_ids, sample.finish_reason
+        text = ""
+        if has_text:
+            text = self._grown(token_ids, sample.decode)
+            text = visible_text(text, sample.stop, reason is not None)
+        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
+        self._num_tokens, self._num_chars = len(token_ids), len(text)
+        return delta
+
+    def _grown(self, token_ids: list[int], decode: Callable[[list[int]], str]) -> str:
+        text = self._text + decode(token_ids[self._start :])[self._num_skipped :]
+        if text != self._text and not text.endswith(REPLACEMENT):  # its characters are whole
+            self._text = text
+            self._start, self._num_known = self._num_known, len(token_ids)
+            self._num_skipped = len(decode(token_ids[self._start :]))
+        return text
 
 
 @dataclass(frozen=True)

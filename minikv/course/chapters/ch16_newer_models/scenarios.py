@@ -96,6 +96,7 @@ scenario(
     Group("any prefill", [random_prefill(seed) for seed in range(40)], look=LINES_ABOVE),
 )
 
+
 # ── 16.2 The longest hit for all layers ───────────────────────────────────────
 
 # A program is (blocks, window, block size): "+" has its windows, "-" does not.
@@ -144,6 +145,7 @@ scenario(
     ),
     Group("any blocks", [random_hit(seed) for seed in range(60)], look=LINES_ABOVE),
 )  # fmt: skip
+
 
 # ── 16.3 What six models keep ─────────────────────────────────────────────────
 
@@ -336,80 +338,8 @@ scenario(
     ),
 )
 
-# ── 16.5 Two equal prompts, different tokens ──────────────────────────────────
 
-# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
-# first step's tokens may have come from the prefix cache: then only later ones are computed.
-
-
-def rows_of(mine, q, k, v, borders, others: int, log: Log):
-    """The rows of one sequence, step by step, beside others."""
-    found = []
-    for start, end in pairwise(borders):
-        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
-        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
-        step = [(q[start:end], k[:end], v[:end]), *more]
-        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
-        rows = log.call("", partial(mine.attend_step, *parts), see=False)
-        if log.events[-1].error is not None:
-            return None
-        found.append(rows[0])
-    return torch.cat(found)
-
-
-def same_bits(mine, program, log: Log) -> None:
-    num_tokens, borders, others = program
-    draw = torch.Generator().manual_seed(num_tokens)
-    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
-    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
-    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
-    beside = f", beside {counted(others, 'other sequence')}" if others else ""
-    log(f"a text of {counted(num_tokens, 'token')}: {cached}steps {steps}{beside}")
-    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
-    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
-    if found is None:
-        return
-    log("", {"result:": found})
-    differ = int((found != alone[borders[0] :]).any(-1).sum())
-    told = f"{differ} of {len(found)}" if differ else "none"
-    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
-
-
-def random_steps(seed: int) -> tuple[int, list[int], int]:
-    draw = random.Random(seed)
-    num_tokens = draw.randint(2, 70)
-    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
-    return num_tokens, [*places, num_tokens], draw.randrange(6)
-
-
-scenario(
-    "16.5",
-    same_bits,
-    Group(
-        "alone, in one step",
-        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
-        look="which keys does each query see?",
-    ),
-    Group(
-        "beside other sequences",
-        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
-        look="what in this function depends on how many sequences there are?",
-    ),
-    Group(
-        "in chunks",
-        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
-        look="where does a part begin, for a query of the second chunk?",
-    ),
-    Group(
-        "with a warm cache",
-        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
-        look="where does a part begin, if most of the context was cached?",
-    ),
-    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
-)
-
-
-# ── 16.6 Retention on a trace ─────────────────────────────────────────────────
+# ── 16.5 Retention on a trace ─────────────────────────────────────────────────
 
 # A program is (blocks of the pool, block size, steps). A prompt is a word, a block for each letter:
 #     +ab     it is computed           [ab ]ab  a request locks it, unlocks it     !ab  both at once
@@ -473,7 +403,7 @@ def random_retention(seed: int) -> tuple[int, int, str]:
 
 small = under(16, 1)
 scenario(
-    "16.6",
+    "16.5",
     retaining,
     Group(
         "without a pin, by age",
@@ -556,7 +486,7 @@ def on_a_trace(mine, program, log: Log) -> None:
 
 
 scenario(
-    "16.6",
+    "16.5",
     on_a_trace,
     Group(
         "a trace of agents, chats and single requests",
@@ -566,7 +496,7 @@ scenario(
 )
 
 
-@runs_model("16.6")
+@runs_model("16.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
     """An agent whose tool runs while others use the pool."""
     engine = minikv.Engine(
@@ -575,14 +505,87 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     )  # fmt: skip
     text = lm.encode("def area(width, height):\n    return width * height\n\n\n" * 2)
     prompt = text[:80]
-    for asked in range(3):
+    for visit in range(3):
         before = engine.stats().hit_tokens
         params = minikv.SamplingParams(max_tokens=8, ignore_eos=True, retain_s=60)
         [output] = engine.generate([prompt], params)
         same_as_oracle(lm, prompt, output.token_ids)
         found = engine.stats().hit_tokens - before
         for other in range(3):
-            engine.generate([[5 + asked, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
+            engine.generate([[5 + visit, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
         engine.check()
         last, prompt = prompt, prompt + output.token_ids + text[:4]
     return f"an agent's third turn found {found} of {len(last)} tokens while others filled the pool"
+
+
+# ── 16.6 Two equal prompts, different tokens ──────────────────────────────────
+
+# A program is (tokens, borders of the steps that compute them, other sequences in each step). The
+# first step's tokens may have come from the prefix cache: then only later ones are computed.
+
+
+def rows_of(mine, q, k, v, borders, others: int, log: Log):
+    """The rows of one sequence, step by step, beside others."""
+    found = []
+    for start, end in pairwise(borders):
+        beside = [(5 + 3 * i, 1 + i % 3) for i in range(others)]
+        more = [(q[:length][-own:], k[:length], v[:length]) for length, own in beside]
+        step = [(q[start:end], k[:end], v[:end]), *more]
+        parts = [[one.clone() for one in part] for part in zip(*step, strict=True)]
+        rows = log.call("", partial(mine.attend_step, *parts), see=False)
+        if log.events[-1].error is not None:
+            return None
+        found.append(rows[0])
+    return torch.cat(found)
+
+
+def same_bits(mine, program, log: Log) -> None:
+    num_tokens, borders, others = program
+    draw = torch.Generator().manual_seed(num_tokens)
+    q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
+    steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
+    cached = f"{borders[0]} tokens cached, " if borders[0] else ""
+    beside = f", beside {counted(others, 'other sequence')}" if others else ""
+    log(f"a text of {counted(num_tokens, 'token')}: {cached}steps {steps}{beside}")
+    alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
+    found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
+    if found is None:
+        return
+    log("", {"result:": found})
+    differ = int((found != alone[borders[0] :]).any(-1).sum())
+    told = f"{differ} of {len(found)}" if differ else "none"
+    log("the same text alone, in one step, with a cold cache", {"rows with other bits:": told})
+
+
+def random_steps(seed: int) -> tuple[int, list[int], int]:
+    draw = random.Random(seed)
+    num_tokens = draw.randint(2, 70)
+    places = sorted(draw.sample(range(num_tokens), draw.randint(1, min(4, num_tokens))))
+    return num_tokens, [*places, num_tokens], draw.randrange(6)
+
+
+scenario(
+    "16.6",
+    same_bits,
+    Group(
+        "alone, in one step",
+        [(1, [0, 1], 0), (5, [0, 5], 0), (40, [0, 40], 0)],
+        look="which keys does each query see?",
+    ),
+    Group(
+        "beside other sequences",
+        [(20, [0, 20], 1), (40, [0, 40], 3), (40, [0, 40], 7), (70, [0, 70], 4)],
+        look="what in this function depends on how many sequences there are?",
+    ),
+    Group(
+        "in chunks",
+        [(20, [0, 5, 20], 0), (40, [0, 17, 40], 0), (40, [0, 16, 30, 40], 0), (50, [0, 49, 50], 0)],
+        look="where does a part begin, for a query of the second chunk?",
+    ),
+    Group(
+        "with a warm cache",
+        [(20, [19, 20], 0), (40, [20, 40], 0), (40, [37, 40], 0), (66, [65, 66], 0)],
+        look="where does a part begin, if most of the context was cached?",
+    ),
+    Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
+)
