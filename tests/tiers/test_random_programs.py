@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("numba")
 
-from programs import Player, play_many
+from programs import CountingCache, Player, play_many
 from thorough import thorough_after
 
 LENGTH = 60  # operations of a program
@@ -43,7 +43,8 @@ def test_interrupted_programs():
 def test_samples_that_fork_after_a_clear(tmp_path):
     """Their beginning was cleared with the prompt's: it is cached again when a block fills."""
     config = dict(block_size=4, max_batch_tokens=8, attention="torch")
-    player = Player(dict(config=config, loop="plain", windows=(None, None)), tmp_path, Counter())
+    setup = dict(config=config, loop="plain", windows=(None, None), cache=CountingCache)
+    player = Player(setup, tmp_path, Counter())
     player.add(list(range(1, 11)), dict(max_tokens=7, n=2), False)
     player.step(0)  # computes two blocks
     player.clear(0)
