@@ -4,6 +4,7 @@ Write what raises NotImplementedError, fix what is marked as broken; the rest is
 Then check("16.1") in the notebook, or in a terminal: python -m minikv check 16.1
 """
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Sequence as Seq
 from itertools import pairwise
@@ -11,10 +12,14 @@ from typing import Any
 
 import torch
 
+from minikv import retention
 from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
 from minikv.course.chapters.ch16_newer_models.invariance import PART
 from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
+from minikv.errors import require_int
+from minikv.radix import Node
+from minikv.retention import LONGEST, MOST, Leaf
 
 
 # ── 16.1 Behind the window ────────────────────────────────────────────────────────
@@ -142,7 +147,55 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS) * weight
 
 
-# ── 16.5 Two equal prompts, different tokens: broken, fix it ──────────────────────
+# ── 16.5 Retention on a trace ─────────────────────────────────────────────────────
+def pinned(leaf: Leaf, now: float) -> Any:
+    """Something to compare: leaves without a pin go first, then the pinned ones, and within each
+    of the two the least recently used. At `pinned_until` itself a pin is over."""
+    raise NotImplementedError("Exercise 16.5: pinned")
+
+
+class RetainingCache(retention.RetainingCache):
+    """A radix cache that asks a policy which leaf to evict.
+
+    `clock()` returns seconds that never go back. `last_use` and `pins` have an entry for a node
+    where a path ended when it was used or pinned; what comes above it on the path needs none, for
+    it cannot be evicted before. When a leaf goes, its parent takes its entries over.
+    """
+
+    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+    def pin(self, node: Node, seconds: float) -> bool:
+        """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
+        A pin that it has already is replaced.
+
+        Returns False, and leaves the node without a pin, if all pins together would then hold more
+        than MOST of the pool's blocks. Pins whose time is over do not count, and a block that
+        several of them hold counts once. A node that the tree has forgotten gets none, either.
+        """
+        raise NotImplementedError("Exercise 16.5: RetainingCache.pin")
+
+    def lock(self, node: Node) -> None:
+        """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
+        self.pins.pop(node, None)
+        super().lock(node)
+
+    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+    def evict(self, num_blocks: int) -> int:
+        """Release up to `num_blocks` blocks. Of all unlocked leaves, the one for which
+        `policy(leaf, now)` is least goes first, and of equal ones the oldest; each leaf from its
+        end. When a leaf is gone, its parent takes over its `last_use` and its pin, if they are
+        later than its own, and may be the next one. Returns how many were released; fewer than
+        asked if the rest is locked.
+
+        O(unlocked nodes), once per call, and O(log leaves) per leaf.
+        """
+        raise NotImplementedError("Exercise 16.5: RetainingCache.evict")
+
+    def _entry(self, leaf: Node, place: dict[Node, int], now: float) -> tuple[Any, int, Node]:
+        seen = Leaf(self.last_use[leaf], self.pins.get(leaf, 0.0))
+        return self.policy(seen, now), place[leaf], leaf
+
+
+# ── 16.6 Two equal prompts, different tokens: broken, fix it ──────────────────────
 def attend_step(
     queries: Sequence[torch.Tensor], keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
