@@ -69,13 +69,14 @@ def assemble(
     if config.speculative != "off":
         from minikv.speculative import speculate
 
-        loop = speculate(lm, runner, config)
+        loop = speculate(lm, runner, config, backend_of(config, "plain"))
     if kind == "groups":
         from minikv.groups import classes_over
 
         classes = classes_over(store, loop.ahead, config.max_batch_tokens)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
-    listeners = [one for one in (getattr(store, "open", None), tiers) if one is not None]
+    own = *getattr(loop, "listeners", ()), getattr(store, "open", None), tiers
+    listeners = [one for one in own if one is not None]
     return Parts(config, runner, loop, tiers, listeners, sessions, classes)
 
 

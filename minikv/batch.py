@@ -53,9 +53,8 @@ class BatchBuilder:
         query_start = np.zeros(len(sequences) + 1, dtype=np.int64)
         query_start[1:] = num_tokens
         query_start.cumsum(out=query_start)
-        num_decodes = len(num_tokens)
-        if query_start[-1] > num_decodes:
-            num_decodes = next(i for i, n in enumerate(num_tokens) if n > 1)
+        chunks = np.flatnonzero(np.diff(query_start) > 1)
+        num_decodes = int(chunks[0]) if len(chunks) > 0 else len(sequences)
         starts = [sequence.num_computed for sequence in sequences]
         decodes = sequences[:num_decodes]
         token_ids = self.ids_of_decodes(decodes, starts)

@@ -86,8 +86,7 @@ def blocks_needed(request: Request, width: int, block_size: int) -> int:
 
 def make_room(scheduler: Scheduler, needed: int) -> bool:
     """Evict until `needed` blocks are free. Returns False if that is not enough."""
-    pool = scheduler.pool
-    short = needed - getattr(pool, "num_whole", pool.num_free)  # each beam has a table
+    short = needed - getattr(scheduler.pool, "num_whole", scheduler.pool.num_free)
     if short > 0 and scheduler.cache is not None:
         short -= scheduler.cache.evict(short)
     return short <= 0

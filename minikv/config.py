@@ -23,6 +23,7 @@ CHOICES = dict(
     kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"),
     kv_groups=("auto", "one"),
 )
+DRAFTERS = ("off", "ngram", "suffix", "head", "model")
 
 
 @dataclass(frozen=True)
@@ -50,13 +51,17 @@ class EngineConfig:
     kv_dtype: how K and V are stored: "auto" (as the model computes them), "float16", "bfloat16",
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
-    kv_groups: with "auto", layers with a sliding window give back what no later query sees: on a
-        CPU, with kv_dtype "auto", without host_blocks. "one" treats all layers alike. See
+    kv_groups: with "auto", layers with a sliding window give back what no later query sees. With
+        another kv_dtype, with host_blocks (tiers, swapping), on a GPU and with parts of your own,
+        all layers are treated alike, as with "one"; sessions need "one", and say so. See
         `minikv.groups`.
     speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
         (the request's own text), "suffix" (and earlier answers), "head" (a small network on the
-        model's last hidden state; bundled for tinypy), or a Drafter of your own. The tokens are
-        those of "off". See `minikv.speculative`.
+        model's last hidden state; bundled for tinypy), "model" (a small model), or a Drafter of
+        your own. The tokens are those of "off". See `minikv.speculative`.
+    draft_model: with "model", which one: a folder or a hub id, or what `minikv.load` returns, in
+        float32 on a CPU. It must have the same tokens. None: the one that comes with tinypy. Its
+        K and V take memory besides `kv_memory`.
     batch_invariant: every sum is computed in one order, so the logits after a text are the same bit
         for bit, whatever else is in the batch, wherever its chunks begin, and whether its K and V
         were in the prefix cache. For attention "cpu" and kv_dtype "auto"; decodes cost more.
@@ -79,6 +84,7 @@ class EngineConfig:
     kv_memory: str | int | None = None
     kv_groups: str = "auto"
     speculative: Any = "off"
+    draft_model: Any = None
     batch_invariant: bool = False
 
     def __post_init__(self):
@@ -92,7 +98,8 @@ class EngineConfig:
         if self.kv_memory is not None:
             parse_bytes("kv_memory", self.kv_memory)
         if not hasattr(self.speculative, "propose"):
-            require_one_of("speculative", self.speculative, ("off", "ngram", "suffix", "head"))
+            drafters = DRAFTERS if self.draft_model is None else ("model",)  # alone has one
+            require_one_of("speculative", self.speculative, drafters)
         if not isinstance(self.disk_path, str | os.PathLike | None):
             raise ValueError(f"disk_path: must be a folder's path, was {self.disk_path!r}")
         if not isinstance(self.store, str | None):

@@ -380,14 +380,14 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        scheduler, total = self.scheduler, self.config.num_blocks
-        num_free = getattr(self.pool, "num_whole", self.pool.num_free)
+        pool, total = self.pool, self.config.num_blocks
+        num_free = getattr(pool, "num_whole", pool.num_free)
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,
             blocks_cached=self.cache.num_cached_blocks if self.cache is not None else 0,
-            running=len(scheduler.running), waiting=len(scheduler.waiting),
-            **{name.removeprefix("num_"): getattr(scheduler, name) for name in COUNTERS},
+            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting),
+            **{name.removeprefix("num_"): getattr(self.scheduler, name) for name in COUNTERS},
             steps=self._steps, host_seconds=self._host_seconds, generated_tokens=self._generated,
             computed_tokens=self.runner.num_tokens, model_seconds=self.runner.seconds,
             tiers=self.tiers.stats() if self.tiers is not None else {},

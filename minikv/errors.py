@@ -38,6 +38,8 @@ def require_ids(name: str, value: Any, vocab_size: int) -> list[int]:
     ids = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
         raise ValueError(f"{name}: must be a list of token ids, was {value!r}")
+    if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return list(ids)  # the usual case, for which one by one would be slow
     return [require_int(f"{name}: a token id", token_id, 0, vocab_size - 1) for token_id in ids]
 
 

@@ -47,10 +47,10 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
 class SampleOutput:
     """One sample of a request as it stood after some step."""
 
-    __slots__ = ("_count", "_decode", "_sequence")
+    __slots__ = ("_count", "_sequence", "decode")
 
     def __init__(self, sequence: Sequence, count: int, decode: Callable[[list[int]], str]):
-        self._sequence, self._count, self._decode = sequence, count, decode
+        self._sequence, self._count, self.decode = sequence, count, decode
 
     @property
     def token_ids(self) -> list[int]:
@@ -65,8 +65,12 @@ class SampleOutput:
     @property
     def text(self) -> str:
         """The tokens as text, as far as it is final, without a stop string and what follows it."""
-        stop, finished = self._sequence.request.params.stop, self.finish_reason is not None
-        return visible_text(self._decode(self.token_ids), stop, finished)
+        return visible_text(self.decode(self.token_ids), self.stop, self.finish_reason is not None)
+
+    @property
+    def stop(self) -> tuple[str | int, ...]:
+        """What ends it."""
+        return self._sequence.request.params.stop
 
     def __repr__(self) -> str:
         return f"SampleOutput(token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"

@@ -102,7 +102,9 @@ class Sampler:
         device of the logits, without waiting for them. (A sampler of your own may as well
         return a list.)
         """
-        token_ids = logits.argmax(-1)
+        # PyTorch's argmax uses no SIMD on a CPU, and takes 15 times as long as NumPy's.
+        at_hand = logits.device.type == "cpu" and logits.dtype == torch.float32
+        token_ids = torch.from_numpy(logits.numpy().argmax(-1)) if at_hand else logits.argmax(-1)
         rows = [row for row, draw in enumerate(draws) if draw is not None]
         if rows:
             at = torch.tensor(rows).to(logits.device, non_blocking=True)

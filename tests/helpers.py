@@ -367,7 +367,8 @@ def careful_engine(lm, config: EngineConfig, **parts) -> Engine:
 
 def drafting_engine(lm, config: EngineConfig, drafter, make=careful_engine, **parts) -> Engine:
     """An engine that verifies every draft."""
-    engine = make(lm, replace(config, speculative=drafter), **parts)
+    draft_model = lm if drafter == "model" else None  # which is always right, if it is nothing else
+    engine = make(lm, replace(config, speculative=drafter, draft_model=draft_model), **parts)
     if isinstance(drafter, Clairvoyant):
         drafter.engine = engine
     return fearless(engine)

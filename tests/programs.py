@@ -28,6 +28,7 @@ from helpers import (
     small,
 )
 from quant_case import check_open
+from safetensors.torch import save_file
 
 import minikv
 from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, RadixCache, SamplingParams
@@ -37,6 +38,7 @@ from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
 from minikv.retention import RetainingCache
 from minikv.sampling import probabilities
+from minikv.speculative import HeadDrafter
 from minikv.tiers.identity import SessionError
 
 PACKAGE = str(Path(minikv.__file__).parent)
@@ -79,6 +81,17 @@ def model(seed: int, windows: tuple[int | None, ...]) -> LanguageModel:
     return LanguageModel(f"model {seed}", transformer, None)
 
 
+def random_head(lm: LanguageModel, folder: Path) -> HeadDrafter:
+    """A head that is hardly ever right, and always drafts."""
+    generator = torch.Generator().manual_seed(5)
+    shapes = dict(from_hidden=(HIDDEN, 8), from_tokens=(3, HIDDEN, 8), to_hidden=(8, HIDDEN))
+    head = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    save_file(head | {"kept": torch.arange(VOCAB)}, folder / "head.safetensors")
+    drafter = HeadDrafter(lm, folder)
+    drafter.LEAST = 1e-9
+    return drafter
+
+
 # ── Programs ──────────────────────────────────────────────────────────────────
 
 
@@ -107,7 +120,8 @@ def setup_of(rng: random.Random) -> dict:
         config["disk_bytes"] = rng.choice(["64 KiB", "1 MiB"])
     loop = rng.choice(["plain", "plain", "ahead", "drafts", "drafts"])
     if loop == "drafts":
-        config["speculative"] = rng.choice(["ngram", "suffix", "clairvoyant"])
+        drafters = ["ngram", "suffix", "head", "model", "clairvoyant", "clairvoyant"]
+        config["speculative"] = rng.choice(drafters)
     windows = rng.choice([(None, None), (None, None), (None, 6), (6, 6)])
     kind = rng.choice([CountingCache, CountingCache, CountingPins])
     return dict(config=config, loop=loop, windows=windows, cache=kind)
@@ -182,6 +196,10 @@ class Player:
             config["disk_path"] = self.folder / "disk"
         if config.get("speculative") == "clairvoyant":
             config["speculative"] = Clairvoyant()
+        elif config.get("speculative") == "head":
+            config["speculative"] = random_head(self.lm, self.folder)
+        elif config.get("speculative") == "model":
+            config["draft_model"] = self.lm  # knows what comes, until the weights change
         self.engine = Engine(self.lm, small(**config), prefix_cache=self.setup["cache"])
         if self.setup["loop"] == "ahead":
             run_ahead(self.engine)

@@ -1,9 +1,12 @@
 """`python -m minikv COMMAND`: the course and the engine from a terminal."""
 
 import argparse
+import shutil
 import sys
+import textwrap
 from difflib import get_close_matches
 from pkgutil import resolve_name
+from typing import NoReturn
 
 # What each group is for, and name: (what has its add_arguments and run, within minikv.course;
 # what it does).
@@ -57,7 +60,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
         return _unknown(arguments[0])
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m minikv",
         usage="%(prog)s COMMAND …",
         description="The course and the engine from a terminal.",
@@ -79,6 +82,15 @@ def main(arguments: list[str]) -> int:
         return chosen.run(args)
     except ModuleNotFoundError as error:
         return _missing(args.command, error)
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are in lines as wide as the terminal."""
+
+    def error(self, message: str) -> NoReturn:
+        self.print_usage(sys.stderr)
+        width = shutil.get_terminal_size().columns - 2
+        self.exit(2, f"{textwrap.fill(f'{self.prog}: error: {message}', width)}\n")
 
 
 def _unknown(command: str) -> int:

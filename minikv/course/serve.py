@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each engine's pool")
     parser.add_argument(
         "--speculative",
-        choices=("off", "ngram", "suffix", "head"),
+        choices=("off", "ngram", "suffix", "head", "model"),
         default="off",
         help="who drafts",
     )

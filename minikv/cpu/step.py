@@ -39,7 +39,7 @@ from minikv.paged import KVStore
 
 log = logging.getLogger("minikv")
 
-CHUNKS_PER_THREAD = 4
+CHUNKS_PER_THREAD = 2
 PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
 LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
 TURNS = 1_000_000  # of a waiting loop, to measure how long one takes

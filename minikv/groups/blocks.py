@@ -136,8 +136,8 @@ class GroupPool(BlockPool):
             self.promised.discard(block_id)
 
     def has_windows(self, block_id: int) -> bool:
-        """Whether the block still has its parts in the window groups."""
-        return bool(self.part_of[-1, block_id] >= 0)
+        """Whether one more table may look at the block's parts in the window groups."""
+        return bool(self.part_of[-1, block_id] >= 0) and block_id not in self.promised
 
     def need(self, block_id: int) -> None:
         """One more table may look at the block's window groups."""
@@ -181,11 +181,11 @@ class GroupPool(BlockPool):
             full, windowed = np.split(self.part_of[:, block_id] >= 0, [self.layout.num_full])
             _require(bool((full == (count > 0)).all()), f"parts of block {block_id}")
             _require(len(set(windowed.tolist())) <= 1, f"window parts of block {block_id}")
-            needed = self._needed[block_id]
+            needed, has_windows = self._needed[block_id], bool(windowed.all())
             _require(0 <= needed <= count, f"block {block_id}: {needed} tables of {count} holders")
-            _require(not needed or self.has_windows(block_id), f"block {block_id} lacks its window")
+            _require(not needed or has_windows, f"block {block_id} lacks its window")
             is_spare = block_id in self._spare
-            _require(not is_spare or self.has_windows(block_id), f"block {block_id} has no spare")
+            _require(not is_spare or has_windows, f"block {block_id} has no spare")
             _require(not (is_spare and needed), f"block {block_id} is spare, and needed")
             is_promised = block_id in self.promised
             _require(not is_promised or needed == 1, f"block {block_id}: promised, and {needed}")
@@ -211,14 +211,15 @@ class GroupTable(BlockTable):
     def _open_next(self) -> None:
         """Of what is still to be written, open as much as window and chunk need."""
         end = max(self.first, self.num_shared) + self.pool.reach
-        for block_id in self.block_ids[self.num_open : end]:
+        new = self.block_ids[self.num_open : end]
+        for block_id in new:
             self.pool.open(block_id)
-        self.num_open = max(self.num_open, min(end, len(self.block_ids)))
-        own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
-        if self.num_open < len(self.block_ids):
-            self.pool.promised.update(own)
-        else:
-            self.pool.promised.difference_update(own)
+        self.num_open += len(new)
+        is_long = self.num_open < len(self.block_ids)
+        if is_long or self.pool.promised:
+            own = self.block_ids[max(self.first, self.num_shared) : self.num_open]
+            promised = self.pool.promised
+            (promised.update if is_long else promised.difference_update)(own)
 
     def share(self, block_ids: Seq[int]) -> None:
         super().share(block_ids)
@@ -287,12 +288,7 @@ class GroupCache(RadixCache):
 
     def match(self, token_ids: Seq[int], salt: Hashable = None) -> MatchResult:
         found = super().match(token_ids, salt)
-        whole = (self.pool.part_of[-1, found.block_ids] >= 0).tolist()
-        promised = self.pool.promised  # to another table, which will take their parts
-        has_windows = [
-            has and block_id not in promised
-            for has, block_id in zip(whole, found.block_ids, strict=True)
-        ]
+        has_windows = list(map(self.pool.has_windows, found.block_ids))
         end = longest_valid(has_windows, self.pool.sees, self.block_size)
         if end == len(found.block_ids):
             return found

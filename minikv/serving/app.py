@@ -36,7 +36,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minikv.errors import require_text
 from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
-from minikv.serving.inbox import Busy, Inbox, RequestFailed
+from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
 from minikv.serving.loop import EngineLoop, Health
 from minikv.serving.metrics import Metrics
 from minikv.serving.queue import Queue
@@ -54,7 +54,7 @@ PAGE = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"
 POLICY = "default-src 'self'; img-src data:; frame-ancestors 'none'"
 
 LARGEST = 2**20  # bytes of a request
-SILENCE = 60.0  # seconds that a client may take for a read or a write
+SILENCE = 60.0  # seconds that a client may take to send its request
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
 MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
 MAX_VIEWS = 16  # of pages, at a time
@@ -134,13 +134,15 @@ async def apologise(request: Request, error: Exception) -> Response:
 
 
 class Keys:
-    """Lets requests in that show a key, and notes whose they are. Around the application."""
+    """Lets requests in that show a key, and notes whose they are and when they came. Around the
+    application."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]):
         self.app, self.keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            scope["came"] = time.monotonic()
             key = self._key(dict(scope["headers"]).get(b"authorization", b""))
             scope["is_known"] = key is not None or not self.keys
             # What a key's requests share: not the key itself, for it gets to stores and files.
@@ -222,7 +224,7 @@ class Chat:
 
 
 class Events(Response):
-    """Server-sent events. They end with the client's patience, too."""
+    """Server-sent events."""
 
     def __init__(self, events: AsyncIterator[bytes]):
         super().__init__(None, 200, {"Cache-Control": "no-cache"}, "text/event-stream")
@@ -234,11 +236,8 @@ class Events(Response):
         try:
             await send(start)
             async for event in self._events:
-                async with asyncio.timeout(SILENCE):  # one that does not read
-                    await send({"type": "http.response.body", "body": event, "more_body": True})
+                await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
-        except TimeoutError:
-            pass
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
 
@@ -302,7 +301,8 @@ class Work:
                 now = inbox.newest
                 assert inbox.first is not None
                 if not before:
-                    waited, before = inbox.first - self._came, inbox.first
+                    before = inbox.first
+                    waited = time.monotonic() - self._came  # as the client sees it
                     self._metrics.begun(waited, running.num_prompt, running.num_cached)
                 for sample, delta in news:
                     if delta.finish_reason == "abort":
@@ -338,22 +338,21 @@ class Api:
         self.metrics = Metrics(target.health, model)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
+        self.rounds = Rounds(self.pause)
         self.num_views = 0
 
     def pause(self) -> float:
-        """Seconds between two chunks of a stream."""
+        """Seconds between two rounds of chunks."""
         return min(LONGEST, len(self.streams) / CHUNKS)
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
-        came = time.monotonic()
         prompts = [await self._encode(prompt) for prompt in body.prompts]
-        return await self._answer(request, body, prompts, Completion(), 16, came)
+        return await self._answer(request, body, prompts, Completion(), 16)
 
     async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
-        came = time.monotonic()
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
-        return await self._answer(request, body, [prompt], Chat(), room, came)
+        return await self._answer(request, body, [prompt], Chat(), room)
 
     async def tokenize(self, body: body_as(TokenizeRequest)) -> Response:  # type: ignore[valid-type]
         if (body.prompt is None) == (body.messages is None):
@@ -470,7 +469,7 @@ class Api:
 
     async def _answer(
         self, request: Request, body: Options, prompts: list[Any], shape: Completion | Chat,
-        max_tokens: int, came: float,
+        max_tokens: int,
     ) -> Response:  # fmt: skip
         self._check_model(body.model)
         tenant, salt = request.scope["tenant"], body.cache_salt
@@ -483,9 +482,9 @@ class Api:
                 number = len(prompts) * params.n
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
             streams = self.streams if body.stream else set()
-            work = Work(self.metrics, self.queue, params, came, streams)
+            work = Work(self.metrics, self.queue, params, request.scope["came"], streams)
             for prompt in prompts:
-                inbox = Inbox(patient=not body.stream, pause=self.pause)
+                inbox = Inbox(patient=not body.stream, rounds=self.rounds)
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
@@ -507,7 +506,8 @@ class Api:
                 raise HTTPException(400, str(error)) from None
             if isinstance(error, Busy):
                 self.metrics.rejections.labels(self.model, "0", "capacity").inc()
-                raise HTTPException(503, str(error), {"Retry-After": "1"}) from None
+                after = {"Retry-After": str(error.seconds)}
+                raise HTTPException(503, str(error), after) from None
             if isinstance(error, RequestFailed):
                 raise HTTPException(500, str(error)) from None
             raise

@@ -1,6 +1,8 @@
 """One stream's way from the thread of an engine to a reader in an event loop.
 
     engine's thread ── put(newest) ──> Inbox ── await take() ──> what is new since the last take
+                                         │
+                                       Rounds   wake the readers of all inboxes together
 
 The engine never waits for a reader, and nothing piles up for a slow one: an inbox keeps one state,
 the newest, so a reader that comes late takes more tokens at once. An inbox therefore holds at most
@@ -14,15 +16,81 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput
+from minikv.outputs import REPLACEMENT, Delta, RequestOutput, SampleOutput, visible_text
 
 
 class Busy(Exception):
-    """No more requests are taken now. Nothing was changed: try again later."""
+    """No more requests are taken now. Nothing was changed: try again, in so many seconds if that
+    is known."""
+
+    def __init__(self, text: str, seconds: int = 1):
+        super().__init__(text)
+        self.seconds = seconds
 
 
 class RequestFailed(Exception):
     """A request had to be given up."""
+
+
+class Rounds:
+    """When readers are woken: all who have got something together, `pause` seconds after the round
+    before. Another thread calls the event loop once per round, and not once per token and reader:
+    each call makes that thread wait for the loop's."""
+
+    def __init__(self, pause: Callable[[], float] = lambda: 0.0):
+        self._pause, self._lock = pause, Lock()
+        self._asleep: list[asyncio.Event] = []  # of readers who have got something
+        self._last = -math.inf  # by the loop's clock
+
+    def join(self, loop: asyncio.AbstractEventLoop, reader: asyncio.Event) -> None:
+        """Wake a reader in the next round. From any thread."""
+        with self._lock:
+            self._asleep.append(reader)
+            is_first = len(self._asleep) == 1
+        if is_first:
+            loop.call_soon_threadsafe(self._begin, loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        wait = self._last + self._pause() - loop.time()
+        if wait > 0:
+            loop.call_later(wait, self._begin, loop)
+            return
+        self._last = loop.time()
+        with self._lock:
+            asleep, self._asleep = self._asleep, []
+        for reader in asleep:
+            reader.set()
+
+
+class SoFar:
+    """How much of a sample its reader has got. Only the newest tokens are decoded.
+
+    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
+    first token, so decoding begins some tokens earlier, at `start`, and the `num_skipped`
+    characters that are known are left out.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_chars = 0  # that the reader has
+        self._text = ""  # of the known tokens: whole characters
+        self._num_known = self._start = self._num_skipped = 0
+
+    def news(self, sample: SampleOutput) -> Delta:
+        """What the sample has got since the last call."""
+        token_ids, reason = sample.token_ids, sample.finish_reason
+        text = self._grown(token_ids, sample.decode)
+        text = visible_text(text, sample.stop, reason is not None)
+        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
+        self._num_tokens, self._num_chars = len(token_ids), len(text)
+        return delta
+
+    def _grown(self, token_ids: list[int], decode: Callable[[list[int]], str]) -> str:
+        text = self._text + decode(token_ids[self._start :])[self._num_skipped :]
+        if text != self._text and not text.endswith(REPLACEMENT):  # its characters are whole
+            self._text = text
+            self._start, self._num_known = self._num_known, len(token_ids)
+            self._num_skipped = len(decode(token_ids[self._start :]))
+        return text
 
 
 class Inbox:
@@ -30,13 +98,12 @@ class Inbox:
     it; `put` may be called from any thread.
 
     patient: the reader wants the first token and the end, and is not woken in between.
-    pause: how many seconds are from one `take` to the next; what comes sooner is taken together.
-        The end does not wait.
+    rounds: in which the reader is woken for what comes between the first token and the end.
     """
 
-    def __init__(self, patient: bool = False, pause: Callable[[], float] = lambda: 0.0):
-        self._loop, self._patient, self._pause = asyncio.get_running_loop(), patient, pause
-        self._last_take = -math.inf  # by the loop's clock
+    def __init__(self, patient: bool = False, rounds: Rounds | None = None):
+        self._loop, self._patient = asyncio.get_running_loop(), patient
+        self._rounds = rounds or Rounds()
         self._woken = asyncio.Event()
         self._lock = Lock()  # guards what follows
         self._output: RequestOutput | None = None  # an engine's: as it stands now
@@ -45,7 +112,7 @@ class Inbox:
         self._is_waking = False
         self.first: float | None = None  # when there was something, by `time.monotonic`
         self.newest = 0.0  # when there was last
-        self._taken: dict[int, tuple[int, int]] = {}  # tokens and characters, by sample
+        self._taken: dict[int, SoFar] = {}  # by sample
         self._over: set[int] = set()  # samples whose end was taken
 
     def put(self, found: RequestOutput | Delta | Exception, sample: int = 0) -> None:
@@ -61,27 +128,23 @@ class Inbox:
             else:
                 self._error = found
             is_last = isinstance(found, Exception) or found.finish_reason is not None
-            wakes = is_last or self.first is None or not self._patient
-            self.newest = monotonic()
-            self.first = self.newest if self.first is None else self.first
-            if not wakes or (self._is_waking and not is_last):
+            is_first, self.newest = self.first is None, monotonic()
+            if is_first:
+                self.first = self.newest
+            is_urgent = is_first or is_last
+            if not is_urgent and (self._patient or self._is_waking):
                 return
             self._is_waking = True
         with suppress(RuntimeError):  # the event loop is closed: there is no reader any more
-            self._loop.call_soon_threadsafe(self._woken.set if is_last else self._wake)
-
-    def _wake(self) -> None:
-        wait = self._last_take + self._pause() - self._loop.time()
-        if wait > 0:
-            self._loop.call_later(wait, self._woken.set)
-        else:
-            self._woken.set()
+            if is_urgent:
+                self._loop.call_soon_threadsafe(self._woken.set)
+            else:
+                self._rounds.join(self._loop, self._woken)
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(sample, what it got) since the last call; waits until there is something. Raises what
         was put."""
         await self._woken.wait()
-        self._last_take = self._loop.time()
         with self._lock:
             self._woken.clear()
             self._is_waking = False
@@ -94,12 +157,11 @@ class Inbox:
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         news = []
         for index, sample in enumerate(output.samples):
-            num_tokens, num_chars = self._taken.get(index, (0, 0))
-            token_ids, text, reason = sample.token_ids, sample.text, sample.finish_reason
-            is_news = len(token_ids) > num_tokens or reason is not None
-            if is_news and index not in self._over:
-                news.append((index, Delta(token_ids[num_tokens:], text[num_chars:], reason)))
-                self._taken[index] = len(token_ids), len(text)
-                if reason is not None:
-                    self._over.add(index)
+            if index in self._over:
+                continue
+            delta = self._taken.setdefault(index, SoFar()).news(sample)
+            if delta.token_ids or delta.finish_reason is not None:
+                news.append((index, delta))
+            if delta.finish_reason is not None:
+                self._over.add(index)
         return news

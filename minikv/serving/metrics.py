@@ -6,10 +6,17 @@ itself is read from its `Stats` when somebody asks: a request that comes back af
 no prefix hit there.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
 
 from minikv.outputs import Stats
@@ -50,6 +57,23 @@ SPECULATION = {  # name: (help, what of a `Speculation`)
 }
 
 
+class Gaps:
+    """A histogram that takes many equal values at once: a chunk has several tokens."""
+
+    def __init__(self, limits: Sequence[float]):
+        self.limits, self.sum = limits, 0.0
+        self.counts = [0] * (len(limits) + 1)  # the last one: above all limits
+
+    def observe(self, value: float, number: int) -> None:
+        self.counts[bisect_left(self.limits, value)] += number
+        self.sum += value * number
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """(upper limit, how many are up to it), as Prometheus has them."""
+        limits = [*map(str, map(float, self.limits)), "+Inf"]
+        return list(zip(limits, accumulate(self.counts), strict=True))
+
+
 class Metrics(Collector):
     """Counts what the server hears of each request. `health` gives the engines' own figures."""
 
@@ -61,7 +85,7 @@ class Metrics(Collector):
         self.success = self._counter("request_success", "Requests that are over", "finished_reason")
         self.rejections = self._counter("admission_rejections", "Requests refused", "reason")
         self.first_token = self._histogram("time_to_first_token_seconds", FIRST)
-        self.between = self._histogram("inter_token_latency_seconds", BETWEEN)
+        self.between = Gaps(BETWEEN)
         self.per_token = self._histogram("request_time_per_output_token_seconds", BETWEEN)
         self.whole = self._histogram("e2e_request_latency_seconds", WHOLE)
         self.decode = self._histogram("request_decode_time_seconds", WHOLE)
@@ -89,8 +113,8 @@ class Metrics(Collector):
         its share of it."""
         self.generation_tokens.inc(num_tokens)
         gaps = num_tokens - has_first
-        for _ in range(gaps):
-            self.between.observe(seconds / gaps)
+        if gaps:
+            self.between.observe(seconds / gaps, gaps)
 
     def ended(self, reason: str, num_tokens: int, decode_seconds: float, seconds: float) -> None:
         """A sample is over, `seconds` after its request came and `decode_seconds` after the first
@@ -103,8 +127,12 @@ class Metrics(Collector):
             self.per_token.observe(decode_seconds / (num_tokens - 1))
 
     def collect(self) -> Iterator[Metric]:
-        """The engines' own figures, now."""
+        """The gaps between tokens, and the engines' own figures, now."""
         labels = ["model_name", "engine"]
+        name = "inter_token_latency_seconds"
+        histogram = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)
+        histogram.add_metric([self._model, "0"], self.between.buckets(), self.between.sum)
+        yield histogram
         stats = [(str(at), one.stats) for at, one in enumerate(self._health()) if one.stats]
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)

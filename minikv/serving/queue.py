@@ -7,6 +7,7 @@ computed since it came.
 
 from collections import deque
 from dataclasses import dataclass
+from math import ceil
 from time import monotonic
 
 from minikv.serving.inbox import Busy, Inbox
@@ -39,14 +40,18 @@ class Queue:
         return sum(one.num_tokens for one in self._waiting)
 
     def enter(self, inbox: Inbox, num_tokens: int) -> None:
-        """Let a request wait. Raises Busy if it would wait too long; never if nothing waits."""
+        """Let a request wait. Raises Busy if it would wait too long, with the seconds after which
+        there will be room; never if nothing waits."""
         self._settle()
         queued = self.num_tokens
         rate = sum(self._rates) / len(self._rates) if self._rates else None
         if self._waiting and rate is not None and queued / rate > self.max_seconds:
-            raise Busy(f"{queued} tokens are queued, for {queued / rate:.0f} s")
+            text = f"{queued} tokens are queued, for {queued / rate:.0f} s"
+            raise Busy(text, ceil(queued / rate - self.max_seconds))
         if self._waiting and queued + num_tokens > self.max_tokens:
-            raise Busy(f"{queued} tokens are queued, at most {self.max_tokens} may be")
+            surplus = min(queued, queued + num_tokens - self.max_tokens)
+            text = f"{queued} tokens are queued, at most {self.max_tokens} may be"
+            raise Busy(text, ceil(surplus / rate) if rate is not None else 1)
         self._waiting.append(_Waiting(inbox, num_tokens, queued + num_tokens, monotonic()))
 
     def leave(self, inbox: Inbox) -> None:

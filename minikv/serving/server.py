@@ -16,15 +16,28 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-SILENCE = 60.0  # seconds in which a new connection must have asked for something
+SILENCE = 60.0  # seconds in which a client must ask for something, or read what was sent
 
 
 class Connection(H11Protocol):
-    """Ends if its client never asks: idle ones would take all the files that a process may have."""
+    """Ends if its client never asks, or does not read: such clients would take all the files and
+    the memory that a process may have."""
+
+    _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.loop.call_later(SILENCE, self._close_if_silent)
+
+    def pause_writing(self) -> None:
+        """The client has not read 64 KiB, and the application must wait for it."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(SILENCE, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
 
     def shutdown(self) -> None:
         """The server ends: those who only look need not be waited for."""

@@ -97,7 +97,8 @@ class Account:
     these `how_many` learns.)
     """
 
-    SHARE, FIRST, MOST = 0.02, 10.0, 30.0
+    SHARE, FIRST, MOST = 0.02, 4.0, 10.0
+    HICCUP = 8.0  # asking that took longer was interrupted by something else
 
     def __init__(self) -> None:
         self.steps = self.FIRST
@@ -110,7 +111,7 @@ class Account:
         """A step. asking, verifying: what it cost more than one without drafts; written: how many
         times as many tokens it gave; both over a step without."""
         saved = max(0.0, written - 1 - verifying)
-        self.steps = min(self.MOST, self.steps + self.SHARE + saved - min(asking, 1.0))
+        self.steps = min(self.MOST, self.steps + self.SHARE + saved - min(asking, self.HICCUP))
 
 
 def rounded(num_tokens: int) -> int:

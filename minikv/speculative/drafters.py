@@ -1,5 +1,6 @@
 """Who guesses the next tokens. A drafter that is wrong may cost time, never a token."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple, Protocol
 
@@ -48,6 +49,31 @@ class Drafter(Protocol):
         """Forget every sequence: something was interrupted. Those that live will be proposed for
         again, with all tokens that they have."""
         return
+
+
+# guess(depth, newest (S,)) -> the most likely next token of each of S sequences, and its chance,
+# (S,) each. `newest` is what was guessed last; at depth 0, nothing.
+Guess = Callable[[int, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+def in_a_row(guess: Guess, most: list[int], depth: int, least: float) -> list[Proposal | None]:
+    """At most `depth` drafts for each sequence, each guessed after the one before, as long as the
+    chance that all of them are right is at least `least`."""
+    token_ids: list[list[int]] = [[] for _ in most]
+    levels: list[list[int]] = [[] for _ in most]
+    alive, limits, newest = torch.ones(len(most)), torch.tensor(most), torch.empty(0)
+    for place in range(min(depth, max(most))):
+        p, newest = guess(place, newest)
+        alive = alive * p * (place < limits)
+        if not (alive >= least).any():
+            break
+        for row, (draft, sure, reach) in enumerate(
+            zip(newest.tolist(), p.tolist(), alive.tolist(), strict=True)
+        ):
+            if reach >= least:
+                token_ids[row].append(draft)
+                levels[row].append(int(sure * LEVELS))
+    return list(map(Proposal, token_ids, levels))
 
 
 class Followed:

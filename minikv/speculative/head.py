@@ -19,8 +19,7 @@ from safetensors.torch import load_file
 
 from minikv.language_model import LanguageModel
 from minikv.sequence import Sequence
-from minikv.speculative.decide import LEVELS
-from minikv.speculative.drafters import Drafter, Proposal
+from minikv.speculative.drafters import Drafter, Proposal, in_a_row
 
 HEADS = {"tinypy": Path(__file__).parents[1] / "models" / "tinypy-head"}
 
@@ -65,25 +64,16 @@ class HeadDrafter(Drafter):
     def propose_all(
         self, sequences: list[Sequence], most: list[int], hidden: torch.Tensor
     ) -> list[Proposal | None]:
-        token_ids: list[list[int]] = [[] for _ in sequences]
-        levels: list[list[int]] = [[] for _ in sequences]
         count = len(self.tables)
         tokens = [[0] * count + one.token_ids[-count:] for one in sequences]  # or fewer
-        newest = torch.tensor([ids[: -count - 1 : -1] for ids in tokens])  # (S, 3), newest first
-        alive = torch.ones(len(sequences))
-        limits = torch.tensor(most)
-        for depth in range(min(self.DEPTH, max(most))):
-            hidden, chances = self.guess(hidden, newest)
+        last = torch.tensor([ids[: -count - 1 : -1] for ids in tokens])  # (S, 3), newest first
+
+        def guess(depth: int, newest: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            nonlocal hidden, last
+            if depth > 0:
+                last = torch.cat([newest[:, None], last[:, :-1]], 1)
+            hidden, chances = self.guess(hidden, last)
             p, index = chances.max(-1)
-            drafts = self.kept[index]
-            alive = alive * p * (depth < limits)
-            if not (alive >= self.LEAST).any():
-                break
-            for row, (draft, sure, reach) in enumerate(
-                zip(drafts.tolist(), p.tolist(), alive.tolist(), strict=True)
-            ):
-                if reach >= self.LEAST:
-                    token_ids[row].append(draft)
-                    levels[row].append(int(sure * LEVELS))
-            newest = torch.cat([drafts[:, None], newest[:, :-1]], 1)
-        return list(map(Proposal, token_ids, levels))
+            return p, self.kept[index]
+
+        return in_a_row(guess, most, self.DEPTH, self.LEAST)

@@ -18,6 +18,7 @@ from minikv.scheduler import Plan
 from minikv.sequence import Sequence
 from minikv.speculative.acceptance import keep_equal
 from minikv.speculative.decide import MOST, Account, Chances, Costs, how_many
+from minikv.speculative.draft_model import ModelDrafter
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
 
@@ -55,8 +56,10 @@ class SpeculativeLoop(Loop):
     def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
+        self.listeners = [drafter] if isinstance(drafter, ModelDrafter) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
+        self.num_plain = 0  # steps without asking
         self.known: set[Sequence] = set()  # that the drafter was asked for
         # Of the last step: the hidden states, and the row of each sequence that got a token.
         self.hidden, self.rows = torch.empty(0), dict[Sequence, int]()
@@ -70,14 +73,33 @@ class SpeculativeLoop(Loop):
         self.drafter.start_over()
 
     def step(self, engine: Engine) -> bool:
+        return (self.drafting_step if self.account.is_open else self.plain_step)(engine)
+
+    def plain_step(self, engine: Engine) -> bool:
+        """A step while nothing is asked: as without drafts, but that its time is looked at now and
+        then, and, before drafts are asked for again, its hidden states."""
+        started = perf_counter()
+        plan = engine.scheduler.schedule()
+        token_ids = engine.runner.run(plan)
+        ready = engine.scheduler.commit(plan)
+        engine.append(ready, token_ids)
+        num_decodes = plan.num_decodes
+        if 0 < num_decodes == len(plan.sequences):
+            self.account.note(0.0, 0.0, 1.0)
+            self.num_plain += 1
+            if self.num_plain % 8 == 0:
+                self.costs.note(num_decodes, perf_counter() - started)
+            if self.account.is_open and self.drafter.reads_hidden:
+                self.remember(engine.runner.last_hidden, plan, ready, [], [])
+        return len(plan.sequences) > 0
+
+    def drafting_step(self, engine: Engine) -> bool:
         started = perf_counter()
         plan = engine.scheduler.schedule()
         decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
         begun = perf_counter()
-        proposals: list[Proposal | None] = [None] * len(decodes)
-        if self.account.is_open:
-            proposals = self.propose(engine, decodes)
+        proposals = self.propose(engine, decodes)
         asking = perf_counter() - begun
         drafts = self.choose(engine, plan, proposals)
         if any(drafts):

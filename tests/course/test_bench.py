@@ -32,6 +32,7 @@ SMALL = {
     "step": "--batch 1 3 --context 20 --steps 2",
     "scheduler": "--running 4 64 --steps 20",
     "serving": "--requests 6 --seats 2",
+    "server": "--clients 2 --prompt 8 --tokens 4",
     "radix": "--nodes 1000 2000 --requests 3 --tokens 20",
     "endless": "--tokens 40",
     "cluster": "--workers 1 2 --hidden 64 --layers 2 --length 64",

@@ -17,6 +17,7 @@ from helpers import (
     careful_engine,
     drafting_engine,
     drain,
+    fearless,
     generate,
     small,
     step,
@@ -26,12 +27,14 @@ import minikv
 from minikv import BlockPool, BlockTable, Engine, SamplingParams, Sequence
 from minikv.sequence import Request
 from minikv.speculative import (
+    DRAFT_MODELS,
     HEADS,
     Account,
     Chances,
     Costs,
     Drafter,
     HeadDrafter,
+    ModelDrafter,
     Proposal,
     SpeculativeLoop,
     SuffixDrafter,
@@ -46,6 +49,7 @@ from minikv.speculative.text import END, Text
 DRAFTERS = {
     "ngram": lambda: "ngram",
     "suffix": lambda: "suffix",
+    "model": lambda: "model",
     "mixed": Clairvoyant,
     "right": lambda: Clairvoyant(wrong=0),
     "wrong": lambda: Clairvoyant(wrong=1),
@@ -192,7 +196,7 @@ def asked(account, steps, written):
 
 def test_looking_for_drafts_takes_a_fiftieth_of_the_time():
     account = Account()
-    assert asked(account, 2000, written=1.0) / 2 <= 10 + 2000 * 0.02 + 1
+    assert asked(account, 2000, written=1.0) / 2 <= Account.FIRST + 2000 * 0.02 + 1
     assert asked(account, 2000, written=1.0) / 2 <= 2000 * 0.02 + 1
     assert asked(account, 500, written=2.0) > 400  # they pay again
     account.note(1e6, 0.0, 1.0)  # the machine stood still while it was asked
@@ -335,6 +339,18 @@ def test_the_row_of_a_wrong_draft_is_seen(llama, monkeypatch):
         test_hidden_states_are_those_of_the_newest_token(llama)
 
 
+def test_the_bundled_model_drafts():
+    """What it proposes is right in good part, and changes no token."""
+    lm = minikv.load("tinypy")
+    prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2", "a")]
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    engine = fearless(Engine(lm, small(block_size=16, speculative="model")))
+    expected = plain(lm, prompts, params, block_size=16)
+    assert found(generate(engine, prompts, params)) == expected
+    counts = engine.stats().speculation
+    assert counts.accepted > counts.drafts / 2 > 20
+
+
 def test_the_head_drafts():
     """What it proposes is right in good part, the same in any batch, and changes no token."""
     lm = minikv.load("tinypy")
@@ -359,11 +375,47 @@ def test_a_head_for_another_model_is_refused(llama, tinypy):
         HeadDrafter(llama.lm, HEADS["tinypy"])
 
 
-def test_the_bundled_head_is_small_and_has_a_card():
-    files = {file.name: file for file in HEADS["tinypy"].iterdir()}
-    assert set(files) == {"head.safetensors", "README.md"}
+@pytest.mark.parametrize("folder", [HEADS["tinypy"], DRAFT_MODELS["tinypy"]])
+def test_what_is_bundled_is_small_and_has_a_card(folder):
+    names = (
+        {"head.safetensors"} if folder == HEADS["tinypy"] else {"config.json", "model.safetensors"}
+    )
+    files = {file.name: file for file in folder.iterdir()}
+    assert set(files) == names | {"README.md"}
     assert sum(file.stat().st_size for file in files.values()) < 1_000_000
-    assert "Acceptance on greedy continuations of held-out text" in files["README.md"].read_text()
+    assert "n greedy continuations of held-out text" in files["README.md"].read_text()
+
+
+@pytest.mark.parametrize("attention", ["torch", "cpu"])
+def test_a_draft_model_reads_what_its_blocks_lack(llama, attention):
+    """The target drafts for itself. So a draft is wrong only if it follows from a block that has
+    not the K and V of its tokens: after forks and copies, hits, preemptions, swaps, drafts that go
+    beyond the table, prompts that are read in several steps, and sequences that leave."""
+    head, *rest = llama.prompts(22, 9, 3, 14, seed=2)
+    prompts = [head, head[:17] + rest[0], rest[1], head, rest[2], head[:9]]
+    for changes in (
+        dict(preemption="swap"),
+        dict(block_size=1, num_blocks=96),
+        dict(block_size=16),
+    ):
+        config = small(**dict(num_blocks=24, max_batch_tokens=24, attention=attention) | changes)
+        engine = drafting_engine(llama.lm, config, "model", Engine)
+        drafter = engine.loop.drafter
+        drafter.READS, drafter.LEAST = 20, 1e-9
+        params = [SamplingParams(max_tokens=16, n=n, ignore_eos=True) for n in (1, 3, 1, 2, 1, 1)]
+        expected = plain(llama.lm, prompts, params)
+        for _ in range(2):
+            assert found(generate(engine, prompts, params)) == expected
+        counts = engine.stats().speculation
+        assert counts.accepted == counts.drafts > 100
+        assert engine.stats().preemptions > 0 or config.block_size == 16
+        assert engine.stats().hit_tokens > 0
+
+
+def test_what_a_free_block_held_is_not_taken_for_read(llama, monkeypatch):
+    monkeypatch.setattr(ModelDrafter, "freeing", lambda self, block_id: None)
+    with pytest.raises(AssertionError):
+        test_a_draft_model_reads_what_its_blocks_lack(llama, "torch")
 
 
 # ── The tokens are those without ──────────────────────────────────────────────
@@ -549,11 +601,17 @@ def test_a_full_pool_takes_no_drafts(llama):
 def test_a_gpu_and_unknown_drafters_are_refused(llama):
     with pytest.raises(ValueError, match="speculative: must be one of 'off', 'ngram', 'suffix'"):
         small(speculative="medusa")
+    with pytest.raises(ValueError, match="speculative: must be one of 'model', was 'suffix'"):
+        small(speculative="suffix", draft_model=llama.lm)
+    with pytest.raises(ValueError, match="draft_model, or use 'suffix'"):
+        Engine(llama.lm, small(speculative="model"))
+    with pytest.raises(ValueError, match="must have the target's tokens, 300 of them; tinypy has"):
+        Engine(llama.lm, small(speculative="model", draft_model="tinypy"))
     runner = copy.copy(Engine(llama.lm, small()).runner)
     runner.transformer = copy.copy(runner.transformer)
     runner.transformer.device = torch.device("cuda")
     with pytest.raises(ValueError, match="speculative: drafts are verified on a CPU only"):
-        minikv.speculative.speculate(llama.lm, runner, small(speculative="ngram"))
+        minikv.speculative.speculate(llama.lm, runner, small(speculative="ngram"), None)
 
 
 # ── Bugs that real engines shipped ────────────────────────────────────────────

@@ -13,12 +13,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import psutil
 import pytest
 from bad_requests import attack
 from cluster_case import until
 from helpers import assert_empty
 from prometheus_client.parser import text_string_to_metric_families
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from starlette.requests import Request
+from thorough import thorough_after
 
 from minikv import Engine, SamplingParams
 from minikv.serving import Busy, Inbox
@@ -26,6 +29,7 @@ from minikv.serving import app as app_module
 from minikv.serving import server as server_module
 from minikv.serving.queue import Queue
 from minikv.serving.requests import HINTS, NEUTRAL
+from minikv.serving.server import served
 
 LONG = {"prompt": "x", "max_tokens": 900, "ignore_eos": True}
 
@@ -221,20 +225,25 @@ def test_five_hundred_bad_requests_have_five_hundred_answers(tinypy, by, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, by, capfd):
-    """300 that ask for nothing, 50 that do not read what they asked for."""
+@pytest.mark.parametrize("num_slow", thorough_after(1, (50, 200)))
+def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, by, num_slow, capfd):
+    """300 that ask for nothing, and some that do not read what they asked for."""
+    if isinstance(by, Cluster):
+        by.target.max_requests = 2 * num_slow  # it would refuse the 65th
     with server(tinypy.lm, served_by=by) as at:
-        before = threading.active_count()
+        assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
+        before, memory = threading.active_count(), psutil.Process().memory_info().rss
         idle = [socket.create_connection(at.address) for _ in range(300)]
         slow, data = [], json.dumps({**LONG, "max_tokens": 60, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-        for _ in range(50):
+        for _ in range(num_slow):
             slow.append(socket.create_connection(at.address))
             slow[-1].sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         for _ in range(3):
             assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
         assert threading.active_count() - before <= 1
         until(by.is_idle)  # those that do not read are computed, and hold no blocks
+        assert psutil.Process().memory_info().rss - memory < 2**25
         for one in idle + slow:
             one.close()
     assert_empty(by.engine)
@@ -363,10 +372,16 @@ def test_the_queue_measures_how_fast_it_is_served():
         first.put(ValueError())  # anything: 1,000 tokens in a second
         for _ in range(3):
             queue.enter(Inbox(), 1000)
-        with pytest.raises(Busy, match="3000 tokens are queued, for 3 s"):
+        with pytest.raises(Busy, match="3000 tokens are queued, for 3 s") as told:
             queue.enter(Inbox(), 1)
+        assert told.value.seconds == 1  # until it is 2.5 s
         queue.leave(queue._waiting[0].inbox)
         queue.enter(Inbox(), 1)
+        queue.max_tokens = 2000
+        for num_tokens, seconds in ((2000, 3), (1000, 2), (900, 1)):
+            with pytest.raises(Busy, match="2001 tokens are queued, at most 2000") as told:
+                queue.enter(Inbox(), num_tokens)
+            assert told.value.seconds == seconds
         empty = Queue(max_seconds=2, max_tokens=10)
         empty.enter(Inbox(), 1000)  # never refused if nothing waits
         with pytest.raises(Busy, match="at most 10"):
@@ -375,25 +390,27 @@ def test_the_queue_measures_how_fast_it_is_served():
     asyncio.run(measured())
 
 
-def test_a_client_that_reads_nothing_is_left_alone_after_a_while(tinypy, monkeypatch):
-    """What it was not sent is not even made, and its request is cancelled."""
-    monkeypatch.setattr(app_module, "SILENCE", 0.1)
-    made, is_closed = [], []
+def test_a_client_that_reads_nothing_is_cut_off_after_a_while(monkeypatch):
+    """What it was not sent is not even made, and the application hears that it has left."""
+    monkeypatch.setattr(server_module, "SILENCE", 0.2)
+    made, is_over = [], threading.Event()
 
-    async def events():
-        try:
-            for i in range(100):
-                made.append(i)
-                yield b"data: x"
-        finally:
-            is_closed.append(True)
+    async def app(scope, receive, send):
+        leaves = asyncio.create_task(app_module.client_leaves(Request(scope, receive)))
 
-    async def send(message):
-        if "body" in message:
-            await asyncio.Event().wait()  # the connection's buffer is full
+        async def events():
+            while not leaves.done():
+                made.append(1)
+                yield bytes(2**20)
+                await asyncio.sleep(0)
 
-    asyncio.run(app_module.Events(events())({}, None, send))
-    assert made == [0] and is_closed == [True]
+        await app_module.Events(events())(scope, receive, send)
+        is_over.set()
+
+    with served(app) as address, socket.create_connection(address) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert is_over.wait(20)
+    assert len(made) < 20
 
 
 def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):

@@ -5,15 +5,19 @@ import asyncio
 import logging
 import random
 import threading
+from types import SimpleNamespace
 
 import pytest
 from cluster_case import until
 from helpers import assert_empty, careful_engine
 from serving_case import gated
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.outputs import Delta
 from minikv.serving import EngineLoop, Inbox, RequestFailed
+from minikv.serving.inbox import Rounds, SoFar
 
 CONFIG = EngineConfig(num_blocks=128, max_num_seqs=8, attention="torch")
 
@@ -98,6 +102,39 @@ def test_nothing_piles_up_for_a_slow_reader(tinypy):
     assert (index, delta) == (0, Delta(expected.token_ids, expected.text, "length"))
 
 
+def like_llamas():
+    """Decodes as Llama's first tokenizer: blanks as ▁, the first one left out; bytes as tokens."""
+    words = ["▁a", "▁", "b", "▁é", "<s>", "<0xE2>", "<0x82>", "<0xAC>"]
+    model = BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.add_special_tokens(["<s>"])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
+    return tokenizer.decode, len(words) - 3, [5, 6, 7]  # the last three are one character
+
+
+def test_pieces_join_to_the_text_wherever_it_is_cut(tinypy):
+    """Also inside characters, and behind tokens that have no text."""
+    rng = random.Random(0)
+    euro = tinypy.lm.encode("€")
+    for decode, vocab_size, character in [(tinypy.lm.decode, 300, euro), like_llamas()]:
+        for _ in range(200):
+            ids = [
+                token_id
+                for _ in range(rng.randint(1, 20))
+                for token_id in rng.choice([[rng.randrange(vocab_size)], character])
+            ]
+            so_far, text, at = SoFar(), "", 0
+            while at < len(ids):
+                at = min(len(ids), at + rng.randint(1, 4))
+                reason = "length" if at == len(ids) else None
+                sample = SimpleNamespace(
+                    token_ids=ids[:at], finish_reason=reason, stop=(), decode=decode
+                )
+                text += so_far.news(sample).text
+            assert text == decode(ids)
+
+
 def test_deltas_of_a_cluster_are_joined(tinypy):
     async def late():
         inbox = Inbox()
@@ -108,21 +145,41 @@ def test_deltas_of_a_cluster_are_joined(tinypy):
     assert asyncio.run(late()) == [(0, Delta([1, 2, 3], "abcd", "stop"))]
 
 
-def test_what_comes_within_a_pause_is_taken_together_and_the_end_at_once():
-    async def takes():
-        inbox, found = Inbox(pause=lambda: 3600.0), []
-        for text in "ab":
-            inbox.put(Delta([1], text, None))
-        found.append(await inbox.take())  # the first does not wait
-        inbox.put(Delta([2], "c", None))
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(inbox.take(), 0.05)
-        inbox.put(Delta([3], "d", "stop"))
-        return [*found, await inbox.take()]
+def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkeypatch):
+    """And for a round, the event loop is called once."""
+    calls = []
 
-    first, last = asyncio.run(takes())
-    assert first == [(0, Delta([1, 1], "ab", None))]
-    assert last == [(0, Delta([2, 3], "cd", "stop"))]
+    async def takes():
+        loop = asyncio.get_running_loop()
+        call = loop.call_soon_threadsafe
+        monkeypatch.setattr(
+            loop, "call_soon_threadsafe", lambda *args: (calls.append(args), call(*args))
+        )
+        rounds = Rounds(lambda: 3600.0)
+        inboxes, found = [Inbox(rounds=rounds) for _ in range(2)], []
+        for inbox in inboxes:
+            for text in "ab":
+                inbox.put(Delta([1], text, None))
+            found.append(await inbox.take())  # the first does not wait
+        for texts in ("cd", "ef"):
+            for inbox, text in zip(inboxes, texts, strict=True):
+                inbox.put(Delta([2], text, None))
+            if texts == "cd":  # nor does the first round
+                found += [await inbox.take() for inbox in inboxes]
+                assert len(calls) == 2 + 1
+        for inbox in inboxes:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(inbox.take(), 0.05)
+        for inbox in inboxes:  # nor the end
+            inbox.put(Delta([3], "z", "stop"))
+            found.append(await inbox.take())
+        return [delta for [(_, delta)] in found]
+
+    assert asyncio.run(takes()) == [
+        *[Delta([1, 1], "ab", None)] * 2,
+        Delta([2], "c", None), Delta([2], "d", None),
+        Delta([2, 3], "ez", "stop"), Delta([2, 3], "fz", "stop"),
+    ]  # fmt: skip
 
 
 def test_a_reader_that_leaves_frees_its_blocks_before_the_next_step(tinypy):

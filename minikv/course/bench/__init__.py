@@ -25,12 +25,14 @@ from minikv.course.bench import (
     radix,
     ragged,
     scheduler,
+    server,
     serving,
     speculative,
     step,
     tiers,
 )
 from minikv.course.bench.harness import environment, headline, positive, write_json
+from minikv.course.reports import markup
 
 BENCHMARKS = {
     "ladder": (ladder, "every rung of the course, on one request"),
@@ -40,6 +42,10 @@ BENCHMARKS = {
     "step": (step, "parts of a compiled decode step, beside what the machine can do"),
     "scheduler": (scheduler, "host time of a decode step, the model left out"),
     "serving": (serving, "requests that arrive at random: static batches, continuous, cached"),
+    "server": (
+        server,
+        "the server over HTTP: tokens per second, first tokens, llama.cpp's beside it",
+    ),
     "radix": (radix, "the prefix cache: match, insert, evict, growth, and its price"),
     "cluster": (cluster, "many workers, simulated: hit rate, first token and balance, by routing"),
     "endless": (endless, "text beyond the trained length: bits per byte by position"),
@@ -59,7 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="SUBCOMMAND")
     for name, (module, text) in (BENCHMARKS | ON_A_GPU).items():
-        command = commands.add_parser(name, help=text, description=module.__doc__)
+        said = markup.filled(module.__doc__ or "", markup.terminal_width() - 2)
+        command = commands.add_parser(name, help=text, description=said)
         command.formatter_class = argparse.RawDescriptionHelpFormatter
         _add_common(command)
         module.add_arguments(command)

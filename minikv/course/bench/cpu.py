@@ -3,7 +3,8 @@ order of sums for all rows.
 
 A decode step at batch 1 reads every weight once. If the weights do not fit the processor's
 caches, the memory's rate is the limit; it is measured here by a sum over as many bytes. A busy
-machine is one where another process keeps each core busy.
+machine is one where another process keeps each core busy. Attention of a decode step is compared
+with a plain read of the same blocks.
 """
 
 import argparse
@@ -37,6 +38,7 @@ LARGE: dict[str, Any] = dict(
     vocab_size=4096, hidden_size=1024, intermediate_size=2816, num_heads=16, num_kv_heads=8,
     max_context=512,
 )  # fmt: skip
+SIZES = (32, 128), (8, 4096)  # sequences, tokens of each, for attention
 INVARIANT, CONTEXT = (1, 8, 32), 384  # sequences, and tokens of each
 
 
@@ -47,9 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> BenchTable:
-    title = "cpu: memory rate, prefill, a busy machine, batch invariance"
+    from minikv.course.bench.step_parts import Threads, attention_share  # needs Numba
+
+    title = "cpu: memory rate, attention, prefill, a busy machine, batch invariance"
     table = BenchTable(title, args.repeats)
-    with bar((5 + 2 * len(INVARIANT)) * (args.repeats + 1), "cpu") as progress:
+    shapes = [(kv, *size) for kv in ("auto", "bfloat16", "int8") for size in SIZES]
+    threads = torch.get_num_threads()
+    total = (5 + len(shapes) + 2 * len(INVARIANT)) * (args.repeats + 1)
+    with bar(total, "cpu") as progress, Threads(threads) as share:
         lm, size = random_model(**LARGE, num_layers=args.layers)
         table.notes.append(f"the large model has {size / 1e6:.0f} MB of weights, in float32")
         reads = {
@@ -75,6 +82,15 @@ def run(args: argparse.Namespace) -> BenchTable:
         row = {"what": f"prefill of {args.prompt} tokens, over transformers'"}
         row["times"] = times.ratio("generate", "minikv")
         table.add(row, Aim("times", ">=", 1.2))
+
+        shares: dict[str, Callable[[int], float]] = {}
+        for kv_dtype, batch, context in shapes:
+            lengths, name = [context] * batch, kv_dtype.replace("auto", "float32")
+            engine = peers.engine_for(lm, lengths, attention="cpu", kv_dtype=kv_dtype)
+            way = partial(attention_share, engine, share, batch, context)
+            shares[f"attention, {name}, {batch} × {context:,} tokens, over a read"] = way
+        for what, values in in_turns(shares, args.repeats, progress).items():
+            table.add({"what": what, "% of it": Spread(values)}, Aim("% of it", ">=", 70))
 
         def busy_over_alone(turn: int) -> float:
             alone = decode_seconds(lm, 8 * args.tokens)

@@ -1,7 +1,7 @@
 """A model of which four layers in five have a window: all layers alike, and in KV groups.
 
 memory     bytes of K and V that a sequence holds for each of its tokens, after its prompt
-running    sequences that decode at once in the same memory, counted when all places are taken
+running    sequences that decode at once in the same memory, when no further one is admitted
 hits       conversations that take turns, in a pool that cannot hold all of them
 decode     tokens per second of eight sequences, for what looking up parts costs
 
@@ -21,6 +21,7 @@ from minikv.course.bench.tiers import conversations, serve
 from minikv.course.measure.timing import no_gc
 
 SIZE, LAYERS = 16, 5  # tokens in a block
+CHUNK = 512  # tokens of a step, where sequences are counted
 WAYS = ("one", "auto")  # kv_groups
 
 
@@ -91,19 +92,19 @@ def _drain(engine: minikv.Engine) -> list[minikv.RequestOutput]:
 
 
 def most_running(lm: minikv.LanguageModel, way: str, pool: int, length: int) -> int:
-    """Sequences that decode in one step, with always one more that waits."""
-    engine = engine_of(lm, way, pool, prefix_cache=False)
-    params = minikv.SamplingParams(max_tokens=2 * SIZE, ignore_eos=True)
-    most, prompt = 0, prompts_of(lm, 1, length)[0]
-    prompt = prompt[: length - 2 * SIZE]
+    """Sequences that decode in one step while one more waits for memory. Each writes an eighth of
+    its length, so that the first still runs when the last is admitted."""
+    engine = engine_of(lm, way, pool, prefix_cache=False, max_batch_tokens=CHUNK)
+    params = minikv.SamplingParams(max_tokens=length // 8, ignore_eos=True)
+    prompt = prompts_of(lm, 1, length - length // 8)[0]
     while True:
         if not engine.scheduler.waiting:
             engine.add_request(prompt, params)
+        running = engine.scheduler.running
+        has_budget = bool(running) and all(one.num_output > 0 for one in running)
         engine.step()
-        decoding = [one for one in engine.scheduler.running if one.num_output > 0]
-        most = max(most, len(decoding))
-        if any(one.num_output == 2 * SIZE - 1 for one in decoding):
-            return most
+        if has_budget and engine.scheduler.waiting:
+            return len(running)
 
 
 def add_hits(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:

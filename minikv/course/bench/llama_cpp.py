@@ -7,6 +7,7 @@ logits can be compared. Only on x86-64 Linux: the C structs are taken as they li
 import ctypes
 import importlib.util
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,8 @@ import numpy as np
 import torch
 
 import minikv
+from minikv.checkpoint.files import read_weights
+from minikv.speculative.decide import MOST
 
 GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
 
@@ -70,6 +73,65 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def serve(num_seqs: int, length: int) -> None:
+    """tinypy behind llama.cpp's server, until the input ends: prints its address. Each of
+    `num_seqs` sequences may have `length` tokens."""
+    import xllamacpp
+
+    lm = minikv.load("tinypy")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.gguf")
+        write_gguf(lm.config, read_weights(minikv.BUNDLED["tinypy"]), path)
+        params = xllamacpp.CommonParams()
+        params.model.path = str(path)
+        params.n_parallel, params.n_ctx = num_seqs, num_seqs * length
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        params.hostnames, params.port = ["127.0.0.1"], 0
+        server = xllamacpp.Server(params)
+        print(*server.listening_address.rsplit("/")[-1].rsplit(":", 1), flush=True)
+        sys.stdin.read()
+
+
+# ── Drafts ────────────────────────────────────────────────────────────────────
+
+
+class Server:
+    """llama.cpp's own loop, in this process, greedy, one request at a time. `drafts`: "" for none,
+    "NGRAM_SIMPLE" (prompt lookup) or "DRAFT_SIMPLE" (a small model, of the file `draft_file`)."""
+
+    def __init__(self, file: Path, drafts: str, draft_file: Path, num_cells: int):
+        try:
+            import xllamacpp
+        except ImportError:
+            raise ValueError(GONE) from None
+        params = xllamacpp.CommonParams()
+        params.model.path, params.verbosity, params.warmup = str(file), -1, False
+        params.n_parallel, params.n_ctx = 1, num_cells
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        if drafts:
+            kinds, chosen = xllamacpp.common_speculative_type, params.speculative
+            chosen.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{drafts}")]
+            chosen.ngram_simple.size_n, chosen.ngram_simple.size_m = 3, MOST  # as `NgramDrafter`
+            if drafts == "DRAFT_SIMPLE":
+                chosen.draft.mparams.path = str(draft_file)
+        self.server = xllamacpp.Server(params)
+        self.drafts = self.accepted = 0
+
+    def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+        answers = []
+        for prompt in prompts:
+            answer = self.server.handle_completions(
+                dict(prompt=prompt, n_predict=num_tokens, temperature=0, ignore_eos=True,
+                     cache_prompt=False)
+            )  # fmt: skip
+            self.drafts += answer["timings"].get("draft_n", 0)
+            self.accepted += answer["timings"].get("draft_n_accepted", 0)
+            text = answer["choices"][0]["text"]  # token 7 is <7>
+            answers.append([int(number) for number in re.findall(r"\d+", text)])
+        return answers
 
 
 # ── Logits ────────────────────────────────────────────────────────────────────
@@ -247,3 +309,7 @@ def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., 
             context.close()
         lib.llama_model_free(model)
         lib.llama_log_set(None, None)  # `quiet` must live until here
+
+
+if __name__ == "__main__":
+    serve(*map(int, sys.argv[1:]))

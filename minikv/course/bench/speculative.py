@@ -2,25 +2,32 @@
 
 Four workloads, greedy, on source that the model was not trained on: a function of the prompt begun
 again under another name; a text of the prompt begun again; source that is continued; random tokens.
-The tokens must be those of the engine without drafts, or the benchmark stops.
+The tokens must be those of the engine without drafts, or the benchmark stops. With `--peer`, at
+batch 1 also llama.cpp with its own drafts, over llama.cpp without.
 """
 
 import argparse
 import ast
 import random
 import re
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import minikv
+from minikv.checkpoint import BUNDLED, read_weights
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.measure.corpus import read_corpus
+from minikv.speculative import DRAFT_MODELS
 
-DRAFTERS = ("ngram", "suffix", "head")
+DRAFTERS = ("ngram", "suffix", "head", "model")
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row
+PEERS = {"llama.cpp": "", "llama.cpp n-gram": "NGRAM_SIMPLE", "llama.cpp model": "DRAFT_SIMPLE"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, nargs="+", default=(1, 8, 32))
     parser.add_argument("--prompt", type=positive, default=300, help="tokens of a prompt, at most")
     parser.add_argument("--tokens", type=positive, default=128, help="new tokens of each")
+    parser.add_argument("--peer", action="store_true", help="llama.cpp with its own drafts, too")
 
 
 def run(args: argparse.Namespace) -> BenchTable:
@@ -39,7 +47,9 @@ def run(args: argparse.Namespace) -> BenchTable:
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     turns = args.repeats + 1
     names = ["off", *args.drafters]
+    files = peer_files(args.peer)
     total = len(names) * turns * len(args.batch) * len(args.workloads)
+    total += len(PEERS) * turns * len(args.workloads) * (args.peer and 1 in args.batch)
     with bar(total, "speculative") as progress:
         for workload in args.workloads:
             draw = random.Random(workload)
@@ -50,27 +60,59 @@ def run(args: argparse.Namespace) -> BenchTable:
                 ]
                 lengths = [args.prompt + args.tokens] * batch
                 engines = {name: peers.engine_for(lm, lengths, speculative=name) for name in names}
-                result = race(
-                    {name: partial(peers.ours, engines[name], params=params) for name in names},
-                    prompts,
-                    progress,
-                )
+                racers = {name: partial(peers.ours, engines[name], params=params) for name in names}
+                servers = {
+                    name: Server(files[0], kind, files[1], 2 * sum(lengths))
+                    for name, kind in PEERS.items()
+                    if args.peer and batch == 1
+                }
+                for name, server in servers.items():
+                    racers[name] = partial(server.generate, num_tokens=args.tokens)
+                result = race(racers, prompts, progress)
                 rows = {}
                 for name in args.drafters:
                     if result.results[name] != result.results["off"]:
                         raise AssertionError(f"{workload}, batch {batch}: {name} changed a token")
-                    length = engines[name].stats().speculation.mean_accepted_length
+                    counts = engines[name].stats().speculation
                     rows[name] = {
                         "workload": workload, "batch": batch, "drafter": name,
                         "tokens/s": result.rate(name, batch * args.tokens),
-                        "speed-up": result.ratio("off", name), "accepted length": length,
+                        "speed-up": result.ratio("off", name),
+                        "drafts kept": share(counts.accepted, counts.drafts),
+                        "accepted length": counts.mean_accepted_length,
                     }  # fmt: skip
                 best = max(rows, key=lambda name: rows[name]["speed-up"].median)
                 for name, row in rows.items():
                     goals = {"source": HELD_OUT if name == best else {}, "random": {}}
                     goal = goals.get(workload, COPIES).get(batch, NEVER_BELOW)
                     table.add(row, Aim("speed-up", ">=", goal))
+                for name in [name for name, kind in PEERS.items() if kind and servers]:
+                    server, mine = servers[name], result.results["off"]
+                    same = sum(map(list.__eq__, result.results[name], mine))
+                    table.notes.append(
+                        f"{workload}: {name} wrote {same} of {len(mine)} texts alike"
+                    )
+                    table.add({
+                        "workload": workload, "batch": batch, "drafter": name,
+                        "tokens/s": result.rate(name, args.tokens),
+                        "speed-up": result.ratio("llama.cpp", name),
+                        "drafts kept": share(server.accepted, server.drafts),
+                    })  # fmt: skip
     return table
+
+
+def share(accepted: int, drafts: int) -> str:
+    return f"{accepted / drafts:.0%} of {drafts:,}" if drafts else "none"
+
+
+def peer_files(wanted: bool) -> list[Path]:
+    """tinypy and its draft model in llama.cpp's format, in a folder that is left to the system."""
+    files = []
+    for name, source in (("tinypy", BUNDLED["tinypy"]), ("draft", DRAFT_MODELS["tinypy"])):
+        if wanted:
+            files.append(Path(tempfile.mkdtemp(), f"{name}.gguf"))
+            write_gguf(minikv.load(source).config, read_weights(source), files[-1])
+    return files
 
 
 # ── Workloads: one prompt, of at most so many tokens ──────────────────────────

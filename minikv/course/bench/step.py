@@ -4,7 +4,9 @@ Products and attention are timed alone, on all threads, over the same weights an
 limits are measured in the same turn: the rate at which a product runs whose numbers stay in the
 second cache, and the rate at which the same blocks are only read. `limit` is the sum of both
 limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
-products and attention is `rest`.
+products and attention is `rest`. `serial` is the share of a step in which one thread of the program
+works alone. From it and the host's time follows, by Amdahl's law, how many times as fast as here a
+step can be `on 4 cores`, on 8 and on 16.
 """
 
 import argparse

@@ -3,6 +3,7 @@
     python -m minikv train                 # about 70 minutes on two CPU cores
     python -m minikv train --evaluate      # bits per byte of the bundled checkpoints
     python -m minikv train --draft         # the head that drafts for it, in minutes
+    python -m minikv train --draft model   # the small model that does
 
 Every reader has the training data: it is the `Lib` folder of the Python that
 runs this script. The run is seeded, shows its progress, writes its state every
@@ -32,11 +33,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from tqdm import tqdm
 
 from minikv.checkpoint import BUNDLED, load, read_weights
-from minikv.course.maker import train_head
+from minikv.course.maker import train_draft, train_head
 from minikv.course.measure.corpus import Corpus, read_corpus
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
-from minikv.speculative import HEADS
+from minikv.speculative import DRAFT_MODELS, HEADS
 
 SEED = 20
 VOCAB_SIZE = 2048
@@ -266,8 +267,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="working folder")
     parser.add_argument("--tokens", type=int, default=20_000_000, help="how long to train")
     parser.add_argument(
-        "--draft", action="store_true", help="train only the head that drafts (a few minutes)"
-    )
+        "--draft", nargs="?", const="head", choices=("head", "model"),
+        help="train only what drafts (a few minutes): the head, or the small model",
+    )  # fmt: skip
     parser.add_argument(
         "--evaluate", action="store_true", help="only measure the bundled models' bits per byte"
     )
@@ -284,8 +286,12 @@ def run(args: argparse.Namespace) -> int:
             print(f"{name}: {bits_per_byte(model, tokenizer, read_corpus().held_out):.3f}")
         return 0
     if args.draft:
-        train_head.run(args.out / "tinypy-head")
-        print(f"Written to {args.out / 'tinypy-head'}; its place is {HEADS['tinypy']}.")
+        make, place = {
+            "head": (train_head.run, HEADS["tinypy"]),
+            "model": (train_draft.run, DRAFT_MODELS["tinypy"]),
+        }[args.draft]
+        make(args.out / place.name)
+        print(f"Written to {args.out / place.name}; its place is {place}.")
         return 0
     try:
         train(args.out, args.tokens)

@@ -41,6 +41,28 @@ def wrapped(text: str, indent: str = "", width: int = ORDINARY_WIDTH) -> str:
     )  # fmt: skip
 
 
+def filled(text: str, width: int) -> str:
+    """Paragraphs in lines of this width, and tables of two columns. What is indented stays."""
+    return "\n\n".join(_filled(block, width) for block in text.strip().split("\n\n"))
+
+
+def _filled(block: str, width: int) -> str:
+    if block.startswith(" "):
+        return block
+    items: list[str] = []
+    for line in block.splitlines():
+        if items and (line.startswith(" ") or "  " not in items[-1]):
+            items[-1] += f" {line.strip()}"
+        else:
+            items.append(line)
+    columns = [re.match(r"\S.*?\s{2,}|", one) for one in items]
+    return "\n".join(
+        textwrap.fill(one, width, subsequent_indent=" " * (found.end() if found else 0),
+                      break_long_words=False, break_on_hyphens=False)
+        for one, found in zip(items, columns, strict=True)
+    )  # fmt: skip
+
+
 def _margin(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 

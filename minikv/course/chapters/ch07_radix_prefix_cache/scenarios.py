@@ -190,11 +190,12 @@ class Steps:
         word, _, salt = prompt.partition(":")
         self.names = {b: name for b, name in self.names.items() if self.pool.ref_count(b)}
         own = [self.pool.allocate() for _ in range(count)]
+        whole, taken = len(beginnings(word)), set(self.names.values())
         for place, block_id in enumerate(own, 1):
-            name = word[:place] if place <= len(beginnings(word)) else f"block {place}"
+            name = word[:place] if place <= whole else f"block {place}"
             name = f"{salt}:{name}" if salt else name
-            taken = name in self.names.values()
-            self.names[block_id] = f"the caller's {name}" if taken else name
+            self.names[block_id] = f"the caller's {name}" if name in taken else name
+            taken.add(self.names[block_id])
         return own
 
     def asked(self, prompt: str) -> tuple[list[int], tuple, str]:

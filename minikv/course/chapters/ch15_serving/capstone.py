@@ -257,7 +257,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"{args.begin} exists already, and is left as it is", file=sys.stderr)
             return 2
         args.begin.write_text(START, encoding="utf-8")
-        print(f"{args.begin}: change it, then  python -m minikv capstone {args.begin}")
+        print(f"Change it, then:  python -m minikv capstone {args.begin}")
         return 0
     try:
         if args.file is None:

@@ -96,6 +96,7 @@ scenario(
     Group("any prefill", [random_prefill(seed) for seed in range(40)], look=LINES_ABOVE),
 )
 
+
 # ── 16.2 The longest hit for all layers ───────────────────────────────────────
 
 # A program is (blocks, window, block size): "+" has its windows, "-" does not.
@@ -144,6 +145,7 @@ scenario(
     ),
     Group("any blocks", [random_hit(seed) for seed in range(60)], look=LINES_ABOVE),
 )  # fmt: skip
+
 
 # ── 16.3 What six models keep ─────────────────────────────────────────────────
 
@@ -505,14 +507,14 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     )  # fmt: skip
     text = lm.encode("def area(width, height):\n    return width * height\n\n\n" * 2)
     prompt = text[:80]
-    for number in range(3):
+    for visit in range(3):
         before = engine.stats().hit_tokens
         params = minikv.SamplingParams(max_tokens=8, ignore_eos=True, retain_s=60)
         [output] = engine.generate([prompt], params)
         same_as_oracle(lm, prompt, output.token_ids)
         found = engine.stats().hit_tokens - before
         for other in range(3):
-            engine.generate([[5 + number, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
+            engine.generate([[5 + visit, 7 + other] * 60], minikv.SamplingParams(max_tokens=4))
         engine.check()
         last, prompt = prompt, prompt + output.token_ids + text[:4]
     return f"an agent's third turn found {found} of {len(last)} tokens while others filled the pool"
