@@ -22,8 +22,8 @@ from minikv.sampling import SamplingParams
 
 BOX, PITCH, ROW, LEFT, HEAD, FOOT = 0.38, 0.45, 0.5, 1.35, 0.36, 0.42  # inches
 COLORS = (style.PALETTE[0], style.PALETTE[4])  # full layers, layers with a window
-HELD, ROOM, BACK = "held", "room", "back"  # looks of a block
-LOOKS = {HELD: "has K and V", ROOM: "room, not yet computed", BACK: "given back"}
+HELD, ROOM, NONE = "held", "room", "none"  # looks of a block
+LOOKS = {HELD: "has K and V", ROOM: "room, not yet computed", NONE: "no memory"}
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,10 @@ class GroupFilm(Recording):
         table, end = sequence.table, sequence.num_computed
         filled = -(-end // table.block_size)
         full = [HELD if i < filled else ROOM for i in range(len(table.block_ids))]
-        windowed = [BACK if i < table.first else look for i, look in enumerate(full)]
+        has_windows = [table.pool.has_windows(block_id) for block_id in table.block_ids]
+        windowed = [
+            look if i >= table.first and has_windows[i] else NONE for i, look in enumerate(full)
+        ]
         words = f"tokens {end - num_tokens} to {end - 1} are computed"
         if num_tokens == 1:
             words = f"token {end - 1} is computed"
@@ -75,14 +78,13 @@ class GroupFilm(Recording):
         full, windowed = self.steps[i].looks
         return (
             f"full layers have {plural(len(full), 'block')}; "
-            f"layers with a window have {plural(len(windowed) - windowed.count(BACK), 'block')}, "
-            f"{windowed.count(BACK)} given back."
+            f"layers with a window have {plural(len(windowed) - windowed.count(NONE), 'block')}."
         )
 
     def counted(self, i: int) -> dict[str, int]:
         full, windowed = self.steps[i].looks
         return {"blocks of full layers": len(full),
-                "of layers with a window": len(windowed) - windowed.count(BACK)}  # fmt: skip
+                "of layers with a window": len(windowed) - windowed.count(NONE)}  # fmt: skip
 
     def draw(self, chosen: Sequence[int]) -> Figure:
         return self._drawn(chosen)
@@ -119,13 +121,13 @@ class GroupFilm(Recording):
 
 
 def _box(axes, x: float, middle: float, text: str, color: str, look: str) -> None:
-    """A block: filled, pale where there is only room, a dashed outline where it was given back."""
+    """A block: filled, pale where there is only room, a dashed outline where there is none."""
     kind: dict[str, Any] = dict(facecolor=color, edgecolor=style.INK, linewidth=0.9)
     ink = style.ink_on(color)
     if look == ROOM:
         kind |= dict(facecolor=style.tint(color, 0.2))
         ink = style.INK
-    elif look == BACK:
+    elif look == NONE:
         kind = dict(facecolor="none", edgecolor=style.FAINT, linestyle=(0, (2, 2)), linewidth=0.9)
         ink = style.FAINT
     box = FancyBboxPatch((x, middle - 0.17), BOX, 0.34, **kind,

@@ -19,6 +19,7 @@ is counted, whatever it costs.
 import itertools
 import math
 import random
+import sys
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
@@ -177,7 +178,7 @@ def recomputed(
         "knows the future": (turns, lambda pool, clock: KnowsTheFuture(pool, clock, turns)),
     }
     found: dict[str, list[int]] = {}
-    with tqdm(total=len(plans) * len(sizes), leave=False) as bar:
+    with tqdm(total=len(plans) * len(sizes), leave=False, disable=not sys.stderr.isatty()) as bar:
         for name, (load, make) in plans.items():
             found[name] = []
             for size in sizes:

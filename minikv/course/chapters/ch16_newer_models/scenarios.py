@@ -212,7 +212,9 @@ scenario(
 def _(mine, lm: minikv.LanguageModel) -> str:
     """tinypy with windows of 16 in four layers: a prompt in chunks, then two that share a part."""
     windowed = with_windows(lm, 16, 16, 16, 16, None)
-    config = minikv.EngineConfig(24, 4, max_num_seqs=4, max_batch_tokens=12, min_prefix_tokens=0)
+    config = minikv.EngineConfig(
+        24, 4, max_num_seqs=4, max_batch_tokens=12, min_prefix_tokens=0, attention="torch"
+    )
     engine = minikv.Engine(windowed, config)
     prompt_ids = lm.encode(PROMPT)
     rule = minikv.SamplingParams(max_tokens=8, ignore_eos=True)
