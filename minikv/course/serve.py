@@ -33,6 +33,7 @@ import minikv
 from minikv.cluster.actors import ray_workers
 from minikv.cluster.front import Front, WorkerLost
 from minikv.cluster.routing import EVERY_POLICY
+from minikv.config import DRAFTERS
 from minikv.course.bench.harness import positive
 from minikv.serving import EngineLoop
 
@@ -58,9 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-blocks", type=positive, default=512, help="of each engine's pool")
     parser.add_argument(
         "--speculative",
-        choices=("off", "ngram", "suffix", "head", "model"),
+        choices=DRAFTERS,
         default="off",
-        help="who drafts",
+        metavar="WHO",
+        help="who drafts: off, ngram, suffix, head or model",
     )
     parser.add_argument(
         "--replicas", type=from_to, metavar="N",
