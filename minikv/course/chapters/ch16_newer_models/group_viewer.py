@@ -64,7 +64,7 @@ class GroupFilm(Recording):
         table, end = sequence.table, sequence.num_computed
         filled = -(-end // table.block_size)
         full = [HELD if i < filled else ROOM for i in range(len(table.block_ids))]
-        has_windows = [table.pool.has_windows(block_id) for block_id in table.block_ids]
+        has_windows = (table.pool.part_of[-1, table.block_ids] >= 0).tolist()
         windowed = [
             look if i >= table.first and has_windows[i] else NONE for i, look in enumerate(full)
         ]
