@@ -22,7 +22,12 @@ from tasks import all_exercises
 
 HERE = Path(__file__).parent
 FRONT = ("docs/SETUP.md", "docs/GLOSSARY.md", "docs/NOTATION.md", "docs/CHEATSHEET.md")
-ENGINE = ("docs/ENGINE.md", "docs/BENCHMARKS.md", "minikv/models/tinypy/README.md")
+ENGINE = (
+    "docs/ENGINE.md",
+    "docs/BENCHMARKS.md",
+    "minikv/models/tinypy/README.md",
+    "minikv/models/tinypy-hybrid/README.md",
+)
 PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md")
 # Lines of the README that a page of the site does not need.
 ONLY_README = re.compile(r"<!-- only README -->\n.*?<!-- end -->\n", re.DOTALL)

@@ -22,9 +22,6 @@ from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
 from minikv.course.bench.peers import engine_for, ours, random_prompts
 from minikv.course.chapters.ch06_continuous_batching.serving import percentile
 from minikv.course.measure.timing import timed
-from minikv.serving import EngineLoop
-from minikv.serving.app import make_app
-from minikv.serving.server import served
 
 PEER = "llama.cpp"
 GOAL = 0.9  # of the engine's own tokens per second
@@ -113,6 +110,12 @@ def ask(host: str, port: int, prompts: list[list[int]], num_tokens: int) -> Load
 
 @contextmanager
 def our_server(lm: minikv.LanguageModel, lengths: list[int]) -> Iterator[tuple[str, int]]:
+    try:  # here, because the other benchmarks do without its packages
+        from minikv.serving import EngineLoop
+        from minikv.serving.app import make_app
+        from minikv.serving.server import served
+    except ImportError as error:
+        raise ValueError(f'the server needs {error.name}: pip install "minikv[serve]"') from error
     engine = engine_for(lm, lengths, prefix_cache=False)
     with EngineLoop(engine) as loop, served(make_app(loop, "tinypy"), drain=1) as address:
         yield address
