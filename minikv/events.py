@@ -11,13 +11,14 @@ scheduler. Nothing is wrapped if nobody listens.
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from minikv.blocks import BlockPool
 from minikv.radix import InsertResult, RadixCache
 from minikv.scheduler import Plan, Scheduler
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Wants to know what happens to blocks. Whoever inherits writes what it needs."""
 

@@ -14,11 +14,11 @@ import torch
 from minikv.blocks import blocks_for
 from minikv.engine import Engine, Loop
 from minikv.errors import OutOfBlocks
+from minikv.events import Listener
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
 from minikv.speculative.acceptance import keep_equal
 from minikv.speculative.decide import MOST, Account, Chances, Costs, how_many
-from minikv.speculative.draft_model import ModelDrafter
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
 
@@ -56,7 +56,7 @@ class SpeculativeLoop(Loop):
     def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
-        self.listeners = [drafter] if isinstance(drafter, ModelDrafter) else []
+        self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
         self.num_plain = 0  # steps without asking

@@ -75,6 +75,18 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
     writer.close()
 
 
+def server_params(file: Path, num_seqs: int, num_cells: int) -> Any:
+    """For its server: `num_seqs` at once, on as many threads as PyTorch has."""
+    try:
+        import xllamacpp
+    except ImportError:
+        raise ValueError(GONE) from None
+    params = xllamacpp.CommonParams()
+    params.model.path, params.n_parallel, params.n_ctx = str(file), num_seqs, num_cells
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+    return params
+
+
 def serve(num_seqs: int, length: int) -> None:
     """tinypy behind llama.cpp's server, until the input ends: prints its address. Each of
     `num_seqs` sequences may have `length` tokens."""
@@ -84,11 +96,8 @@ def serve(num_seqs: int, length: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "model.gguf")
         write_gguf(lm.config, read_weights(minikv.BUNDLED["tinypy"]), path)
-        params = xllamacpp.CommonParams()
-        params.model.path = str(path)
-        params.n_parallel, params.n_ctx = num_seqs, num_seqs * length
+        params = server_params(path, num_seqs, num_seqs * length)
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
         params.hostnames, params.port = ["127.0.0.1"], 0
         server = xllamacpp.Server(params)
         print(*server.listening_address.rsplit("/")[-1].rsplit(":", 1), flush=True)
@@ -103,14 +112,10 @@ class Server:
     "NGRAM_SIMPLE" (prompt lookup) or "DRAFT_SIMPLE" (a small model, of the file `draft_file`)."""
 
     def __init__(self, file: Path, drafts: str, draft_file: Path, num_cells: int):
-        try:
-            import xllamacpp
-        except ImportError:
-            raise ValueError(GONE) from None
-        params = xllamacpp.CommonParams()
-        params.model.path, params.verbosity, params.warmup = str(file), -1, False
-        params.n_parallel, params.n_ctx = 1, num_cells
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
+        params = server_params(file, 1, num_cells)
+        import xllamacpp
+
+        params.verbosity, params.warmup = -1, False
         if drafts:
             kinds, chosen = xllamacpp.common_speculative_type, params.speculative
             chosen.types = [getattr(kinds, f"COMMON_SPECULATIVE_TYPE_{drafts}")]
