@@ -506,7 +506,8 @@ def _(mine, lm: minikv.LanguageModel) -> str:
     config = minikv.EngineConfig(num_blocks=64, block_size=4, speculative=Own(mine))
     engine = minikv.Engine(lm, config, block_table=mine.BlockTable)
     # As if each step took a second: then all drafts pay, on a busy machine too.
-    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, note=lambda *_: None)
+    loop: Any = engine.loop
+    loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, note=lambda *_: None)
     params = minikv.SamplingParams(max_tokens=32, ignore_eos=True)
     engine.add_request(prompt, params)
     with in_place_of("minikv.speculative.loop:keep_equal", mine.keep_equal):
