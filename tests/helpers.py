@@ -163,17 +163,24 @@ class Clairvoyant(Drafter):
 
     def propose(self, sequence, most):
         ids, drafts = list(sequence.token_ids), []
-        lm = minikv.LanguageModel("", self.engine.runner.transformer, None)
+        transformer = self.engine.runner.transformer
         for ahead in range(self.rng.randint(0, min(most, self.most))):
             draw = sequence.draw(ahead=ahead)
-            logits = lm.logits(ids)[-1:]
+            logits = _naive_logits(transformer, tuple(ids))
             ids.append(int(minikv.Sampler()(logits, [sequence.request.params], [draw])))
             is_wrong = self.rng.random() < self.wrong
-            drafts.append(self.rng.randrange(lm.config.vocab_size) if is_wrong else ids[-1])
+            vocab_size = transformer.config.vocab_size
+            drafts.append(self.rng.randrange(vocab_size) if is_wrong else ids[-1])
         return Proposal(drafts)
 
     def left(self, sequence):
         self.gone.append(sequence)
+
+
+@functools.lru_cache(maxsize=4096)
+def _naive_logits(transformer, token_ids: tuple[int, ...]) -> torch.Tensor:
+    """Those after the last token, nothing cached, (1, vocabulary). Many tests ask of the same."""
+    return minikv.LanguageModel("", transformer, None).logits(list(token_ids))[-1:]
 
 
 def fearless(engine: Engine) -> Engine:
