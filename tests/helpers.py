@@ -275,10 +275,19 @@ def naive_kv(lm, token_ids) -> torch.Tensor:
 
 
 def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
-    """The blocks hold exactly these K and V, position by position."""
+    """The blocks hold these K and V, position by position, but for rounding: a number may be off
+    by 1e-4 of the largest one in its row (of one layer, token and head).
+
+    The row's own size counts because weights of size 1 make it about 10. Behind the first layer,
+    scores of about 40 and cancelled sums magnify what float32 rounds. Against the same formulas in
+    float64, compiled steps and PyTorch are off alike: 4e-7 of a row in the median, 2.5e-5 at most
+    in 3,000 rows. A number kept in float16 would be off by 5e-4.
+    """
     num_tokens = expected.shape[1]
     found = store.blocks[:, list(block_ids)].flatten(1, 2)[:, :num_tokens]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    off = (found - expected).abs() / expected.abs().amax(-1, keepdim=True)  # (L, T, 2, K, D)
+    bad = ~(off <= 1e-4)
+    assert not bad.any(), f"off by {off.max():.1e} of a row, first at {bad.nonzero()[0].tolist()}"
 
 
 def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):
