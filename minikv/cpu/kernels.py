@@ -237,7 +237,7 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
                 _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
 
-TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
+TILE, COLUMNS = 64, 64  # queries, and keys, that meet in one product
 
 
 @kernel
