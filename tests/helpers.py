@@ -267,11 +267,26 @@ def naive_kv(lm, token_ids) -> torch.Tensor:
     return torch.stack([torch.stack(pair, 1) for pair in zip(cache.k, cache.v, strict=True)])
 
 
-def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
-    """The blocks hold exactly these K and V, position by position."""
-    num_tokens = expected.shape[1]
-    found = store.blocks[:, list(block_ids)].flatten(1, 2)[:, :num_tokens]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+def assert_kv(
+    store: minikv.KVStore, block_ids, expected: torch.Tensor, seen_from=None, tolerance=1e-4
+) -> None:
+    """The blocks hold exactly these K and V, position by position. With groups: those parts of the
+    blocks that they have, and that is all that a query at `seen_from` sees, if that is given."""
+    size, num_tokens = store.block_size, expected.shape[1]
+    layout = getattr(store, "layout", None)
+    groups = layout.groups if layout is not None else [range(len(expected))]
+    for group, layers in enumerate(groups):
+        parts, want = torch.tensor(block_ids), expected[list(layers)]
+        has = torch.ones(num_tokens, dtype=torch.bool)
+        if layout is not None:
+            parts = torch.from_numpy(store.part_of[group])[parts]
+            has = (parts >= 0).repeat_interleave(size)[:num_tokens]
+            if seen_from is not None:
+                window = layout.window_of(group)
+                first = 0 if window is None else max(seen_from - window + 1, 0)
+                assert has[first:].all(), f"group {group} has lost what it sees"
+        found = store.blocks[:, parts].flatten(1, 2)[:, :num_tokens]
+        torch.testing.assert_close(found[:, has], want[:, has], rtol=tolerance, atol=tolerance)
 
 
 def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):
