@@ -163,17 +163,24 @@ class Clairvoyant(Drafter):
 
     def propose(self, sequence, most):
         ids, drafts = list(sequence.token_ids), []
-        lm = minikv.LanguageModel("", self.engine.runner.transformer, None)
+        transformer = self.engine.runner.transformer
         for ahead in range(self.rng.randint(0, min(most, self.most))):
             draw = sequence.draw(ahead=ahead)
-            logits = lm.logits(ids)[-1:]
+            logits = _naive_logits(transformer, tuple(ids))
             ids.append(int(minikv.Sampler()(logits, [sequence.request.params], [draw])))
             is_wrong = self.rng.random() < self.wrong
-            drafts.append(self.rng.randrange(lm.config.vocab_size) if is_wrong else ids[-1])
+            vocab_size = transformer.config.vocab_size
+            drafts.append(self.rng.randrange(vocab_size) if is_wrong else ids[-1])
         return Proposal(drafts)
 
     def left(self, sequence):
         self.gone.append(sequence)
+
+
+@functools.lru_cache(maxsize=4096)
+def _naive_logits(transformer, token_ids: tuple[int, ...]) -> torch.Tensor:
+    """Those after the last token, nothing cached, (1, vocabulary). Many tests ask of the same."""
+    return minikv.LanguageModel("", transformer, None).logits(list(token_ids))[-1:]
 
 
 def fearless(engine: Engine) -> Engine:
@@ -268,10 +275,19 @@ def naive_kv(lm, token_ids) -> torch.Tensor:
 
 
 def assert_kv(store: minikv.KVStore, block_ids, expected: torch.Tensor) -> None:
-    """The blocks hold exactly these K and V, position by position."""
+    """The blocks hold these K and V, position by position, but for rounding: a number may be off
+    by 1e-4 of the largest one in its row (of one layer, token and head).
+
+    The row's own size counts because weights of size 1 make it about 10. Behind the first layer,
+    scores of about 40 and cancelled sums magnify what float32 rounds. Against the same formulas in
+    float64, compiled steps and PyTorch are off alike: 4e-7 of a row in the median, 2.5e-5 at most
+    in 3,000 rows. A number kept in float16 would be off by 5e-4.
+    """
     num_tokens = expected.shape[1]
     found = store.blocks[:, list(block_ids)].flatten(1, 2)[:, :num_tokens]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    off = (found - expected).abs() / expected.abs().amax(-1, keepdim=True)  # (L, T, 2, K, D)
+    bad = ~(off <= 1e-4)
+    assert not bad.any(), f"off by {off.max():.1e} of a row, first at {bad.nonzero()[0].tolist()}"
 
 
 def scattered(lens, block_size, kv_heads, head_dim, fill=torch.nan, no_block=-1, seed=0):

@@ -75,5 +75,6 @@ class GroupedStore(KVStore):
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within this store: the parts that they had when the copy was
         planned, because the first one may have been given back since then."""
-        planned = [self.copies.pop(pair) for pair in dict.fromkeys(pairs)]
-        super().copy_to(other, [parts for one in planned for parts in one])
+        if pairs:
+            planned = [self.copies.pop(pair) for pair in dict.fromkeys(pairs)]
+            super().copy_to(other, [parts for one in planned for parts in one])
