@@ -278,8 +278,8 @@ def assert_kv(
     store: minikv.KVStore, block_ids, expected: torch.Tensor, seen_from=None, tolerance=1e-4
 ) -> None:
     """The blocks hold these K and V, position by position, but for rounding: a number may be off
-    by that part of the largest one in its row (of one layer, token and head). With groups: those parts
-    of the blocks that they have, and that is all that a query at `seen_from` sees, if it is given.
+    by that part of the largest one in its row (of one layer, token and head). With groups: those
+    parts of the blocks that they have; all that a query at `seen_from` sees, if it is given.
 
     The row's own size counts because weights of size 1 make it about 10. Behind the first layer,
     scores of about 40 and cancelled sums magnify what float32 rounds. Against the same formulas in
