@@ -71,9 +71,7 @@ class RadixCache(radix.RadixCache):
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt)
-        if root is None:
-            return MatchResult(Root(salt), [], 0)
+        root = self._roots.get(salt) or Root(salt)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
@@ -124,6 +122,10 @@ class RadixCache(radix.RadixCache):
         """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
         from its end. Returns how many; fewer than asked if the rest is locked."""
         raise NotImplementedError("Exercise 07.3: RadixCache.evict")
+
+    def first_leaf(self) -> Node:
+        """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
+        return next(iter(self.unlocked))
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         rows = [iter(token_ids)] * self.block_size

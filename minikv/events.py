@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from minikv.blocks import BlockPool
 from minikv.radix import InsertResult, RadixCache
 from minikv.scheduler import Plan, Scheduler
+from minikv.sequence import Sequence
 
 
 @runtime_checkable
@@ -53,8 +54,8 @@ class LowerTiers(Listener, Protocol):
         for them."""
         ...
 
-    def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
-        """`schedule()`, which calls `plan`, while a step is under way: this never waits."""
+    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
+        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
         ...
 
     def stats(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def hold_back(tiers: LowerTiers, scheduler: Scheduler) -> None:
     """Let tiers plan with a new scheduler of any class."""
     scheduler.host_pool = tiers.host
     _wrap(scheduler, "schedule", partial(tiers.plan, scheduler))
-    _wrap(scheduler, "schedule_without", partial(_schedule_without, tiers))
+    _wrap(scheduler, "schedule_without", tiers.plan_ahead)
 
 
 def _wrap(part: Any, method: str, around: Callable) -> None:
@@ -105,7 +106,3 @@ def _insert(
 def _clear(listener: Listener, clear: Callable) -> None:
     listener.clearing()
     clear()
-
-
-def _schedule_without(tiers: LowerTiers, schedule_without: Callable, leaving: list) -> Plan:
-    return tiers.plan_ahead(partial(schedule_without, leaving))

@@ -87,9 +87,7 @@ class RadixCache:
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt)
-        if root is None:
-            return MatchResult(Root(salt), [], 0)
+        root = self._roots.get(salt) or Root(salt)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
@@ -111,9 +109,7 @@ class RadixCache:
             )
         if not keys:
             return InsertResult(Root(salt), [], 0)
-        root = self._roots.get(salt)
-        if root is None:
-            root = self._roots[salt] = Root(salt)
+        root = self._roots.setdefault(salt, Root(salt))
         node, depth, tree_blocks = self._walk(root, keys)
         new_blocks = list(block_ids[depth : len(keys)])
         if new_blocks:
@@ -150,7 +146,7 @@ class RadixCache:
         require_int("num_blocks", num_blocks, 0)
         gone = 0
         while gone < num_blocks and self.unlocked:
-            leaf = next(iter(self.unlocked))
+            leaf = self.first_leaf()
             while leaf.block_ids and gone < num_blocks:
                 self.pool.release(leaf.block_ids.pop())
                 key = leaf.keys.pop()
@@ -160,6 +156,14 @@ class RadixCache:
         self.num_cached_blocks -= gone
         self.num_evictable_blocks -= gone
         return gone
+
+    def first_leaf(self) -> Node:
+        """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
+        return next(iter(self.unlocked))
+
+    def retain(self, node: Node, seconds: float) -> None:
+        """A request has ended at `node`, and asks that it be kept for so long: here, by age, this
+        changes nothing. See `minikv.retention`."""
 
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold."""

@@ -174,8 +174,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Let a finished or aborted sequence leave. Its full blocks stay in the prefix cache."""
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
-        if retain := getattr(self.cache, "retain", None):  # it takes hints: see minikv.retention
-            retain(sequence)
+        if sequence.node is not None and sequence.finish_reason != "abort":
+            self.cache.retain(sequence.node, sequence.request.params.retain_s)
         self._release(sequence)
         self._drop_host_blocks(sequence)
 
