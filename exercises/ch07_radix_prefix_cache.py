@@ -123,10 +123,6 @@ class RadixCache(radix.RadixCache):
         from its end. Returns how many; fewer than asked if the rest is locked."""
         raise NotImplementedError("Exercise 07.3: RadixCache.evict")
 
-    def first_leaf(self) -> Node:
-        """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
-        return next(iter(self.unlocked))
-
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         rows = [iter(token_ids)] * self.block_size
         return list(zip(*rows, strict=False))  # an incomplete last block is left out

@@ -158,8 +158,8 @@ class RetainingCache(retention.RetainingCache):
     """A radix cache that asks a policy which leaf to evict.
 
     `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
-    have the same time. `ends` are nodes where a request ended, `pins` those of them that asked to
-    be kept. When a leaf goes, its parent takes its pin over.
+    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
+    goes, its parent takes its pin over.
 
     `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
     too early, and are corrected when they come first. If most of the heap is old, it is made again.

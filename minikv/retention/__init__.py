@@ -18,12 +18,14 @@ first, then the others, and in each half the one of the least age:
     by_age                 the least recently used: what `RadixCache` does, there without a heap
     time_to_live           kept for so long after each use
     pinned                 kept until its pin ends
-    whole_conversations    the same, but as old as the last use of any branch of its conversation
+    whole_conversations    the same, but among branches of the tree the one that was not used for
+                           longest as a whole, and in it again, down to a leaf
 
 The first two are the same. Whoever was not used for 30 seconds is older than whoever was, so a time
 to live that is equal for all is age. And a conversation without branches is evicted as a whole by
 age, too: a use makes all of a path recent, so a path goes from its end to where others share it
-before a younger one is touched.
+before a younger one is touched. The last one differs where branches meet: what was asked for after
+a prefix that others still use stays longer than what shares nothing.
 """
 
 import heapq
@@ -72,17 +74,21 @@ def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
 
 
 def whole_conversations(cache: "RetainingCache", leaf: Node) -> Rank:
-    """As `pinned`, but a leaf is as old as its conversation: the one that was not used for longest
-    goes first, with all its branches, of which the oldest goes first."""
-    return Rank(cache.pins.get(leaf, 0.0), cache.last_use[cache.conversation(leaf)])
+    """As `pinned`, but of two leaves the one goes first whose side was not used for longer, where
+    their paths part: first all that shares nothing with what is in use, then its oldest branch."""
+    uses, node = [], leaf
+    while node.parent is not None:
+        uses.append(cache.last_use[node])
+        node = node.parent
+    return Rank(cache.pins.get(leaf, 0.0), uses[::-1])
 
 
 class RetainingCache(RadixCache):
     """A radix cache that asks a policy which leaf to evict.
 
     `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
-    have the same time. `ends` are nodes where a request ended, `pins` those of them that asked to
-    be kept. When a leaf goes, its parent takes its pin over.
+    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
+    goes, its parent takes its pin over.
 
     `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
     too early, and are corrected when they come first. If most of the heap is old, it is made again.
@@ -99,16 +105,12 @@ class RetainingCache(RadixCache):
         self.policy, self.clock = policy, clock
         self.last_use: dict[Node, float] = {}
         self.pins: dict[Node, float] = {}  # until when
-        self.ends: set[Node] = set()
         self.order: list[tuple[bool, Any, float, int, Node]] = []  # see `_entry`
         self.deadlines: list[tuple[float, int, Node]] = []  # when leaves are no longer kept
         self._latest = -math.inf
 
     def retain(self, node: Node, seconds: float) -> None:
-        """A request ended at `node`: follow its hint. A request whose prompt goes on from where
-        this one ended belongs to its conversation."""
-        if node.parent is not None:
-            self.ends.add(node)
+        """A request ended at `node`: follow its hint."""
         if seconds > 0:
             self.pin(node, seconds)
 
@@ -135,14 +137,6 @@ class RetainingCache(RadixCache):
             del self.pins[node]
         self._queue(node)
         return node in self.pins
-
-    def conversation(self, node: Node) -> Node:
-        """Where the first request ended from which `node` goes on; `node` itself if none did."""
-        first = node
-        while node.parent is not None:
-            first = node if node in self.ends else first
-            node = node.parent
-        return first
 
     def first_leaf(self) -> Node:
         """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
@@ -172,14 +166,14 @@ class RetainingCache(RadixCache):
 
     def clear(self) -> None:
         super().clear()
-        for part in (self.last_use, self.pins, self.ends, self.order, self.deadlines):
+        for part in (self.last_use, self.pins, self.order, self.deadlines):
             part.clear()
 
     def check(self) -> None:
         super().check()
         nodes = set(self.nodes())
-        if self.last_use.keys() != nodes or not self.pins.keys() | self.ends <= nodes:
-            raise AssertionError("prefix cache: a use, a pin or an end of a node that is gone")
+        if self.last_use.keys() != nodes or not self.pins.keys() <= nodes:
+            raise AssertionError("prefix cache: a use or a pin of a node that is gone")
         leaves = {node for node in self.unlocked if not node.children}
         if not leaves <= {entry[-1] for entry in self.order}:
             raise AssertionError("prefix cache: a leaf that is never due")
@@ -204,15 +198,6 @@ class RetainingCache(RadixCache):
             if now < until:
                 heapq.heappush(self.deadlines, (until, id(leaf), leaf))
 
-    def _append(self, node: Node, keys: list[Key], block_ids: list[int]) -> Node:
-        """As in `RadixCache`, but a node at whose end a request ended is not made longer."""
-        if node not in self.ends:
-            return super()._append(node, keys, block_ids)
-        node.lock_count += 1  # it is not a leaf to add to
-        child = super()._append(node, keys, block_ids)
-        node.lock_count -= 1
-        return child
-
     def _touch(self, node: Node) -> None:
         super()._touch(node)
         self._used(node)
@@ -229,7 +214,6 @@ class RetainingCache(RadixCache):
         parent = leaf.parent
         super()._remove(leaf, first_key)
         del self.last_use[leaf]
-        self.ends.discard(leaf)
         until = self.pins.pop(leaf, 0.0)
         if until > self.pins.get(parent, 0.0) and parent.parent is not None:
             self.pins[parent] = until

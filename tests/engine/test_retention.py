@@ -80,10 +80,9 @@ def random_case(rng, policy, make=RetainingCache):
     return told
 
 
-@pytest.mark.parametrize("policy", [by_age, pinned, time_to_live(5), whole_conversations])
+@pytest.mark.parametrize("policy", [by_age, pinned, time_to_live(5)])
 def test_without_hints_every_policy_is_age(policy):
-    """So a time to live that is the same for all changes nothing. (No request ends here, so each
-    leaf is a conversation.)"""
+    """So a time to live that is the same for all changes nothing."""
     for seed in range(150):
         plain = random_case(random.Random(seed), policy, RadixCache)
         assert random_case(random.Random(seed), policy) == plain, seed
@@ -149,17 +148,17 @@ def test_pins_hold_a_share_of_the_pool_and_for_a_limited_time():
     assert case.cache.pin(case.match("x"), 1)
 
 
-def test_whole_conversations():
-    """`ab` ended, then `abc` and `abd` went on from there: one branch is as young as the other.
-    `ax` shares only what no request ended with."""
-    case = Case(policy=whole_conversations)
-    for word in ("ab", "abc", "ax", "abd"):
-        case.cache.retain(case.insert(word), 0)
-    assert case.evict(4) == ["ax", "abc", "abd", "ab"]
-    case = Case(policy=by_age)
-    for word in ("ab", "abc", "ax", "abd"):
-        case.cache.retain(case.insert(word), 0)
-    assert case.evict(4) == ["abc", "ax", "abd", "ab"]
+@pytest.mark.parametrize(("policy", "order"), [
+    (by_age, ["sab", "x", "sac", "sa", "sd", "s"]),
+    (whole_conversations, ["x", "sab", "sac", "sa", "sd", "s"]),
+])  # fmt: skip
+def test_whole_conversations(policy, order):
+    """`sab` and `sac` are branches of one conversation, `sd` is another one after the same
+    system prompt. Nothing was used after `x` but what begins with `s`."""
+    case = Case(policy=policy)
+    for word in ("sab", "x", "sac", "sd"):
+        case.insert(word)
+    assert case.evict(6) == order
 
 
 @pytest.mark.parametrize("policy", [pinned, time_to_live(5), whole_conversations])
