@@ -348,7 +348,7 @@ class Engine:
         penalty = require_number("length_penalty", length_penalty)
         needed = blocks_needed(request, beam_width, self.config.block_size)
         with self.changing_state():
-            if make_room(self.scheduler, needed):
+            if make_room(self.scheduler, self.store, needed):
                 return beam_search(
                     self.lm, self.scheduler, self.runner, request, beam_width, penalty
                 )
@@ -380,8 +380,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        pool, total = self.pool, self.config.num_blocks
-        num_free = getattr(pool, "num_whole", pool.num_free)
+        num_free, total = self.store.num_free(self.pool), self.config.num_blocks
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,
