@@ -237,7 +237,7 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
                 _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
 
-TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
+TILE, COLUMNS = 64, 64  # queries, and keys, that meet in one product
 
 
 @kernel
@@ -646,9 +646,9 @@ def _compute(w, b, part, chunk, num_chunks):
     if phase == ATTEND:
         q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
         _, kv_heads = dims_of(kv)
-        first, last = _bounds(num_seqs * kv_heads, chunk, num_chunks, 1)
         tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
         border = b.shared[DECODES] * kv_heads
+        first, last = share(lens, starts, window, kv_heads, border, chunk, num_chunks)
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
         return
     num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
@@ -712,6 +712,34 @@ def _bounds(size, chunk, num_chunks, multiple):
     first = chunk * per_chunk + min(chunk, more)
     last = first + per_chunk + (1 if chunk < more else 0)
     return min(first * multiple, size), min(last * multiple, size)
+
+
+DECODE = 4  # a decode's query takes as long per key as so many queries of a chunk, measured
+
+
+@kernel
+def share(context_lens, query_start, window, kv_heads, border, chunk, num_chunks):
+    """Which of the S * K items of attention a chunk computes, (first, last): about as much work as
+    the other chunks, in queries times keys. Items before `border` are decodes."""
+    total = done = START
+    for counts in (False, True):
+        first = last = START
+        for row in range(len(context_lens)):
+            queries = query_start[row + 1] - query_start[row]
+            keys = context_lens[row] - queries // 2
+            if window > 0:
+                keys = min(keys, window)
+            work = keys * (DECODE if row * kv_heads < border else queries)
+            if not counts:
+                total += work * kv_heads
+                continue
+            for _ in range(kv_heads):
+                # Where the middle of its work falls decides.
+                place = (2 * done + work) * num_chunks // (2 * total)
+                first += place < chunk
+                last += place <= chunk
+                done += work
+    return first, last
 
 
 @kernel

@@ -134,6 +134,30 @@ def test_chunks_cover_all_and_the_larger_ones_come_first(size, num_chunks, multi
     assert units == sorted(units, reverse=True) and units[0] - units[-1] <= 1
 
 
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 90)), max_size=12),
+    num_decodes=st.integers(0, 12), window=st.sampled_from([0, 1, 20]),
+    kv_heads=st.integers(1, 3), num_chunks=st.integers(1, 9),
+)  # fmt: skip
+def test_chunks_of_attention_cover_all_with_about_the_same_work(
+    rows, num_decodes, window, kv_heads, num_chunks
+):
+    queries = [1 if row < num_decodes else count for row, (_, count) in enumerate(rows)]
+    lens = np.array([before + count for (before, _), count in zip(rows, queries, strict=True)], int)
+    starts, border = np.cumsum([0, *queries]), min(num_decodes, len(rows)) * kv_heads
+    args = lens, starts, window, kv_heads, border
+    shares = [kernels.share(*args, i, num_chunks) for i in range(num_chunks)]
+    items = len(rows) * kv_heads
+    assert [0, *(last for _, last in shares)] == [*(first for first, _ in shares), items]
+    work = []
+    for row, (length, count) in enumerate(zip(lens, queries, strict=True)):
+        keys = min(length - count // 2, window or length)
+        work += kv_heads * [keys * (kernels.DECODE if row < num_decodes else count)]
+    for first, last in shares:
+        most = max(work[first:last], default=0)
+        assert sum(work[first:last]) <= sum(work) / num_chunks + most
+
+
 def test_exp():
     x = np.linspace(-86, 87, 10_001).astype(np.float32)
     found = np.empty_like(x)

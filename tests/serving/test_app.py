@@ -390,6 +390,21 @@ def test_the_queue_measures_how_fast_it_is_served():
     asyncio.run(measured())
 
 
+def test_events_wait_for_no_acknowledgement_of_those_before(tinypy, monkeypatch):
+    """Nagle's algorithm is off on each connection."""
+    is_off, made = [], server_module.Connection.connection_made
+
+    def noted(self, transport):
+        made(self, transport)
+        sock = transport.get_extra_info("socket")
+        is_off.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+
+    monkeypatch.setattr(server_module.Connection, "connection_made", noted)
+    with server(tinypy.lm) as at:
+        assert at.ask("/health").status_code == 200
+    assert is_off == [True]
+
+
 def test_a_client_that_reads_nothing_is_cut_off_after_a_while(monkeypatch):
     """What it was not sent is not even made, and the application hears that it has left."""
     monkeypatch.setattr(server_module, "SILENCE", 0.2)
