@@ -444,7 +444,8 @@ class Player:
 
     def check_running(self) -> None:
         """With groups, a running sequence has K and V of all that its next query sees, and what it
-        still has of the rest is right, too. A third layer makes more of what was rounded."""
+        still has of the rest is right, too. A third layer of these large weights may be off by more
+        than 1e-4 of a row where a sum was rounded; what is wrong, by more than a tenth."""
         if not isinstance(self.engine.pool, GroupPool):
             return
         store = self.engine.store
