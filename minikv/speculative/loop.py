@@ -80,7 +80,7 @@ class SpeculativeLoop(Loop):
         decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
         lengths = [len(sequence.token_ids) for sequence in decodes]
         proposals = self.propose(engine, decodes) if decodes else []
-        drafts = self.choose(engine, plan, proposals)
+        drafts = self.choose(engine, plan, proposals) if any(proposals) else []
         drafted = perf_counter()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
@@ -165,7 +165,7 @@ class SpeculativeLoop(Loop):
         drafts: list[list[int]] = [[] for _ in proposals]
         num_tokens = sum(plan.num_tokens)
         budget = engine.config.max_batch_tokens - num_tokens
-        if budget <= 0 or not any(proposals):
+        if budget <= 0:
             return drafts
         last = len(self.chances.of) - 1
         chances = [
