@@ -70,7 +70,7 @@ class BatchBuilder:
         ids, places, targets = map(torch.from_numpy, flat)
         return Batch(
             token_ids=ids, positions=places, slot_mapping=targets,
-            block_tables=torch.from_numpy(self._rows(sequences)[:, :width].copy()),
+            block_tables=torch.from_numpy(self.tables(sequences)[:, :width].copy()),
             context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
             query_start=torch.from_numpy(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
@@ -87,7 +87,7 @@ class BatchBuilder:
         offset = start % size
         return slots[offset : offset + end - start].tolist()
 
-    def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
+    def tables(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
         versions = np.array([sequence.table_version for sequence in sequences])
         stale: Iterable[int] = range(len(sequences))

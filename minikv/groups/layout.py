@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +72,9 @@ class GroupedStore(KVStore):
         num_ids = self.num_parts // layout.num_full if layout.num_full else 4 * self.num_parts
         self.part_of = np.full((len(layout.groups), num_ids), -1)
         self.copies: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of blocks, as parts
+
+    def num_free(self, pool: Any) -> int:
+        return pool.num_whole
 
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within this store: the parts that they had when the copy was
