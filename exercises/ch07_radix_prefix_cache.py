@@ -71,7 +71,9 @@ class RadixCache(radix.RadixCache):
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt) or Root(salt)
+        root = self._roots.get(salt)
+        if root is None:
+            return MatchResult(Root(salt), [], 0)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)

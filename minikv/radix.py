@@ -87,7 +87,9 @@ class RadixCache:
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt) or Root(salt)
+        root = self._roots.get(salt)
+        if root is None:
+            return MatchResult(Root(salt), [], 0)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
@@ -109,7 +111,9 @@ class RadixCache:
             )
         if not keys:
             return InsertResult(Root(salt), [], 0)
-        root = self._roots.setdefault(salt, Root(salt))
+        root = self._roots.get(salt)
+        if root is None:
+            root = self._roots[salt] = Root(salt)
         node, depth, tree_blocks = self._walk(root, keys)
         new_blocks = list(block_ids[depth : len(keys)])
         if new_blocks:
@@ -177,13 +181,12 @@ class RadixCache:
 
     def block_ids(self) -> Iterator[int]:
         """Every block that the tree holds."""
-        for node in self.nodes():
-            yield from node.block_ids
+        return (block_id for node in self.nodes() for block_id in node.block_ids)
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         nodes = list(self.nodes())
-        cached = [block_id for node in nodes for block_id in node.block_ids]
+        cached = list(self.block_ids())
         evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
         _require(len(set(cached)) == len(cached), "a block is in the tree twice")
         _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
@@ -194,15 +197,13 @@ class RadixCache:
             _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
             _require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
             _require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
-            for block_id in node.block_ids:
-                _require(self.pool.ref_count(block_id) > 0, f"cached block {block_id} is free")
+            _require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
             for child in node.children.values():
                 _require(child.parent is node, "a child of two nodes")
                 _require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
-                if node.lock_count == 0:
-                    _require(age[child] < age[node], "a node is younger than its parent")
+                _require(node.lock_count or age[child] < age[node], "child younger than its parent")
         for salt, root in self._roots.items():
-            _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
+            _require(root.children and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         rows = [iter(token_ids)] * self.block_size
@@ -280,6 +281,6 @@ class RadixCache:
             yield node
 
 
-def _require(condition: bool, broken: str) -> None:
+def _require(condition: Any, broken: str) -> None:
     if not condition:
         raise AssertionError(f"prefix cache: {broken}")

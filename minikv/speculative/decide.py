@@ -14,7 +14,7 @@ from statistics import median
 MOST = 15  # drafts of a sequence in one step
 LEVELS = 32  # of a proposal that are told apart
 HOPELESS = 0.1  # a draft of less chance is not looked at
-GAIN = 1.02  # what drafts must promise at least: the estimates are not better than that
+GAIN = 1.05  # what drafts must promise at least: the estimates are not better than that
 
 
 class Chances:

@@ -101,13 +101,9 @@ class Followed:
         assert self.match is not None
         text, place, _ = self.match
         drafts = text[place : place + most]
-        if END in drafts:
-            return drafts[: drafts.index(END)]
         if text is self.own.token_ids:
-            period = len(text) - place
-            for index in range(len(drafts), most):
-                drafts.append(drafts[index - period])
-        return drafts
+            return (drafts * most)[:most]
+        return drafts[: drafts.index(END)] if END in drafts else drafts
 
 
 class NgramDrafter(Drafter):

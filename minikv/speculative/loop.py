@@ -59,6 +59,7 @@ class SpeculativeLoop(Loop):
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
+        self.rests = False  # for a step, after asking in vain
         self.known: set[Sequence] = set()  # that the drafter was asked for
         # Of the last step: the hidden states, and the row of each sequence that got a token.
         self.hidden, self.rows = torch.empty(0), dict[Sequence, int]()
@@ -77,10 +78,12 @@ class SpeculativeLoop(Loop):
         started = perf_counter()
         plan = engine.scheduler.schedule()
         planned = perf_counter()
-        decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
+        asks = self.account.is_open and not self.rests
+        decodes = plan.sequences[: plan.num_decodes] if asks else []
         lengths = [len(sequence.token_ids) for sequence in decodes]
         proposals = self.propose(engine, decodes) if decodes else []
-        drafts = self.choose(engine, plan, proposals)
+        drafts = self.choose(engine, plan, proposals) if any(proposals) else []
+        self.rests = asks and not any(drafts)
         drafted = perf_counter()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
@@ -165,7 +168,7 @@ class SpeculativeLoop(Loop):
         drafts: list[list[int]] = [[] for _ in proposals]
         num_tokens = sum(plan.num_tokens)
         budget = engine.config.max_batch_tokens - num_tokens
-        if budget <= 0 or not any(proposals):
+        if budget <= 0:
             return drafts
         last = len(self.chances.of) - 1
         chances = [

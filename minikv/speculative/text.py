@@ -5,7 +5,6 @@ something stands there.
 """
 
 from collections.abc import Hashable, Sequence
-from itertools import repeat
 from typing import NamedTuple
 
 END = -1  # no token: between two texts in one index
@@ -31,13 +30,11 @@ class Text:
 
     def extend(self, token_ids: Sequence[int], salt: Hashable = None) -> None:
         """Add tokens. They can be found only with the same salt."""
-        text, width = self.token_ids, self.width
+        text, width, places = self.token_ids, self.width, self._places
         first = max(width, len(text))
         text += token_ids
-        last = max(first, len(text))
-        columns = [text[first - width + i : last - width + i] for i in range(width)]
-        keys = zip(repeat(salt), *columns, strict=False)  # `repeat` has no end
-        self._places.update(zip(keys, range(first, last), strict=True))
+        for place in range(first, len(text)):
+            places[(salt, *text[place - width : place])] = place
 
     def find(self, other: list[int], salt: Hashable = None) -> Match | None:
         """The last place behind the last `width` tokens of `other`."""

@@ -295,7 +295,7 @@ def test_a_drafter_is_told_what_left(llama):
         step(engine)
     engine.abort(ids[0])
     drain(engine)
-    engine.generate([[1, 2]], SamplingParams(max_tokens=2))
+    engine.generate([[1, 2]], SamplingParams(max_tokens=4))  # the loop may rest for a step
     assert set(kept) <= set(drafter.gone)
     assert len(engine.loop.known) <= 1
 
