@@ -55,24 +55,22 @@ class BatchBuilder:
         if num_tokens.count(1) < num_decodes:
             num_decodes = next(i for i, count in enumerate(num_tokens) if count > 1)
             query_start = np.array([0, *accumulate(num_tokens)])
-        starts = [sequence.num_computed for sequence in sequences]
+        starts, size = [sequence.num_computed for sequence in sequences], self.block_size
         token_ids = self.ids_of_decodes(sequences[:num_decodes], starts)
         positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
         for i in range(num_decodes, len(sequences)):
-            sequence, start, end = sequences[i], starts[i], starts[i] + num_tokens[i]
-            token_ids += sequence.token_ids[start:end]
-            positions += range(start, end)
-            slot_mapping += self._chunk_slots(sequence, start, end)
+            sequence, span = sequences[i], range(starts[i], starts[i] + num_tokens[i])
+            token_ids += sequence.token_ids[span.start : span.stop]
+            positions += span
+            block_ids = sequence.table.block_ids
+            slot_mapping += [block_ids[at // size] * size + at % size for at in span]
         flat = np.array([token_ids, positions, slot_mapping], dtype=np.int64)  # (3, T)
         context_lens = flat[1, query_start[1:] - 1] + 1
-        width = blocks_for(int(context_lens.max()), self.block_size)
-        tables = self._rows(sequences)
-        blocks = flat[1:, :num_decodes] // self.block_size  # a slot tells in which block it is,
-        tables[self._counting[:num_decodes], blocks[0]] = blocks[1]  # and this one may be new
+        width = blocks_for(int(context_lens.max()), size)
         ids, places, targets = map(torch.from_numpy, flat)
         return Batch(
             token_ids=ids, positions=places, slot_mapping=targets,
-            block_tables=torch.from_numpy(tables[:, :width].copy()),
+            block_tables=torch.from_numpy(self.tables(sequences)[:, :width].copy()),
             context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
             query_start=torch.from_numpy(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
@@ -82,11 +80,7 @@ class BatchBuilder:
         """The token at `starts[i]` of each decode."""
         return [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
 
-    def _chunk_slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        size, block_ids = self.block_size, sequence.table.block_ids
-        return [block_ids[place // size] * size + place % size for place in range(start, end)]
-
-    def _rows(self, sequences: Seq[Sequence]) -> np.ndarray:
+    def tables(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
         versions = [sequence.table_version for sequence in sequences]
         if versions != self._versions or sequences != self._held:

@@ -1,13 +1,14 @@
 """What the engine returns: token ids at once, text on demand, and counters."""
 
 from collections import UserList
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from minikv.sequence import Request, Sequence
 
+Decode = Callable[[list[int]], str]  # token ids -> text
 REPLACEMENT = "\ufffd"  # what decoding makes of half a character
 
 
@@ -17,7 +18,7 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
     return min((at for at in found if at >= 0), default=None)
 
 
-def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> bool:
+def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
     """Whether the newest token completed a stop string.
 
     The end of the text is searched first, then all of it, because the end alone may decode
@@ -26,16 +27,22 @@ def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> 
     longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
     output, stop = sequence.output_ids, sequence.request.params.stop
     width = longest + 4
-    tail = decode(output[-width:])
-    while len(tail) < longest and width < len(output):  # special tokens have no text
-        width *= 2
-        tail = decode(output[-width:])
+    while len(tail := decode(output[-width:])) < longest and width < len(output):
+        width *= 2  # special tokens have no text
     return find_stop(tail, stop) is not None and find_stop(decode(output), stop) is not None
 
 
 def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
-    """`text` without its stop string; while unfinished also without an end that may still
-    change: half a character, or what could be the beginning of a stop string."""
+    """What of an answer's text may be sent.
+
+    A stop string ends it: only what stands before the first one is visible. While the answer is
+    unfinished, an end that may still change is held back, and no more: half a character, which
+    decodes to one or more U+FFFD, and then whatever could begin a stop string. Token ids among
+    `stop` are not looked for.
+
+    Worked example, stop strings "END" and "class": of "a E" one character is held back, of "a cla"
+    three, and of "a END b" the last five are never sent.
+    """
     cut = find_stop(text, stop)
     if cut is not None:
         return text[:cut]
@@ -51,7 +58,7 @@ class SampleOutput:
 
     __slots__ = ("_length", "_sequence", "decode")
 
-    def __init__(self, sequence: Sequence, length: int, decode: Callable[[list[int]], str]):
+    def __init__(self, sequence: Sequence, length: int, decode: Decode):
         """`length`: tokens at that time, the prompt's included."""
         self._sequence, self._length, self.decode = sequence, length, decode
 
@@ -80,20 +87,15 @@ class SampleOutput:
         return f"SampleOutput(token_ids={self.token_ids}, finish_reason={self.finish_reason!r})"
 
 
-@dataclass(slots=True, eq=False)
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
 
-    request: Request
-    samples: list[SampleOutput]  # one for each of `n`
+    __slots__ = ("prompt_ids", "request", "request_id", "samples")
 
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self.request.prompt_ids
+    def __init__(self, of: Request, lengths: Iterator[int], decode: Decode):
+        self.request, self.request_id, self.prompt_ids = of, of.request_id, of.prompt_ids
+        # One for each of `n`.
+        self.samples = [SampleOutput(one, next(lengths), decode) for one in of.sequences]
 
     @property
     def token_ids(self) -> list[int]:
@@ -119,27 +121,15 @@ class Outputs(UserList[RequestOutput]):
     """A list of requests as they stand now, one output for each. It is made when it is read: who
     waits for the end reads only the last of many steps."""
 
-    def __init__(self, requests: Iterable[Request], decode: Callable[[list[int]], str]):
+    def __init__(self, requests: Iterable[Request], decode: Decode):
         self.requests, self._decode = list(requests), decode
         # A sequence never loses a token, so its length now is enough to find them later.
         self._lengths = [len(one.token_ids) for each in self.requests for one in each.sequences]
 
     @cached_property
     def data(self) -> list[RequestOutput]:  # type: ignore[override]
-        lengths, outputs = iter(self._lengths), []
-        for request in self.requests:
-            samples = [SampleOutput(one, next(lengths), self._decode) for one in request.sequences]
-            outputs.append(RequestOutput(request, samples))
-        return outputs
-
-
-@dataclass(frozen=True)
-class BeamOutput:
-    """One hypothesis; `score` is its log probability / length ** length_penalty."""
-
-    token_ids: list[int]
-    text: str
-    score: float
+        lengths = iter(self._lengths)
+        return [RequestOutput(one, lengths, self._decode) for one in self.requests]
 
 
 @dataclass(frozen=True)
@@ -149,6 +139,39 @@ class Delta:
     token_ids: list[int]
     text: str
     finish_reason: str | None
+
+
+class SoFar:
+    """How much of a sample its reader has got. Only the newest tokens are decoded.
+
+    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
+    first token, so decoding begins some tokens earlier, at `start`.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_chars = self._start = self._num_known = 0
+        self._text = ""  # of the known tokens: whole characters
+
+    def news(self, sample: SampleOutput) -> Delta:
+        """What the sample has got since the last call."""
+        token_ids, decode, reason = sample.token_ids, sample.decode, sample.finish_reason
+        num_known = len(decode(token_ids[self._start : self._num_known]))  # characters
+        text = self._text + decode(token_ids[self._start :])[num_known:]
+        if text != self._text and not text.endswith(REPLACEMENT):
+            self._text, self._start, self._num_known = text, self._num_known, len(token_ids)
+        text = visible_text(text, sample.stop, reason is not None)
+        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
+        self._num_tokens, self._num_chars = len(token_ids), len(text)
+        return delta
+
+
+@dataclass(frozen=True)
+class BeamOutput:
+    """One hypothesis; `score` is its log probability / length ** length_penalty."""
+
+    token_ids: list[int]
+    text: str
+    score: float
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ costs are measured while running.
 """
 
 from bisect import bisect
-from collections import deque
 from collections.abc import Callable, Sequence
 from statistics import median
 
@@ -58,7 +57,7 @@ class Costs:
     KEEP, FORGET_AFTER = 5, 400  # samples of a size; steps
 
     def __init__(self) -> None:
-        self._samples: dict[int, deque[float]] = {}
+        self._samples: dict[int, tuple[float, ...]] = {}
         self._medians: dict[int, float] = {}
         self._when: dict[int, int] = {}
         self._steps = 0
@@ -68,10 +67,10 @@ class Costs:
     def note(self, num_tokens: int, seconds: float) -> None:
         self._steps += 1
         size = rounded(num_tokens)
-        samples = self._samples.setdefault(size, deque(maxlen=self.KEEP))
+        samples = self._samples.get(size, ())
         if len(samples) == self.KEEP and self._steps % 4:
             return  # it is known well enough, and this takes microseconds
-        samples.append(seconds)
+        self._samples[size] = samples = (*samples, seconds)[-self.KEEP :]
         self._medians[size], self._when[size] = median(samples), self._steps
         for old in [s for s, when in self._when.items() if self._steps - when > self.FORGET_AFTER]:
             del self._samples[old], self._medians[old], self._when[old]
@@ -91,14 +90,13 @@ class Costs:
 class Account:
     """Whether to ask the drafter at all, in units of a step without drafts.
 
-    Asking must pay for itself: what drafts save comes in, what asking costs goes out. A fiftieth of
-    all steps is added, so if drafts never pay, looking for them takes a fiftieth of the time, and
-    if they pay again, that is found out. (Drafts that are verified in vain are not charged: from
-    these `how_many` learns.)
+    What the tokens of a step are worth comes in, what the step costs goes out, asking and drafts in
+    vain included: without drafts both are 1. A hundredth of all steps is added, so if drafts never
+    pay, looking for them takes a hundredth of the time, and if they pay again, that is found out.
     """
 
-    SHARE, FIRST, MOST = 0.02, 4.0, 10.0
-    HICCUP = 8.0  # asking that took longer was interrupted by something else
+    SHARE, FIRST, MOST = 0.01, 2.0, 8.0
+    HICCUP = 4.0  # a step that lost more was interrupted by something else
 
     def __init__(self) -> None:
         self.steps = self.FIRST
@@ -107,16 +105,14 @@ class Account:
     def is_open(self) -> bool:
         return self.steps >= 0
 
-    def note(self, asking: float, verifying: float, written: float) -> None:
-        """A step. asking, verifying: what it cost more than one without drafts; written: how many
-        times as many tokens it gave; both over a step without."""
-        saved = max(0.0, written - 1 - verifying)
-        self.steps = min(self.MOST, self.steps + self.SHARE + saved - min(asking, self.HICCUP))
+    def note(self, gained: float = 0.0) -> None:
+        """A step, and how much more than one without drafts it gave than it cost."""
+        self.steps = min(self.MOST, self.steps + self.SHARE + max(gained, -self.HICCUP))
 
 
 def rounded(num_tokens: int) -> int:
-    """To three binary digits: 1, 2, …, 7, 8, 10, 12, 14, 16, 20, …"""
-    shift = max(0, num_tokens.bit_length() - 3)
+    """To five binary digits: 1, 2, …, 31, 32, 34, 36, …, 62, 64, 68, …"""
+    shift = max(0, num_tokens.bit_length() - 5)
     return num_tokens >> shift << shift
 
 

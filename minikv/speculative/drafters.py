@@ -101,20 +101,16 @@ class Followed:
         assert self.match is not None
         text, place, _ = self.match
         drafts = text[place : place + most]
-        if END in drafts:
-            return drafts[: drafts.index(END)]
         if text is self.own.token_ids:
-            period = len(text) - place
-            for index in range(len(drafts), most):
-                drafts.append(drafts[index - period])
-        return drafts
+            return (drafts * most)[:most]
+        return drafts[: drafts.index(END)] if END in drafts else drafts
 
 
 class NgramDrafter(Drafter):
     """Prompt lookup: what came after the last tokens when they last occurred in the request's own
     text (Saxena, 2023; vLLM's "ngram")."""
 
-    width, tries = 3, 1
+    width = 3
 
     def __init__(self) -> None:
         self.start_over()
@@ -128,7 +124,7 @@ class NgramDrafter(Drafter):
     def propose(self, sequence: Sequence, most: int) -> Proposal | None:
         followed = self.followed.get(sequence)
         if followed is None:
-            followed = self.followed[sequence] = Followed(Text(self.width, self.tries))
+            followed = self.followed[sequence] = Followed(Text(self.width))
         followed.catch_up(sequence.token_ids)
         if followed.match is None:
             followed.match = self.search(sequence, followed.own)
@@ -138,19 +134,20 @@ class NgramDrafter(Drafter):
         return Proposal(followed.next(most), range(match.length, match.length + most))
 
     def search(self, sequence: Sequence, own: Text) -> Match | None:
-        return own.find_own()
+        return own.find(own.token_ids)
 
 
 class SuffixDrafter(NgramDrafter):
-    """The longest match, in the request's own text and in earlier answers (Oliaro et al.,
-    SuffixDecoding, 2024).
+    """The longest match of the request's own text and of earlier answers (Oliaro et al.,
+    SuffixDecoding, 2024). Of each text the last place behind the same two tokens is looked at: the
+    longest of eight was right no more often.
 
     Answers are found only by requests of the same salt, as cached prefixes are: how fast a text is
     written would tell what others have read. The newest answers of `memory` to 2 `memory` tokens
     are kept.
     """
 
-    width, tries = 2, 8
+    width = 2
 
     def __init__(self, memory: int = 16_384):
         self.memory = memory
@@ -158,7 +155,7 @@ class SuffixDrafter(NgramDrafter):
 
     def start_over(self) -> None:
         super().start_over()
-        self.answers = [Text(self.width, self.tries), Text(self.width, self.tries)]
+        self.answers = [Text(self.width), Text(self.width)]
 
     def left(self, sequence: Sequence) -> None:
         super().left(sequence)
@@ -167,10 +164,10 @@ class SuffixDrafter(NgramDrafter):
         first = max(0, len(sequence.request.prompt_ids) - overlap)
         newer.extend([*sequence.token_ids[first:], END], sequence.request.params.cache_salt)
         if len(newer.token_ids) >= self.memory:
-            self.answers = [Text(self.width, self.tries), newer]
+            self.answers = [Text(self.width), newer]
 
     def search(self, sequence: Sequence, own: Text) -> Match | None:
-        salt = sequence.request.params.cache_salt
-        found = [text.find(own.token_ids, salt) for text in self.answers]
-        matches = [match for match in (own.find_own(), *found) if match is not None]
-        return max(matches, key=lambda match: match.length, default=None)
+        salt, end = sequence.request.params.cache_salt, own.token_ids
+        matches = [own.find(end), *(text.find(end, salt) for text in self.answers)]
+        found = [match for match in matches if match is not None]
+        return max(found, key=lambda match: match.length, default=None)

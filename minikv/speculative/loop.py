@@ -59,7 +59,6 @@ class SpeculativeLoop(Loop):
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
-        self.num_plain = 0  # steps without asking
         self.known: set[Sequence] = set()  # that the drafter was asked for
         # Of the last step: the hidden states, and the row of each sequence that got a token.
         self.hidden, self.rows = torch.empty(0), dict[Sequence, int]()
@@ -73,35 +72,16 @@ class SpeculativeLoop(Loop):
         self.drafter.start_over()
 
     def step(self, engine: Engine) -> bool:
-        return (self.drafting_step if self.account.is_open else self.plain_step)(engine)
-
-    def plain_step(self, engine: Engine) -> bool:
-        """A step while nothing is asked: as without drafts, but that its time is looked at now and
-        then, and, before drafts are asked for again, its hidden states."""
+        """A step: plain, or with the drafts that pay. What speculation does beside the step is
+        timed apart from it, for the account."""
         started = perf_counter()
         plan = engine.scheduler.schedule()
-        token_ids = engine.runner.run(plan)
-        ready = engine.scheduler.commit(plan)
-        engine.append(ready, token_ids)
-        num_decodes = plan.num_decodes
-        if 0 < num_decodes == len(plan.sequences):
-            self.account.note(0.0, 0.0, 1.0)
-            self.num_plain += 1
-            if self.num_plain % 8 == 0:
-                self.costs.note(num_decodes, perf_counter() - started)
-            if self.account.is_open and self.drafter.reads_hidden:
-                self.remember(engine.runner.last_hidden, plan, ready, [], [])
-        return len(plan.sequences) > 0
-
-    def drafting_step(self, engine: Engine) -> bool:
-        started = perf_counter()
-        plan = engine.scheduler.schedule()
-        decodes = plan.sequences[: plan.num_decodes]
+        planned = perf_counter()
+        decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
         lengths = [len(sequence.token_ids) for sequence in decodes]
-        begun = perf_counter()
-        proposals = self.propose(engine, decodes)
-        asking = perf_counter() - begun
-        drafts = self.choose(engine, plan, proposals)
+        proposals = self.propose(engine, decodes) if decodes else []
+        drafts = self.choose(engine, plan, proposals) if any(proposals) else []
+        drafted = perf_counter()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
             written = [
@@ -115,20 +95,23 @@ class SpeculativeLoop(Loop):
             self.append_rest(engine, decodes, written)
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
-        if self.drafter.reads_hidden:
-            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
+        ended = perf_counter()
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(
                     proposal.levels, proposal.token_ids, sequence.token_ids[length:]
                 )
-        if 0 < len(decodes) == len(plan.sequences):
-            num_tokens = len(decodes) + sum(map(len, drafts))
-            self.costs.note(num_tokens, perf_counter() - started - asking)
-            if plain := self.costs.of(len(decodes)):
-                num_written = sum(map(len, written)) if written else len(decodes)
-                verifying = self.costs.of(num_tokens) / plain - 1
-                self.account.note(asking / plain, verifying, num_written / len(decodes))
+        num_decodes = plan.num_decodes
+        if 0 < num_decodes == len(plan.sequences):
+            num_tokens, gained = num_decodes + sum(map(len, drafts)), 0.0
+            self.costs.note(num_tokens, ended - drafted + planned - started)
+            if decodes and (plain := self.costs.of(num_decodes)):
+                asking = perf_counter() - ended + drafted - planned
+                num_written = sum(map(len, written)) or num_decodes
+                gained = num_written / num_decodes - (asking + self.costs.of(num_tokens)) / plain
+            self.account.note(gained)
+        if self.drafter.reads_hidden and self.account.is_open:
+            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
         return len(plan.sequences) > 0
 
     def remember(
@@ -182,7 +165,7 @@ class SpeculativeLoop(Loop):
         drafts: list[list[int]] = [[] for _ in proposals]
         num_tokens = sum(plan.num_tokens)
         budget = engine.config.max_batch_tokens - num_tokens
-        if budget <= 0 or not any(proposals):
+        if budget <= 0:
             return drafts
         last = len(self.chances.of) - 1
         chances = [

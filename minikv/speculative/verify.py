@@ -11,16 +11,16 @@ backend can compute them, with the same kernel and the same order of sums as wit
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import accumulate
 from time import perf_counter
 
 import numpy as np
 import torch
 
-from minikv.batch import Batch
+from minikv.batch import Batch, BatchBuilder
 from minikv.blocks import blocks_for
 from minikv.runner import Runner
 from minikv.scheduler import Plan
-from minikv.sequence import Sequence
 
 
 @torch.inference_mode()
@@ -31,8 +31,7 @@ def run_with_drafts(
     what `Runner.run` returns, and for each decode the target's own tokens after its drafts."""
     runner.move_blocks(plan)
     started = perf_counter()
-    batch = runner.builder.build(plan.sequences, plan.num_tokens, plan.slots)
-    logits = runner.compute(expand(batch, plan.sequences, drafts, runner.builder.block_size))
+    logits = runner.compute(build(runner.builder, plan, drafts))
     params, draws = [], []
     for sequence, ids in zip(plan.sequences, drafts, strict=False):
         for ahead in range(len(ids) + 1):
@@ -58,47 +57,36 @@ def run_with_drafts(
     return token_ids, after
 
 
-def expand(batch: Batch, sequences: Seq[Sequence], drafts: Seq[Seq[int]], block_size: int) -> Batch:
-    """The batch with a row for each draft, behind the row of its sequence: `drafts[i]` belong to
-    the decode at i."""
-    num_decodes, num_seqs = batch.num_decodes, len(batch.context_lens_host)
-    drafts = [*drafts, *[()] * (num_decodes - len(drafts))]  # none for a chunk of one token
-    counts = np.ones(num_seqs, dtype=np.int64)  # rows of each sequence
-    counts[:num_decodes] += [len(ids) for ids in drafts]
-    num_rows = int(counts.sum())
-    which = np.repeat(np.arange(num_seqs), counts)
-    ahead = np.arange(num_rows) - np.repeat(counts.cumsum() - counts, counts)
-    context_lens = batch.context_lens_host[which] + ahead
-    decodes = num_rows - (num_seqs - num_decodes)  # rows of one query
-
-    width = blocks_for(int(context_lens.max()), block_size)
-    tables = np.zeros((num_seqs, width), dtype=np.int64)
-    tables[:, : batch.block_tables.shape[1]] = batch.block_tables.numpy()
-    for row, ids in enumerate(drafts):
-        if ids:
-            block_ids = sequences[row].table.block_ids
-            tables[row, : len(block_ids)] = block_ids
-    tables = tables[which]
-
-    old_ids = batch.token_ids.tolist()
-    token_ids = [one for token, ids in zip(old_ids, drafts, strict=False) for one in (token, *ids)]
-    positions = context_lens[:decodes] - 1
-    blocks = tables[np.arange(decodes), positions // block_size]
-    slots = blocks * block_size + positions % block_size
-    chunks = batch.query_start_host[num_decodes:] + (decodes - num_decodes)
-    query_start = np.concatenate([np.arange(decodes), chunks])
-
-    def joined(first: np.ndarray, old: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate([first, old[num_decodes:].numpy()]))
-
+def build(builder: BatchBuilder, plan: Plan, drafts: Seq[Seq[int]]) -> Batch:
+    """The plan's batch, with a row for each draft behind the row of its sequence: `drafts[i]`
+    belong to the decode at i."""
+    size = builder.block_size
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    counts: list[int] = []  # tokens of each row
+    of_row: list[int] = []  # its sequence
+    for i, (sequence, count) in enumerate(zip(plan.sequences, plan.num_tokens, strict=True)):
+        start, block_ids = sequence.num_computed, sequence.table.block_ids
+        ids = drafts[i] if i < len(drafts) else ()
+        token_ids += sequence.token_ids[start : start + count]
+        token_ids += ids
+        counts += [count] + [1] * len(ids)
+        of_row += [i] * (1 + len(ids))
+        places = range(start, start + count + len(ids))
+        positions += places
+        slots += [block_ids[at // size] * size + at % size for at in places]
+    query_start = np.array([0, *accumulate(counts)], dtype=np.int64)
+    flat = np.array([token_ids, positions, slots], dtype=np.int64)  # (3, T)
+    context_lens = flat[1, query_start[1:] - 1] + 1
+    tables = builder.tables(plan.sequences)[:, : blocks_for(max(positions) + 1, size)]
+    tokens, at_positions, to_slots = map(torch.from_numpy, flat)
     return Batch(
-        token_ids=joined(np.array(token_ids, dtype=np.int64), batch.token_ids),
-        positions=joined(positions, batch.positions),
-        slot_mapping=joined(slots, batch.slot_mapping),
-        block_tables=torch.from_numpy(tables),
+        token_ids=tokens, positions=at_positions, slot_mapping=to_slots,
+        block_tables=torch.from_numpy(tables.take(of_row, 0)),
         context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
         query_start=torch.from_numpy(query_start), query_start_host=query_start,
-        num_decodes=decodes,
+        num_decodes=next((row for row, count in enumerate(counts) if count > 1), len(counts)),
     )  # fmt: skip
 
 

@@ -190,16 +190,16 @@ def asked(account, steps, written):
     count = 0
     for _ in range(steps):
         count += account.is_open
-        account.note(*((0.5, 0.1, written) if account.is_open else (0.0, 0.0, 1.0)))
+        account.note(written - 1.6 if account.is_open else 0.0)
     return count
 
 
-def test_looking_for_drafts_takes_a_fiftieth_of_the_time():
+def test_looking_for_drafts_takes_a_hundredth_of_the_time():
     account = Account()
-    assert asked(account, 2000, written=1.0) / 2 <= Account.FIRST + 2000 * 0.02 + 1
-    assert asked(account, 2000, written=1.0) / 2 <= 2000 * 0.02 + 1
+    assert asked(account, 2000, written=1.0) * 0.6 <= Account.FIRST + 2000 * 0.01 + 1
+    assert asked(account, 2000, written=1.5) * 0.1 <= 2000 * 0.01 + 1  # right, but too seldom
     assert asked(account, 500, written=2.0) > 400  # they pay again
-    account.note(1e6, 0.0, 1.0)  # the machine stood still while it was asked
+    account.note(-1e6)  # the machine stood still while it was asked
     assert asked(account, 200, written=2.0) > 190
 
 
@@ -217,40 +217,40 @@ def test_a_drafter_that_is_never_right_is_asked_seldom(tinypy):
     engine.loop.costs = SimpleNamespace(of=lambda n: n * 1e-12, note=lambda *_: None)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     engine.generate([tinypy.lm.encode("def f(x):")], params)
-    assert drafter.count < 30
+    assert drafter.count < 5
 
 
 # ── Drafters ──────────────────────────────────────────────────────────────────
 
 
-def naive_match(text, other, width, own):
-    """(length, place) of the longest occurrence of the end of `other`."""
-    found = []
-    for place in range(width, len(text) + (not own)):
-        length = 0
-        while (
-            length < min(place, len(other), 24)
-            and text[place - 1 - length] == other[-1 - length] != END
-        ):
-            length += 1
-        found.append((length, place))
-    best = max(found, default=(0, 0))
-    return best if best[0] >= width else None
+def naive_match(text, other, width):
+    """(length, place) of the last occurrence of the last `width` tokens of `other`."""
+    for place in range(len(text) - 1, width - 1, -1):
+        if END not in other[-width:] and text[place - width : place] == other[-width:]:
+            length = width
+            while (
+                length < min(place, len(other), 24)
+                and text[place - 1 - length] == other[-1 - length] != END
+            ):
+                length += 1
+            return length, place
+    return None
 
 
 @pytest.mark.parametrize("width", [2, 3])
-def test_matches_are_the_longest(width):
+def test_matches_are_the_last_ones(width):
     rng = random.Random(width)
-    text = Text(width, tries=1000)
+    text = Text(width)
     for _ in range(60):
         text.extend([*(rng.randrange(3) for _ in range(rng.randrange(9))), END])
-        other = [rng.randrange(3) for _ in range(rng.randrange(width, 12))]
-        found, expected = text.find(other), naive_match(text.token_ids, other, width, False)
-        assert (found and (found.length, found.place)) == expected
-    own = Text(width, tries=1000)
+        other = [rng.randrange(3) for _ in range(rng.randrange(width, 30))]
+        found = text.find(other)
+        assert (found and (found.length, found.place)) == naive_match(text.token_ids, other, width)
+    own = Text(width)
     for _ in range(200):
-        own.extend([rng.randrange(3)])
-        found, expected = own.find_own(), naive_match(own.token_ids, own.token_ids, width, True)
+        own.extend([rng.randrange(3) for _ in range(rng.choice([0, 1, 1, 2, 9]))])
+        found = own.find(own.token_ids)
+        expected = naive_match(own.token_ids, own.token_ids, width)
         assert (found and (found.length, found.place)) == expected
 
 
@@ -520,10 +520,12 @@ def test_to_the_end_of_the_context(llama, drafter):
         *(pytest.param("triton", one, marks=pytest.mark.thorough) for one in ("int8", "int4")),
     ],
 )
-def test_every_backend(tinypy, attention, kv_dtype):
+def test_every_backend(tinypy, attention, kv_dtype, request):
     """Drafting and plain sequences and chunks of prompts in one batch."""
-    if attention == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton's interpreter")
+    if attention == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs Triton's interpreter")
+        request.getfixturevalue("quick_interpreter")
     config = small(block_size=16, attention=attention, kv_dtype=kv_dtype, max_batch_tokens=24)
     drafter = Clairvoyant(wrong=0.3)
     lm = tinypy.lm
@@ -773,16 +775,16 @@ def greedy_for_drafts(patch):
 
 def positions_one_too_high(patch):
     """Seen in llama.cpp#26478: a gap in the positions."""
-    right = verify.expand
+    right = verify.build
 
-    def changed(batch, sequences, drafts, block_size):
-        batch = right(batch, sequences, drafts, block_size)
+    def changed(builder, plan, drafts):
+        batch = right(builder, plan, drafts)
         for row in range(1, batch.num_decodes):
             if batch.context_lens[row] == batch.context_lens[row - 1] + 1:
                 batch.positions[row] += 1
         return batch
 
-    patch.setattr(verify, "expand", changed)
+    patch.setattr(verify, "build", changed)
 
 
 BUGS = {

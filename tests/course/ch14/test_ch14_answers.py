@@ -41,9 +41,9 @@ def test_the_ngram_is_found_where_the_engine_finds_it():
     rng = random.Random(1)
     for _ in range(200):
         token_ids = [rng.randrange(3) for _ in range(rng.randrange(12))]
-        text = Text(width=3, tries=1)
+        text = Text(width=3)
         text.extend(token_ids)
-        match = text.find_own()
+        match = text.find(token_ids)
         found = propose_ngram(token_ids, 3, 1)
         assert found == ([] if match is None else [token_ids[match.place]])
 
