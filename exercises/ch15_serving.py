@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
+from typing import Any
 
 from minikv.course.chapters.ch15_serving.given import Lookup
 from minikv.engine import Engine
@@ -59,12 +60,13 @@ class Inbox:
 
 
 # ── 15.2 Text from tokens ─────────────────────────────────────────────────────────
-def visible_text(text: str, stop: tuple[str, ...], finished: bool) -> str:
+def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
     """What of an answer's text may be sent.
 
     A stop string ends it: only what stands before the first one is visible. While the answer is
     unfinished, an end that may still change is held back, and no more: half a character, which
-    decodes to one or more U+FFFD, and then whatever could begin a stop string.
+    decodes to one or more U+FFFD, and then whatever could begin a stop string. Token ids among
+    `stop` are not looked for.
 
     Worked example, stop strings "END" and "class": of "a E" one character is held back, of "a cla"
     three, and of "a END b" the last five are never sent.
@@ -143,13 +145,14 @@ class Admission:
     """Lets requests in as long as they get their first token in time.
 
     target: seconds that a request may wait for its first token.
+    enough: tokens that a measurement of the rate needs; fewer would measure a single step.
     Times are seconds of any clock; a request is named by a `key`.
     """
 
-    def __init__(self, target: float):
-        self.target = target
-        self.waiting: dict[str, int] = {}  # prompt tokens of requests without a first token
-        self.began: dict[str, tuple[float, int]] = {}  # when each came, and all tokens queued then
+    def __init__(self, target: float, enough: int = 0):
+        self.target, self.enough = target, enough
+        self.waiting: dict[Any, int] = {}  # prompt tokens of requests without a first token
+        self.began: dict[Any, tuple[float, int]] = {}  # when each came, and all tokens queued then
         self.measured: deque[tuple[int, float]] = deque(maxlen=8)  # (tokens, seconds)
 
     @property
@@ -164,7 +167,7 @@ class Admission:
         return sum(one for one, _ in self.measured) / seconds if seconds else None
 
     # ── 15.4 How long may a queue be? ─────────────────────────────────────────────
-    def enter(self, key: str, num_tokens: int, now: float) -> int:
+    def enter(self, key: Any, num_tokens: int, now: float) -> int:
         """Let a request wait, and return 0. Or refuse it, and return after how many seconds there
         will be room: the value of Retry-After, rounded up.
 
@@ -174,12 +177,13 @@ class Admission:
         raise NotImplementedError("Exercise 15.4: Admission.enter")
 
     # ── 15.4 How long may a queue be? ─────────────────────────────────────────────
-    def first_token(self, key: str, now: float) -> None:
+    def first_token(self, key: Any, now: float) -> None:
         """A request has its first token and waits no more. Since it came, all that was queued then
-        was computed, its own tokens included: a measurement of the rate."""
+        was computed, its own tokens included: a measurement of the rate, if it is of at least
+        `self.enough` tokens."""
         raise NotImplementedError("Exercise 15.4: Admission.first_token")
 
-    def leave(self, key: str) -> None:
+    def leave(self, key: Any) -> None:
         """A client has left. It waits no more, and nothing was measured."""
         self.waiting.pop(key, None)
         self.began.pop(key, None)

@@ -106,11 +106,11 @@ def absorbed_attention(
     context_len: int,
     weights: LatentWeights,
 ) -> torch.Tensor:
-    """One query of each head over the entries of its context, as `plain_attention` would have it,
-    without K and V: q (H, N + R) -> (H, V).
+    """One query of each head over the entries of its context: q (H, N + R) -> (H, V). The result is
+    that of `plain_attention`, but no token's K or V is made.
 
-    The last R channels of q are turned. blocks (num_blocks, block_size, C + R) has the entries,
-    whose last R channels are turned, too; `block_ids` says which blocks hold the context, in order.
+    The last R channels of q are turned already. blocks (num_blocks, block_size, C + R) has entries
+    as `cache_entry` makes them; `block_ids` says which blocks hold the context, in order.
     weights.up_key (H, N, C) and weights.up_value (H, V, C) make a head's key and value of a latent.
 
     A further token of context costs at most H (2 C + R) multiplications.

@@ -33,7 +33,6 @@ class AttentionBackend(Protocol):
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch: it writes the new tokens' K and V to their slots, then
         attends through the block tables."""
-        ...
 
     def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
         """The logits after the last token of each sequence, (S, vocab_size), and the hidden states

@@ -10,6 +10,7 @@ import torch
 from minikv.blocks import blocks_for
 from minikv.language_model import LanguageModel
 from minikv.outputs import BeamOutput
+from minikv.paged import KVStore
 from minikv.runner import Runner
 from minikv.scheduler import Scheduler
 from minikv.sequence import Request, Sequence
@@ -84,9 +85,9 @@ def blocks_needed(request: Request, width: int, block_size: int) -> int:
     return shared + width * (blocks_for(request.max_length, block_size) - shared)
 
 
-def make_room(scheduler: Scheduler, needed: int) -> bool:
+def make_room(scheduler: Scheduler, store: KVStore, needed: int) -> bool:
     """Evict until `needed` blocks are free. Returns False if that is not enough."""
-    short = needed - getattr(scheduler.pool, "num_whole", scheduler.pool.num_free)
+    short = needed - store.num_free(scheduler.pool)
     if short > 0 and scheduler.cache is not None:
         short -= scheduler.cache.evict(short)
     return short <= 0

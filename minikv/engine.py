@@ -25,7 +25,7 @@ from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
-from minikv.outputs import BeamOutput, Delta, RequestOutput, Stats, hits_stop_string
+from minikv.outputs import BeamOutput, Delta, RequestOutput, SoFar, Stats, hits_stop_string
 from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import Sampler, SamplingParams
@@ -207,18 +207,17 @@ class Engine:
         return self._stream(self._requests[request_id])
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        num_tokens, num_chars, finish_reason = 0, 0, None
+        decode = self.lm.decode if self.lm.tokenizer is not None else lambda token_ids: ""
+        so_far, num_tokens, finish_reason = SoFar(), 0, None
         outputs: dict[int, RequestOutput] = {}
         try:
             while finish_reason is None:
                 if request.sequences[0].num_output == num_tokens:  # else another's step moved it
                     outputs |= {output.request_id: output for output in self.step()}
-                output = RequestOutput(request, self.lm.decode)
-                token_ids, finish_reason = output.token_ids, output.finish_reason
-                if len(token_ids) > num_tokens or finish_reason is not None:
-                    text = output.text if self.lm.tokenizer is not None else ""
-                    yield Delta(token_ids[num_tokens:], text[num_chars:], finish_reason)
-                    num_tokens, num_chars = len(token_ids), len(text)
+                delta = so_far.news(RequestOutput(request, decode).samples[0])
+                num_tokens, finish_reason = num_tokens + len(delta.token_ids), delta.finish_reason
+                if delta.token_ids or finish_reason is not None:
+                    yield delta
         finally:
             self._end([request.request_id], outputs.values())
 
@@ -254,8 +253,7 @@ class Engine:
             if can_run or moved:
                 self._steps += 1
                 self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
-                decode = self.lm.decode
-                outputs = [RequestOutput(request, decode) for request in moved.values()]
+                outputs = [RequestOutput(request, self.lm.decode) for request in moved.values()]
                 self._moved, self._is_sound = {}, True
                 return outputs
             self._is_sound = True
@@ -348,7 +346,7 @@ class Engine:
         penalty = require_number("length_penalty", length_penalty)
         needed = blocks_needed(request, beam_width, self.config.block_size)
         with self.changing_state():
-            if make_room(self.scheduler, needed):
+            if make_room(self.scheduler, self.store, needed):
                 return beam_search(
                     self.lm, self.scheduler, self.runner, request, beam_width, penalty
                 )
@@ -380,8 +378,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """What the engine has done so far and what its pool holds now."""
-        pool, total = self.pool, self.config.num_blocks
-        num_free = getattr(pool, "num_whole", pool.num_free)
+        num_free, total = self.store.num_free(self.pool), self.config.num_blocks
         return Stats(
             blocks_total=total, blocks_free=num_free, blocks_used=total - num_free,
             bytes_per_token=self.store.bytes_per_token,

@@ -51,19 +51,15 @@ class LowerTiers(Listener, Protocol):
     def plan(self, scheduler: Scheduler, schedule: Callable[[], Plan]) -> Plan:
         """`schedule()`, without the sequences that must wait. If nothing else can run it may wait
         for them."""
-        ...
 
     def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
         """`schedule()`, which calls `plan`, while a step is under way: this never waits."""
-        ...
 
     def stats(self) -> dict[str, Any]:
         """Blocks, hits, bytes and seconds, by tier."""
-        ...
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
-        ...
 
 
 def listen(listener: Listener, pool: BlockPool, cache: RadixCache | None) -> None:

@@ -24,16 +24,22 @@ def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> 
     longest = sequence.request.longest_stop  # bytes; every token but a special one has at least 1
     output, stop = sequence.output_ids, sequence.request.params.stop
     width = longest + 4
-    tail = decode(output[-width:])
-    while len(tail) < longest and width < len(output):  # special tokens have no text
-        width *= 2
-        tail = decode(output[-width:])
+    while len(tail := decode(output[-width:])) < longest and width < len(output):
+        width *= 2  # special tokens have no text
     return find_stop(tail, stop) is not None and find_stop(decode(output), stop) is not None
 
 
 def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
-    """`text` without its stop string; while unfinished also without an end that may still
-    change: half a character, or what could be the beginning of a stop string."""
+    """What of an answer's text may be sent.
+
+    A stop string ends it: only what stands before the first one is visible. While the answer is
+    unfinished, an end that may still change is held back, and no more: half a character, which
+    decodes to one or more U+FFFD, and then whatever could begin a stop string. Token ids among
+    `stop` are not looked for.
+
+    Worked example, stop strings "END" and "class": of "a E" one character is held back, of "a cla"
+    three, and of "a END b" the last five are never sent.
+    """
     cut = find_stop(text, stop)
     if cut is not None:
         return text[:cut]
@@ -79,20 +85,13 @@ class SampleOutput:
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
 
-    __slots__ = ("_decode", "_lengths", "request")
+    __slots__ = ("_decode", "_lengths", "prompt_ids", "request", "request_id")
 
     def __init__(self, request: Request, decode: Callable[[list[int]], str]):
         self.request, self._decode = request, decode
+        self.request_id, self.prompt_ids = request.request_id, request.prompt_ids
         # A sequence never loses a token, so its length now is enough to find them later.
         self._lengths = [len(sequence.token_ids) for sequence in request.sequences]
-
-    @property
-    def request_id(self) -> int:
-        return self.request.request_id
-
-    @property
-    def prompt_ids(self) -> list[int]:
-        return self.request.prompt_ids
 
     @property
     def samples(self) -> list[SampleOutput]:
@@ -122,21 +121,45 @@ class RequestOutput:
 
 
 @dataclass(frozen=True)
-class BeamOutput:
-    """One hypothesis; `score` is its log probability / length ** length_penalty."""
-
-    token_ids: list[int]
-    text: str
-    score: float
-
-
-@dataclass(frozen=True)
 class Delta:
     """What a step added to a streamed request."""
 
     token_ids: list[int]
     text: str
     finish_reason: str | None
+
+
+class SoFar:
+    """How much of a sample its reader has got. Only the newest tokens are decoded.
+
+    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
+    first token, so decoding begins some tokens earlier, at `start`.
+    """
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_chars = self._start = self._num_known = 0
+        self._text = ""  # of the known tokens: whole characters
+
+    def news(self, sample: SampleOutput) -> Delta:
+        """What the sample has got since the last call."""
+        token_ids, decode, reason = sample.token_ids, sample.decode, sample.finish_reason
+        num_known = len(decode(token_ids[self._start : self._num_known]))  # characters
+        text = self._text + decode(token_ids[self._start :])[num_known:]
+        if text != self._text and not text.endswith(REPLACEMENT):
+            self._text, self._start, self._num_known = text, self._num_known, len(token_ids)
+        text = visible_text(text, sample.stop, reason is not None)
+        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
+        self._num_tokens, self._num_chars = len(token_ids), len(text)
+        return delta
+
+
+@dataclass(frozen=True)
+class BeamOutput:
+    """One hypothesis; `score` is its log probability / length ** length_penalty."""
+
+    token_ids: list[int]
+    text: str
+    score: float
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ is the algorithm on one sequence, a block at a time, as a kernel does it.
 
 import torch
 
+from minikv.blocks import BlockPool
 from minikv.config import ModelConfig
 
 
@@ -30,6 +31,10 @@ class KVStore:
         self.bytes_per_token: float = config.kv_bytes_per_token(dtype)
         self.blocks = torch.zeros(shape, device=device, dtype=dtype)
         self.slots = self.blocks.view(config.num_layers, num_blocks * block_size, *token)
+
+    def num_free(self, pool: BlockPool) -> int:
+        """How many more blocks it has memory for, in all layers."""
+        return pool.num_free
 
     def copy_to(self, other: "KVStore", pairs: list[tuple[int, int]]) -> None:
         """Copy blocks `(from, to)`, all layers, into `other` or within this store.

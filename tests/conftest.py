@@ -1,22 +1,33 @@
 """How tests are run: in which order, by how many processes, with how many threads."""
 
+import gc
 import os
 import re
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Files that take longest, in this order, and the notebooks behind them.
+# Files that take longest, in this order, and the notebooks behind them. Then the others, and last
+# the one whose tests are dealt out in the smallest parts.
 LONGEST = (
-    "test_serve_ray", "test_journey", "test_bench", "test_compile", "test_jupyterlab", "test_codes",
-    "test_grade", "test_parity", "test_gpu_bench",
-    "test_containment", "test_lab", "test_ch08_answers", "test_random_programs",
-    "test_serve", "test_quant_engine", "test_ch09_answers", "test_new_chapter",
+    "test_serve_ray", "test_jupyterlab", "test_speculative", "test_bench", "test_journey",
+    "test_openai", "test_app", "test_grade", "test_containment", "test_lab", "test_codes",
+    "test_commands", "test_compile", "test_quant_engine", "test_parity", "test_mine",
+    "test_examine", "test_serve", "test_interrupts", "test_update", "test_batch_invariance",
+    "test_paged_attention", "test_ch09_answers", "test_random_programs", "test_split", "test_page",
+    "test_configs", "test_capstone", "test_new_chapter",
 )  # fmt: skip
+LAST = "test_four_ways"
 
 # Every tensor here is small: threads would only wait for each other, and on a busy machine long.
 # This is for the processes that tests start, and for the kernels of notebooks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
+# all chapters before it: what notebooks measure three times is measured once.
+os.environ.setdefault("MINIKV_REPEATS", "1")
+
+# Nearly all that a worker makes stays to its end: to look for garbage less often is quicker.
+gc.set_threshold(20_000, 20, 20)
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
 settings.register_profile(
@@ -35,9 +46,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers(config):
-    """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
+    """Three more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
     one chapter do not, and each worker takes seconds to begin."""
-    return (yield) + (0 if config.getoption("chapter") else 2)
+    return (yield) + (0 if config.getoption("chapter") else 3)
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -70,7 +81,7 @@ def pytest_collection_modifyitems(config, items):
     def place(item):
         """Of a notebook its suffix decides."""
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
-        return first.index(name) if name in first else len(first)
+        return first.index(name) if name in first else len(first) + (name == LAST)
 
     items.sort(key=place)
     if number:

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from safetensors.torch import save_file
 
 import minikv
 from minikv import Engine, LanguageModel, ModelConfig, OutOfBlocks, RadixCache, SamplingParams
+from minikv.events import Listener
 from minikv.groups import GroupPool
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
@@ -95,7 +97,7 @@ def random_head(lm: LanguageModel, folder: Path) -> HeadDrafter:
 # ── Programs ──────────────────────────────────────────────────────────────────
 
 
-def setup_of(rng: random.Random) -> dict:
+def any_setup(rng: random.Random) -> dict:
     """Numbers of an engine: little room, so that everything is evicted, preempted and fetched."""
     block_size = rng.choice([1, 2, 3, 4, 8])
     prefix_cache, tiers = rng.random() < 0.9, rng.choice(["", "host", "disk", "disk"])
@@ -123,8 +125,18 @@ def setup_of(rng: random.Random) -> dict:
         drafters = ["ngram", "suffix", "head", "model", "clairvoyant", "clairvoyant"]
         config["speculative"] = rng.choice(drafters)
     windows = rng.choice([(None, None), (None, None), (None, 6), (6, 6)])
-    kind = rng.choice([CountingCache, CountingCache, CountingPins])
+    kind = rng.choice([RadixCache, RadixCache, TickingCache])
     return dict(config=config, loop=loop, windows=windows, cache=kind)
+
+
+def grouped_setup(rng: random.Random) -> dict:
+    """The same, for a model with KV groups."""
+    setup = any_setup(rng)
+    config = setup["config"] | dict(kv_dtype="auto", host_blocks=0, preemption="recompute")
+    for name in ("disk_path", "disk_bytes", "write_through"):
+        config.pop(name, None)
+    windows = rng.choice([(None, 6), (6, 6), (11, None), (6, None, 6)])
+    return setup | dict(config=config, windows=windows, cache=RadixCache)
 
 
 OPERATIONS = {
@@ -160,24 +172,26 @@ def program_of(rng: random.Random, length: int) -> list[tuple]:
 # ── Playing one ───────────────────────────────────────────────────────────────
 
 
-class Counting:
-    evicted = 0
-
-    def evict(self, num_blocks):
-        freed = super().evict(num_blocks)
-        self.evicted += freed
-        return freed
-
-
-class CountingCache(Counting, RadixCache):
-    pass
-
-
-class CountingPins(Counting, RetainingCache):
+class TickingCache(RetainingCache):
     """A second passes with each look at the clock."""
 
     def __init__(self, pool, block_size):
         super().__init__(pool, block_size, clock=partial(next, itertools.count()))
+
+
+class CountEvicted(Listener):
+    """Lets every prefix cache count the blocks that it evicts."""
+
+    def begin(self, pool, cache):
+        if cache is not None:
+            cache.evicted, evict = 0, cache.evict
+
+            def counting(num_blocks):
+                freed = evict(num_blocks)
+                cache.evicted += freed
+                return freed
+
+            cache.evict = counting
 
 
 class Player:
@@ -200,7 +214,9 @@ class Player:
             config["speculative"] = random_head(self.lm, self.folder)
         elif config.get("speculative") == "model":
             config["draft_model"] = self.lm  # knows what comes, until the weights change
-        self.engine = Engine(self.lm, small(**config), prefix_cache=self.setup["cache"])
+        self.engine = Engine(
+            self.lm, small(**config), prefix_cache=self.setup["cache"], listeners=[CountEvicted()]
+        )
         if self.setup["loop"] == "ahead":
             run_ahead(self.engine)
         elif self.setup["loop"] == "drafts":
@@ -208,7 +224,7 @@ class Player:
             self.engine.loop.drafter.engine = self.engine
         self.engine.runner.run = self.failing(self.engine.runner.run)
         if self.number:
-            self.engine.update_weights(weights(1 + self.number))
+            self.engine.update_weights(self.state)
         self.requests, self.finished = {}, []  # id: [prompt, params, weights or None]
         self.served, self.texts = [], []  # requests; (salt, token ids) of sessions
         self.known, self.loose = (None, 0, set()), {}  # see `check_cache`
@@ -218,6 +234,7 @@ class Player:
             self.countdown -= 1
             if self.countdown == 0:
                 raise OSError("the cable was pulled")
+            self.seen["copies"] += len(plan.copies)
             return run(plan)
 
         return run_or_fail
@@ -245,6 +262,7 @@ class Player:
         assert stats.hit_tokens <= stats.looked_up_tokens
         if self.rng is None:
             self.check_cache()
+            self.check_running()
             if self.setup["loop"] != "ahead":
                 check_open(self.engine)
         return done
@@ -273,9 +291,7 @@ class Player:
             if sequence.table is None:
                 self.loose.pop(sequence, None)
             elif sequence not in self.loose:  # whose beginning was cleared while it ran
-                # Ahead, what the step under way computes is shared when it is read.
-                under_way = sequence.num_computed == len(sequence.token_ids)
-                known = sequence.num_computed - under_way
+                known = sequence.num_computed - self.is_under_way(sequence)
                 salt = sequence.request.params.cache_salt
                 required |= set(self.prefixes(salt, sequence.token_ids, known))
         assert required <= found
@@ -283,6 +299,11 @@ class Player:
             assert self.known[2] <= found
         self.known = cache, cache.evicted, found
         self.seen["caches"] += 1
+
+    def is_under_way(self, sequence) -> bool:
+        """Whether a step that computes its newest token is not yet read, ahead: then what it
+        computes is not yet shared."""
+        return sequence.num_computed == len(sequence.token_ids)
 
     def try_often(self, action):
         if self.rng is None:
@@ -299,7 +320,14 @@ class Player:
 
     def one_step(self) -> None:
         found = []  # of the step: an interrupt in here has not lost it
-        self.do(lambda: found.append(self.engine.step()))
+        try:
+            self.do(lambda: found.append(self.engine.step()))
+        except RuntimeError:
+            # After a `clear`, the tree may have another block for what a sequence holds already.
+            # Then a sequence that needs the whole pool is preempted, and the next step admits it.
+            assert self.loose
+            self.seen["no room after a clear"] += 1
+            return
         for output in found[0]:
             if output.finish_reason is not None:
                 self.finish(output)
@@ -371,6 +399,10 @@ class Player:
         self.served.append(self.engine.request(ids[-1]))
 
     @property
+    def state(self) -> dict[str, torch.Tensor]:
+        return weights(1 + self.number, len(self.setup["windows"]))
+
+    @property
     def now(self) -> LanguageModel:
         return model(1 + self.number, self.setup["windows"])
 
@@ -410,15 +442,31 @@ class Player:
                 engine.cache.evict(stats.blocks_cached)
             assert engine.pool.num_free == engine.config.num_blocks
 
+    def check_running(self) -> None:
+        """With groups, a running sequence has K and V of all that its next query sees, and what it
+        still has of the rest is right, too. A third layer of these large weights may be off by more
+        than 1e-4 of a row where a sum was rounded; what is wrong, by more than a tenth."""
+        if not isinstance(self.engine.pool, GroupPool):
+            return
+        store = self.engine.store
+        for sequence in self.engine.scheduler.running:
+            known = sequence.num_computed - self.is_under_way(sequence)
+            if known == 0:
+                continue
+            expected = naive_kv(self.now, sequence.token_ids[:known])
+            assert_kv(store, sequence.table.block_ids, expected, known, tolerance=1e-3)
+            self.seen["sequences with groups"] += 1
+
     def check_contents(self) -> None:
         """K and V of every cached text are those that it has under these weights."""
-        if self.engine.config.kv_dtype != "auto" or isinstance(self.engine.pool, GroupPool):
+        if self.engine.config.kv_dtype != "auto":
             return  # tokens are looked at, which read them
         cached, size = cached_prefixes(self.engine.cache), self.engine.config.block_size
         inner = {(salt, tokens[:-size]) for salt, tokens in cached}
         for salt, tokens in cached.keys() - inner:
             blocks = [cached[one][0] for one in self.prefixes(salt, tokens)]
-            assert_kv(self.engine.store, blocks, naive_kv(self.now, tokens))
+            tolerance = 1e-3 if isinstance(self.engine.pool, GroupPool) else 1e-4
+            assert_kv(self.engine.store, blocks, naive_kv(self.now, tokens), tolerance=tolerance)
 
     def abort(self, which) -> None:
         if self.requests:
@@ -516,7 +564,7 @@ class Player:
                 request[2] = None if any(one.num_output for one in sequences) else request[2]
                 changed.append(request)
         self.number = number
-        self.do(lambda: self.engine.update_weights(weights(1 + number)))
+        self.do(lambda: self.engine.update_weights(self.state))
         for request in changed:
             request[2] = request[2] and self.now
 
@@ -629,7 +677,9 @@ def no_hanging():
         signal.signal(signal.SIGUSR1, before)
 
 
-def play(seed: int, length: int, seen: Counter, interrupted: bool, program=None) -> None:
+def play(
+    seed: int, length: int, seen: Counter, interrupted: bool, setup_of: Callable, program=None
+) -> None:  # fmt: skip
     rng = random.Random(seed)
     setup, whole = setup_of(rng), program_of(rng, length)
     folder = Path(tempfile.mkdtemp())
@@ -641,7 +691,9 @@ def play(seed: int, length: int, seen: Counter, interrupted: bool, program=None)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def shortened(seed: int, length: int, interrupted: bool, attempts: int = 150) -> list[tuple]:
+def shortened(
+    seed: int, length: int, interrupted: bool, setup_of: Callable, attempts: int = 150
+) -> list[tuple]:
     """A program that fails as well, with operations left out as long as it does."""
     rng = random.Random(seed)
     setup_of(rng)
@@ -652,7 +704,7 @@ def shortened(seed: int, length: int, interrupted: bool, attempts: int = 150) ->
             shorter = program[:start] + program[start + size :]
             attempts -= 1
             try:
-                play(seed, length, Counter(), interrupted, shorter)
+                play(seed, length, Counter(), interrupted, setup_of, shorter)
             except Exception:
                 program = shorter
                 break
@@ -661,16 +713,18 @@ def shortened(seed: int, length: int, interrupted: bool, attempts: int = 150) ->
     return program
 
 
-def play_many(seeds: range, length: int, interrupted: bool = False) -> Counter:
+def play_many(
+    seeds: range, length: int, interrupted: bool = False, setup_of: Callable = any_setup
+) -> Counter:
     """Programs of these seeds; returns what happened how often. For the first that fails, the error
     names its seed, its engine and a shorter program."""
     seen = Counter()
     for seed in seeds:
         try:
-            play(seed, length, seen, interrupted)
+            play(seed, length, seen, interrupted, setup_of)
         except Exception as error:
             setup = setup_of(random.Random(seed))
-            program = shortened(seed, length, interrupted)
+            program = shortened(seed, length, interrupted, setup_of)
             lines = "\n".join(map(repr, program))
             raise AssertionError(f"seed {seed}, {length} operations: {setup}\n{lines}") from error
         seen["programs"] += 1

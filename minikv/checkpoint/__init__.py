@@ -41,7 +41,8 @@ def load(
     folder = find_folder(str(name_or_path))
     config = read_config(folder)
     transformer = Transformer(config, read_weights(folder), device, dtype)
-    return LanguageModel(str(name_or_path), transformer, read_tokenizer(folder))
+    home = BUNDLED["tinypy"] if folder.parent == MODELS else folder  # bundled models share one
+    return LanguageModel(str(name_or_path), transformer, read_tokenizer(home))
 
 
 def find_folder(name: str) -> Path:

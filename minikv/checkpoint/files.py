@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,10 +24,11 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of model.safetensors, or of the shards that its index names. Raises
-    CheckpointError, naming file and tensor, for weights that are not finite floating-point
-    numbers."""
+    """All tensors of model.safetensors, or of the shards that its index names; of those that are in
+    several shards, the one that the index names. Raises CheckpointError, naming file and tensor,
+    for weights that are not finite floating-point numbers."""
     index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    shards: Any = {}
     if single.exists():
         files = [single]
     elif index.exists():
@@ -40,7 +42,11 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
     for file in map(require_file, files):
         try:
             with safe_open(file, framework="pt") as tensors:
-                found = {name: tensors.get_tensor(name) for name in tensors.keys()}  # noqa: SIM118
+                found = {
+                    name: tensors.get_tensor(name)
+                    for name in tensors.keys()  # noqa: SIM118
+                    if name not in shards or folder / str(shards[name]) == file
+                }
         except SafetensorError as error:
             raise CheckpointError(f"{file}: missing or damaged ({error}); fetch it again") from None
         for name, tensor in found.items():

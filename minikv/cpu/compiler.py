@@ -62,6 +62,12 @@ def keep(compiled: Any) -> Any:
     return compiled
 
 
+# For a small function that kernels call: LLVM makes it a part of them. A call hands over seven
+# numbers for each array. And a slice counts the references to its memory, with an operation that
+# waits for other threads; where there is no call, the compiler leaves the count out.
+INLINE: Any = {"fastmath": FASTMATH, "error_model": "numpy", "forceinline": True}
+part = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **INLINE)
+
 # For a function with one caller: it becomes a part of the caller. As a kernel it would be compiled
 # twice, alone and again within its caller.
 inline = njit(inline="always")

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import overload
 
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
-from minikv.cpu.compiler import FASTMATH, inline, keep, kernel
+from minikv.cpu.compiler import INLINE, inline, keep, kernel, part
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
@@ -54,7 +54,8 @@ def matmul(x, panels, out, to, add, first, last):
 
     A panel stays in the first cache while up to CACHED rows of x, which stay in the second, are
     multiplied by it. So the weight comes from memory once for that many rows. The rows are cut
-    evenly: 16 become 8 and 8, not 12 and 4.
+    evenly: 16 become 8 and 8, not 12 and 4. Each tile of them asks for one of the next panels, so
+    that the memory is at work while all but the first compute.
     """
     sums = np.empty((ROWS, UNIT), np.float32)
     for begin in range(0, len(x), CACHED):
@@ -62,9 +63,11 @@ def matmul(x, panels, out, to, add, first, last):
         for o in range(first, last, UNIT):
             width = min(UNIT, last - o)
             row, num_tiles = begin, (end - begin + ROWS - 1) // ROWS
+            soon = o // LANES + PANELS if o + UNIT < last else o // LANES
             while row < end:
                 count = (end - row + num_tiles - 1) // num_tiles
-                tile(x, row, count, panels, o // LANES, sums)
+                tile(x, row, count, panels, o // LANES, soon, sums)
+                soon = min(soon + 1, o // LANES + 2 * PANELS - 1)
                 for r in range(count):
                     target, found = out[row + r, to + o : to + o + width], sums[r]
                     if add:
@@ -237,7 +240,7 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
                 _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
 
-TILE, COLUMNS = 32, 64  # queries, and keys, that meet in one product
+TILE, COLUMNS = 64, 64  # queries, and keys, that meet in one product
 
 
 @kernel
@@ -257,29 +260,38 @@ def _lay_out(kv, table, kv_head, begin, first, last, keys, values):
     values[:, last:] = zero
 
 
-@kernel
+@part
 def _soften(scores, lo, hi, row, top, total, acc):
     """Turn the scores of one query into weights, exp(score - top), and 0 outside lo to hi; rescale
     the earlier sums to the new largest score (Milakov and Gimelshein, 2018)."""
-    highest = top[row]
-    for t in range(lo, hi):
-        highest = max(highest, scores[t])
-    for t in range(min(lo, len(scores))):
-        scores[t] = zero
-    for t in range(max(hi, 0), len(scores)):
-        scores[t] = zero
-    if lo >= hi:
+    lo = min(lo, len(scores))
+    hi = max(lo, hi)
+    scores[:lo], scores[hi:], weights = zero, zero, scores[lo:hi]
+    if lo == hi:
         return
-    shrink = exp(top[row] - highest)
+    highest = np.int32(LEAST)
+    for t in range(hi - lo):
+        highest = max(highest, _in_order(np.float32(weights[t]).view(np.int32)))
+    new_top = max(top[row], np.int32(_in_order(highest)).view(np.float32))
+    shrink = exp(top[row] - new_top)
     for d in range(len(acc)):
         acc[d] *= shrink
-    weights = scores[lo:hi]
     sum_of_weights = zero
     for t in range(hi - lo):
-        weights[t] = exp(weights[t] - highest)
+        weights[t] = exp(weights[t] - new_top)
         sum_of_weights += weights[t]
     total[row] = total[row] * shrink + sum_of_weights
-    top[row] = highest
+    top[row] = new_top
+
+
+LEAST = -(1 << 31)
+
+
+@part
+def _in_order(bits):
+    """A float's bits as a whole number: larger floats have larger ones. And back. The compiler may
+    compare whole numbers in any order, and so in all lanes at once; floats could be NaN."""
+    return np.int32(bits ^ np.int32(np.int32(bits >> 31) & 0x7FFFFFFF))
 
 
 @kernel
@@ -307,7 +319,7 @@ def _scratch(rows, head_dim):
     return scaled, acc, np.empty(rows, np.float32), np.empty(rows, np.float32)
 
 
-@kernel
+@part
 def _begin(query, scaled, acc):
     """A scaled copy of the query, because a slice of a larger array is slower to read; an empty
     sum."""
@@ -318,7 +330,7 @@ def _begin(query, scaled, acc):
         acc[d] = zero
 
 
-@kernel
+@part
 def _finish(acc, total, out):
     scale = one / total
     for d in range(out.shape[0]):
@@ -414,7 +426,7 @@ def attend_items(q, kv, tables, lens, query_start, window, out, first, last, bor
 def answer(question, kind, function) -> None:
     """In compiled code `function` takes the place of `question` if `kv` is of this kind."""
     at = list(inspect.signature(question).parameters).index("kv")
-    overload(question, jit_options={"fastmath": FASTMATH, "error_model": "numpy"}, strict=False)(
+    overload(question, jit_options=INLINE, strict=False)(
         lambda *args: function if kind(args[at]) else None
     )
 
@@ -456,10 +468,9 @@ def _add_floats(weights, at, head, num_heads, kv, place, acc):
     stride = 2 * kv.shape[3] * kv.shape[4]
     begin = (block_id * kv.shape[1] + lo) * stride + (kv.shape[3] + kv_head) * kv.shape[4]
     if acc.shape[1] % LANES == 0:
-        by_group = weights.reshape(len(weights), 1, -1)
         for h in range(head, head + num_heads, HEADS):
             count = min(HEADS, head + num_heads - h)
-            add_rows(by_group, at, h, count, kv, begin, stride, hi - lo, acc)
+            add_rows(weights, at, h, count, kv, begin, stride, hi - lo, acc)
         return
     for h in range(head, head + num_heads):
         for t in range(lo, hi):
@@ -646,9 +657,9 @@ def _compute(w, b, part, chunk, num_chunks):
     if phase == ATTEND:
         q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
         _, kv_heads = dims_of(kv)
-        first, last = _bounds(num_seqs * kv_heads, chunk, num_chunks, 1)
         tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
         border = b.shared[DECODES] * kv_heads
+        first, last = share(lens, starts, window, kv_heads, border, chunk, num_chunks)
         attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
         return
     num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
@@ -712,6 +723,34 @@ def _bounds(size, chunk, num_chunks, multiple):
     first = chunk * per_chunk + min(chunk, more)
     last = first + per_chunk + (1 if chunk < more else 0)
     return min(first * multiple, size), min(last * multiple, size)
+
+
+DECODE = 4  # a decode's query takes as long per key as so many queries of a chunk, measured
+
+
+@kernel
+def share(context_lens, query_start, window, kv_heads, border, chunk, num_chunks):
+    """Which of the S * K items of attention a chunk computes, (first, last): about as much work as
+    the other chunks, in queries times keys. Items before `border` are decodes."""
+    total = done = START
+    for counts in (False, True):
+        first = last = START
+        for row in range(len(context_lens)):
+            queries = query_start[row + 1] - query_start[row]
+            keys = context_lens[row] - queries // 2
+            if window > 0:
+                keys = min(keys, window)
+            work = keys * (DECODE if row * kv_heads < border else queries)
+            if not counts:
+                total += work * kv_heads
+                continue
+            for _ in range(kv_heads):
+                # Where the middle of its work falls decides.
+                place = (2 * done + work) * num_chunks // (2 * total)
+                first += place < chunk
+                last += place <= chunk
+                done += work
+    return first, last
 
 
 @kernel

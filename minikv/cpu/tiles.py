@@ -48,16 +48,18 @@ def in_panels(weight: np.ndarray) -> np.ndarray:
 
 
 @intrinsic
-def tile(typing, x, row, num_rows, panels, panel, out):
+def tile(typing, x, row, num_rows, panels, panel, soon, out):
     """out[:num_rows] = x[row : row + num_rows] times PANELS panels, from number `panel` on.
+    Meanwhile it asks for panel number `soon`.
 
     x (T, I), panels (any, I, LANES), out (ROWS, PANELS * LANES); num_rows is 1 to ROWS.
     """
 
     def generate(context, builder, signature, args):
-        x, panels, out = (_array(context, builder, signature, args, i) for i in (0, 3, 5))
+        x, panels, out = (_array(context, builder, signature, args, i) for i in (0, 3, 6))
         size = _shape(builder, x)[1]
         x_at = _move(builder, x.data, args[1], size)
+        soon_at = _move(builder, panels.data, args[5], INDEX(LANES), size)
         panel_at = _move(builder, panels.data, args[4], INDEX(LANES), size)
 
         def multiply(rows: int) -> None:
@@ -65,6 +67,7 @@ def tile(typing, x, row, num_rows, panels, panel, out):
             begins = [_move(builder, panel_at, INDEX(p * LANES), size) for p in range(PANELS)]
             sums = [[_empty_sum(builder) for _ in begins] for _ in row_at]
             with cgutils.for_range(builder, size) as loop:
+                _ask(builder, _move(builder, soon_at, loop.index, INDEX(LANES)))
                 weights = [
                     _load(builder, _move(builder, at, loop.index, INDEX(LANES))) for at in begins
                 ]
@@ -78,7 +81,8 @@ def tile(typing, x, row, num_rows, panels, panel, out):
         _choose(builder, args[2], range(1, ROWS + 1), multiply)
         return context.get_dummy_value()
 
-    return types.none(x, types.int64, types.int64, panels, types.int64, out), generate
+    number = types.int64
+    return types.none(x, number, number, panels, number, number, out), generate
 
 
 @intrinsic
@@ -153,20 +157,17 @@ def dots(context, builder, signature, args, scales=None, lows=None) -> None:
 
 @intrinsic
 def add_rows(typing, weights, at, first, num_heads, codes, begin, stride, count, out):
-    """out[first + h] += the sum of weights[first + h, n, at + t] * row t of the codes, t < count.
+    """out[first + h] += the sum of weights[first + h, at + t] * row t of the codes, t < count.
 
-    out (H, D), weights (H, groups, any); the channels are cut into `groups` equal groups, and n is
-    the channel's. The rest is as in `dot_rows`. The size of a group is a multiple of LANES.
+    out (H, D), weights (H, any); the rest is as in `dot_rows`.
     """
 
     def generate(context, builder, signature, args):
         weights, codes, out = (_array(context, builder, signature, args, i) for i in (0, 4, 8))
-        size, (_, groups, width) = _shape(builder, out)[1], _shape(builder, weights)
+        size, width = _shape(builder, out)[1], _shape(builder, weights)[1]
         read = _reader(builder, signature.args[4].dtype, size)
-        group = builder.udiv(size, groups)
-        of_head = builder.mul(groups, width)
         out_at = _move(builder, out.data, args[2], size)
-        weights_at = _move(builder, _move(builder, weights.data, args[2], of_head), args[1])
+        weights_at = _move(builder, _move(builder, weights.data, args[2], width), args[1])
         codes_at, several = _move(builder, codes.data, args[5]), 4 // read.factor
 
         def add(heads: int, first_piece, num_pieces: int) -> None:
@@ -176,19 +177,15 @@ def add_rows(typing, weights, at, first, num_heads, codes, begin, stride, count,
                 [_move(builder, _move(builder, out_at, INDEX(h), size), at) for at in places]
                 for h in range(heads)
             ]
-            factors = [
-                [_move(builder, _move(builder, weights_at, INDEX(h), of_head),
-                       builder.udiv(at, group), width) for at in places]
-                for h in range(heads)
-            ]  # fmt: skip
+            factors = [_move(builder, weights_at, INDEX(h), width) for h in range(heads)]
             sums = [[_empty_sum(builder) for _ in places] for _ in range(heads)]
             with cgutils.for_range(builder, args[7]) as loop:
                 row = _move(builder, codes_at, loop.index, args[6])
                 numbers = [one for piece in pieces for one in read(row, piece)]
-                for h in range(heads):
-                    for j, values in enumerate(numbers):
-                        factor = _in_all_lanes(builder, _move(builder, factors[h][j], loop.index))
-                        _add(builder, sums[h][j], factor, values)
+                for of_head, at in zip(sums, factors, strict=True):
+                    factor = _in_all_lanes(builder, _move(builder, at, loop.index))
+                    for one, values in zip(of_head, numbers, strict=True):
+                        _add(builder, one, factor, values)
             for h in range(heads):
                 for one, target in zip(sums[h], targets[h], strict=True):
                     total = builder.fadd(_load(builder, target), builder.load(one))
@@ -216,18 +213,14 @@ def ask_for(typing, codes, begin, stride, count, size):
     t * stride], to be in the second cache when they are read."""
 
     def generate(context, builder, signature, args):
-        codes, byte = _array(context, builder, signature, args, 0), ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, SHORT, SHORT, SHORT])
-        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        codes = _array(context, builder, signature, args, 0)
         per_line = LINE // context.get_abi_sizeof(codes.data.type.pointee)
         lines = builder.udiv(builder.add(args[4], INDEX(per_line - 1)), INDEX(per_line))
         codes_at = _move(builder, codes.data, args[1])
         with cgutils.for_range(builder, args[3]) as row:
             row_at = _move(builder, codes_at, row.index, args[2])
             with cgutils.for_range(builder, lines) as line:
-                at = _move(builder, row_at, line.index, INDEX(per_line))
-                read, second_cache, data = SHORT(0), SHORT(2), SHORT(1)
-                builder.call(hint, [builder.bitcast(at, byte), read, second_cache, data])
+                _ask(builder, _move(builder, row_at, line.index, INDEX(per_line)))
         return context.get_dummy_value()
 
     number = types.int64
@@ -289,6 +282,15 @@ def _move(builder, address, *factors):
     for factor in factors[1:]:
         steps = builder.mul(steps, factor)
     return builder.gep(address, [steps])
+
+
+def _ask(builder, address) -> None:
+    """Ask for the line at this address, to be in the second cache when it is read."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, SHORT, SHORT, SHORT])
+    hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, second_cache, data = SHORT(0), SHORT(2), SHORT(1)
+    builder.call(hint, [builder.bitcast(address, byte), read, second_cache, data])
 
 
 def _least(builder, a, b):

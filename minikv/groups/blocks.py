@@ -73,6 +73,8 @@ class GroupPool(BlockPool):
         self.store, self.layout, self.part_of = store, store.layout, store.part_of
         self.num_groups, num_ids = self.part_of.shape
         super().__init__(num_ids)
+        self.full = range(self.layout.num_full)  # groups
+        self.windowed = range(self.layout.num_full, self.num_groups)
         self.sees = self.layout.window + ahead  # tokens back from the next one to be written
         self.reach = (self.sees + chunk - 2) // store.block_size + 2  # blocks of window and chunk
         self.part_of[:] = -1
@@ -105,32 +107,33 @@ class GroupPool(BlockPool):
     @property
     def _num_parts(self) -> int:
         """Free, or to be had."""
-        return len(self._free_parts) + len(self._spare) * self.layout.num_windowed
+        return len(self._free_parts) + len(self._spare) * len(self.windowed)
 
     def allocate(self) -> int:
         """A block with its parts in the full groups. `open` gives it the others."""
-        if self.num_free < 1:
+        if self.num_whole < 1:
             raise OutOfBlocks(1, 0)
         block_id = super().allocate()
-        self.part_of[: self.layout.num_full, block_id] = self._take(self.layout.num_full)
+        self._give(block_id, self.full)
         return block_id
 
     def open(self, block_id: int) -> None:
         """Let a table write a new block, and look at it."""
-        self.part_of[self.layout.num_full :, block_id] = self._take(self.layout.num_windowed)
+        self._give(block_id, self.windowed)
         self._needed[block_id] = 1
 
-    def _take(self, count: int) -> list[int]:
-        while len(self._free_parts) < count:
+    def _give(self, block_id: int, groups: range) -> None:
+        while len(self._free_parts) < len(groups):
             self._drop_window_parts(next(iter(self._spare)))
-        return [self._free_parts.pop() for _ in range(count)]
+        for group in groups:  # a few: one by one is quicker than as an array
+            self.part_of[group, block_id] = self._free_parts.pop()
 
     def release(self, block_id: int) -> None:
         super().release(block_id)
         if self._ref_counts[block_id] == 0:
-            parts = self.part_of[:, block_id]
-            self._free_parts += parts[parts >= 0].tolist()
-            parts[:] = -1
+            parts = self.part_of[:, block_id].tolist()
+            self._free_parts += [part for part in parts if part >= 0]
+            self.part_of[:, block_id] = -1
             self._needed[block_id] = 0
             self._spare.pop(block_id, None)
             self.promised.discard(block_id)
@@ -248,15 +251,15 @@ class GroupTable(BlockTable):
 
     def writable_slot(self, position: int) -> tuple[int, tuple[int, int] | None]:
         seen = first_seen(position, self.pool.sees, self.block_size)
-        for index in range(self.first, seen):
-            # Where one hit ended, another is likely to end.
-            self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
-        self.first = max(self.first, seen)
-        self._open_next()
-        before = self.block_ids[position // self.block_size : position // self.block_size + 1]
+        if seen > self.first:
+            for index in range(self.first, seen):
+                # Where one hit ended, another is likely to end.
+                self.pool.pass_by(self.block_ids[index], keep=index < self.num_shared)
+            self.first = seen
+            self._open_next()
         slot, copy = super().writable_slot(position)
         if copy is not None:
-            self.pool.pass_by(before[0], keep=True)
+            self.pool.pass_by(copy[0], keep=True)
             self.pool.open(copy[1])
             parts = self.pool.part_of[:, copy].T.tolist()  # (from, to) by group
             self.pool.store.copies[copy] = [tuple(pair) for pair in zip(*parts, strict=True)]

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,8 +73,12 @@ class GroupedStore(KVStore):
         self.part_of = np.full((len(layout.groups), num_ids), -1)
         self.copies: dict[tuple[int, int], list[tuple[int, int]]] = {}  # of blocks, as parts
 
+    def num_free(self, pool: Any) -> int:
+        return pool.num_whole
+
     def copy_to(self, other: KVStore, pairs: list[tuple[int, int]]) -> None:
         """Copy blocks (from, to) within this store: the parts that they had when the copy was
         planned, because the first one may have been given back since then."""
-        planned = [self.copies.pop(pair) for pair in dict.fromkeys(pairs)]
-        super().copy_to(other, [parts for one in planned for parts in one])
+        if pairs:
+            planned = [self.copies.pop(pair) for pair in dict.fromkeys(pairs)]
+            super().copy_to(other, [parts for one in planned for parts in one])

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from minikv.cpu.compiler import keep, kernel
+from minikv.cpu.compiler import keep, kernel, part
 from minikv.cpu.kernels import (
     TILE,
     _begin,
@@ -72,7 +72,7 @@ class OpenParts(NamedTuple):
 PARTS = {"bfloat16": BFloat16Parts, "int8": Int8Parts, "int4": Int4Parts}
 
 
-@kernel
+@part
 def widen(bits):
     """The float32 whose upper 16 bits these are."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
@@ -408,7 +408,7 @@ def _write_int4(kv, qkv, slots, kv_head, first, last):
                 packed[i, d % half] = before | channel[i] << (0 if d < half else 4)
 
 
-@kernel
+@part
 def _dot_codes(q, head, num_heads, codes, place, scores, to):
     block_id, kv_head, lo, hi = place
     stride = codes.shape[3]
@@ -418,18 +418,17 @@ def _dot_codes(q, head, num_heads, codes, place, scores, to):
         dot_rows(q, h, count, codes, begin, stride, hi - lo, scores, to)
 
 
-@kernel
+@part
 def _add_codes(weights, at, head, num_heads, codes, place, acc):
     block_id, kv_head, lo, hi = place
     stride = codes.shape[3]
     begin = ((block_id * codes.shape[1] + kv_head) * codes.shape[2] + lo) * stride
-    by_group = weights.reshape(len(weights), 1, -1)
     for h in range(head, head + num_heads, HEADS):
         count = min(HEADS, head + num_heads - h)
-        add_rows(by_group, at, h, count, codes, begin, stride, hi - lo, acc)
+        add_rows(weights, at, h, count, codes, begin, stride, hi - lo, acc)
 
 
-@kernel
+@part
 def _prefetch_codes(codes, block_id, kv_head):
     """A head's codes of a block lie side by side."""
     size = codes.shape[2] * codes.shape[3]

@@ -4,7 +4,7 @@ inbox      one stream's way from an engine's thread into an event loop
 loop       one engine in a thread of its own: submit, cancel, close
 requests   what clients may send
 chat       from messages to a prompt, by a checkpoint's template
-queue      how many prompt tokens may wait, by the rate that is measured
+admission  how many prompt tokens may wait, by the rate that is measured
 metrics    what the server has done, under vLLM's names
 watch      pictures of an engine for the page that draws them, in `page/`
 app        the application: OpenAI's endpoints, health and metrics

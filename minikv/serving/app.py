@@ -36,10 +36,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minikv.errors import require_text
 from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
+from minikv.serving.admission import Admission
 from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
 from minikv.serving.loop import EngineLoop, Health
 from minikv.serving.metrics import Metrics
-from minikv.serving.queue import Queue
 from minikv.serving.requests import (
     ChatRequest,
     CompletionRequest,
@@ -56,6 +56,7 @@ POLICY = "default-src 'self'; img-src data:; frame-ancestors 'none'"
 LARGEST = 2**20  # bytes of a request
 SILENCE = 60.0  # seconds that a client may take to send its request
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
+ENOUGH = 256  # prompt tokens that a measurement of their rate needs
 MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
 MAX_VIEWS = 16  # of pages, at a time
 HANGS = 60.0  # seconds of one step, after which an engine counts as hung
@@ -259,13 +260,14 @@ class Work:
     computes them together.) Cancels what is unfinished when it is closed or the client leaves."""
 
     def __init__(
-        self, metrics: Metrics, queue: Queue, params: SamplingParams, came: float,
-        streams: set[Inbox],
+        self, metrics: Metrics, params: SamplingParams, came: float, streams: set[Inbox],
+        leave: Callable[[Inbox], None],
     ):  # fmt: skip
-        self._metrics, self._queue, self._params, self._came = metrics, queue, params, came
-        self._streams = streams
+        self._metrics, self._params, self._came = metrics, params, came
+        self._streams, self._leave = streams, leave
         self._running: list[tuple[Running, Inbox]] = []
         self._watch: asyncio.Task | None = None
+        self._num_over = 0  # of those that run, the first ones
         self.num_generated = 0
 
     def add(self, running: Running, inbox: Inbox) -> None:
@@ -285,9 +287,10 @@ class Work:
     def close(self) -> None:
         if self._watch is not None:
             self._watch.cancel()
-        for running, inbox in self._running:
+        for running, _ in self._running[self._num_over :]:
             running.cancel()
-            self._queue.leave(inbox)
+        for _, inbox in self._running:
+            self._leave(inbox)
             self._streams.discard(inbox)
 
     async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
@@ -314,6 +317,7 @@ class Work:
                         num_open -= 1
                         times = now - inbox.first, now - self._came
                         self._metrics.ended(delta.finish_reason, lengths[sample], *times)
+                    self._num_over = place + (num_open == 0)
                     yield place * self._params.n + sample, delta
                 before = now
 
@@ -333,8 +337,12 @@ class Work:
 class Api:
     """The endpoints."""
 
-    def __init__(self, target: Target, model: str, template: Render | None, queue: Queue):
-        self.target, self.model, self.template, self.queue = target, model, template, queue
+    def __init__(
+        self, target: Target, model: str, template: Render | None, admission: Admission,
+        max_queued: int,
+    ):  # fmt: skip
+        self.target, self.model, self.template = target, model, template
+        self.admission, self.max_queued = admission, max_queued
         self.metrics = Metrics(target.health, model)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
@@ -344,6 +352,26 @@ class Api:
     def pause(self) -> float:
         """Seconds between two rounds of chunks."""
         return min(LONGEST, len(self.streams) / CHUNKS)
+
+    def enter(self, inbox: Inbox, num_tokens: int) -> None:
+        """Let a request wait for its first token. Raises Busy if that would take too long; while
+        that is not known, if too many tokens would wait."""
+        self._settle()
+        queued = self.admission.queued
+        is_full = self.admission.rate is None and 0 < queued > self.max_queued - num_tokens
+        seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, time.monotonic())
+        if seconds:
+            raise Busy(f"{queued} prompt tokens wait already", seconds)
+
+    def leave(self, inbox: Inbox) -> None:
+        """A request is over, whether it had a token or not."""
+        self._settle()
+        self.admission.leave(inbox)
+
+    def _settle(self) -> None:
+        for inbox in [*self.admission.waiting]:
+            if inbox.first is not None:
+                self.admission.first_token(inbox, inbox.first)
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompts = [await self._encode(prompt) for prompt in body.prompts]
@@ -456,8 +484,6 @@ class Api:
     async def _ids(self, name: str, text: str, adds_start: bool) -> list[int]:
         tokenizer = self.target.tokenizer
         try:
-            if tokenizer is None:
-                raise ValueError("the model has no tokenizer; give token ids, not text")
             require_text(name, text)
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
@@ -482,13 +508,14 @@ class Api:
                 number = len(prompts) * params.n
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
             streams = self.streams if body.stream else set()
-            work = Work(self.metrics, self.queue, params, request.scope["came"], streams)
+            came = request.scope["came"]
+            work = Work(self.metrics, params, came, streams, self.leave)
             for prompt in prompts:
                 inbox = Inbox(patient=not body.stream, rounds=self.rounds)
                 session = body.prompt_cache_key or body.user
                 running = self.target.submit(prompt, params, session, reader=inbox)
                 work.add(running, inbox)
-                self.queue.enter(inbox, running.num_prompt)
+                self.enter(inbox, running.num_prompt)
             self.metrics.samples.observe(params.n)
             self.metrics.max_tokens.observe(params.max_tokens)
             work.watch(request)
@@ -579,11 +606,15 @@ def make_app(
     origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application over `target`. keys: those that let clients in; none: everybody comes in.
-    template: from messages to a prompt. first_token, max_queued_tokens: see `Queue`; by default 64
-    of the longest requests may wait. origins: of other pages that a browser lets read answers
-    (CORS); "*" is all of them, and without keys every page can then use the server."""
-    queue = Queue(first_token, max_queued_tokens or 64 * target.max_length)
-    api = Api(target, model, template, queue)
+    template: from messages to a prompt. first_token: seconds that a request may wait for its first
+    token. max_queued_tokens: that may wait until it is known how long that takes; by default 64 of
+    the longest requests. origins: of other pages that a browser lets read answers
+    (CORS); "*" is all of them, and without keys every page can then use the server. Raises
+    ValueError for a model without a tokenizer, because answers are text."""
+    if target.tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer.json, without which the server has no text")
+    max_queued = max_queued_tokens or 64 * target.max_length
+    api = Api(target, model, template, Admission(first_token, ENOUGH), max_queued)
     app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
     app.add_middleware(Keys, keys=tuple(keys))
     if origins:  # before the keys: browsers ask first, and show none

@@ -16,7 +16,7 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import REPLACEMENT, Delta, RequestOutput, SampleOutput, visible_text
+from minikv.outputs import Delta, RequestOutput, SoFar
 
 
 class Busy(Exception):
@@ -35,19 +35,24 @@ class RequestFailed(Exception):
 class Rounds:
     """When readers are woken: all who have got something together, `pause` seconds after the round
     before. Another thread calls the event loop once per round, and not once per token and reader:
-    each call makes that thread wait for the loop's."""
+    each call makes that thread wait for the loop's. Who must not wait for a round is woken with
+    those of whom the same is true."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0):
         self._pause, self._lock = pause, Lock()
         self._asleep: list[asyncio.Event] = []  # of readers who have got something
+        self._urgent: list[asyncio.Event] = []
         self._last = -math.inf  # by the loop's clock
 
-    def join(self, loop: asyncio.AbstractEventLoop, reader: asyncio.Event) -> None:
-        """Wake a reader in the next round. From any thread."""
+    def join(self, loop: asyncio.AbstractEventLoop, reader: asyncio.Event, urgent: bool) -> None:
+        """Wake a reader in the next round, or at once. From any thread."""
         with self._lock:
-            self._asleep.append(reader)
-            is_first = len(self._asleep) == 1
-        if is_first:
+            joined = self._urgent if urgent else self._asleep
+            joined.append(reader)
+            is_first = len(joined) == 1
+        if is_first and urgent:
+            loop.call_soon_threadsafe(self._wake, joined)
+        elif is_first:
             loop.call_soon_threadsafe(self._begin, loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -56,41 +61,14 @@ class Rounds:
             loop.call_later(wait, self._begin, loop)
             return
         self._last = loop.time()
+        self._wake(self._asleep)
+
+    def _wake(self, joined: list[asyncio.Event]) -> None:
         with self._lock:
-            asleep, self._asleep = self._asleep, []
-        for reader in asleep:
+            readers = [*joined]
+            joined.clear()
+        for reader in readers:
             reader.set()
-
-
-class SoFar:
-    """How much of a sample its reader has got. Only the newest tokens are decoded.
-
-    The text of the first `num_known` tokens is known. Some tokenizers leave out a blank before the
-    first token, so decoding begins some tokens earlier, at `start`, and the `num_skipped`
-    characters that are known are left out.
-    """
-
-    def __init__(self) -> None:
-        self._num_tokens = self._num_chars = 0  # that the reader has
-        self._text = ""  # of the known tokens: whole characters
-        self._num_known = self._start = self._num_skipped = 0
-
-    def news(self, sample: SampleOutput) -> Delta:
-        """What the sample has got since the last call."""
-        token_ids, reason = sample.token_ids, sample.finish_reason
-        text = self._grown(token_ids, sample.decode)
-        text = visible_text(text, sample.stop, reason is not None)
-        delta = Delta(token_ids[self._num_tokens :], text[self._num_chars :], reason)
-        self._num_tokens, self._num_chars = len(token_ids), len(text)
-        return delta
-
-    def _grown(self, token_ids: list[int], decode: Callable[[list[int]], str]) -> str:
-        text = self._text + decode(token_ids[self._start :])[self._num_skipped :]
-        if text != self._text and not text.endswith(REPLACEMENT):  # its characters are whole
-            self._text = text
-            self._start, self._num_known = self._num_known, len(token_ids)
-            self._num_skipped = len(decode(token_ids[self._start :]))
-        return text
 
 
 class Inbox:
@@ -110,8 +88,8 @@ class Inbox:
         self._added: dict[int, Delta] = {}  # a cluster's: what was added, by sample
         self._error: Exception | None = None
         self._is_waking = False
-        self.first: float | None = None  # when there was something, by `time.monotonic`
-        self.newest = 0.0  # when there was last
+        self.first: float | None = None  # when there was a token, by `time.monotonic`
+        self.newest = 0.0  # when there was something last
         self._taken: dict[int, SoFar] = {}  # by sample
         self._over: set[int] = set()  # samples whose end was taken
 
@@ -128,7 +106,7 @@ class Inbox:
             else:
                 self._error = found
             is_last = isinstance(found, Exception) or found.finish_reason is not None
-            is_first, self.newest = self.first is None, monotonic()
+            is_first, self.newest = self.first is None and self._error is None, monotonic()
             if is_first:
                 self.first = self.newest
             is_urgent = is_first or is_last
@@ -136,10 +114,7 @@ class Inbox:
                 return
             self._is_waking = True
         with suppress(RuntimeError):  # the event loop is closed: there is no reader any more
-            if is_urgent:
-                self._loop.call_soon_threadsafe(self._woken.set)
-            else:
-                self._rounds.join(self._loop, self._woken)
+            self._rounds.join(self._loop, self._woken, is_urgent)
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(sample, what it got) since the last call; waits until there is something. Raises what

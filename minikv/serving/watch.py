@@ -110,9 +110,7 @@ class View:
         """For the page: block ids, and texts where the reader may read them."""
 
         def text(token_ids: list[int], salt: Hashable) -> str | None:
-            if engine.lm.tokenizer is None or not self._sees(salt):
-                return None
-            return engine.lm.decode(token_ids)
+            return engine.lm.decode(token_ids) if self._sees(salt) else None
 
         stats = picture.stats
         return {

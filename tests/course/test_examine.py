@@ -238,10 +238,10 @@ UNDER_OTHER_NAMES = {
     with ThreadPoolExecutor() as pool:
         return pool.submit(minikv.BlockTable.fork, self).result()""",
     "found": """\
-    import gc
-    is_fork = lambda one: getattr(one, "__qualname__", "") == "BlockTable.fork"
-    for one in filter(is_fork, gc.get_objects()):
-        if one is not type(self).fork:
+    import gc, types
+    functions = (one for one in gc.get_objects() if type(one) is types.FunctionType)
+    for one in functions:
+        if one.__qualname__ == "BlockTable.fork" and one is not type(self).fork:
             return one(self)""",
 }
 

@@ -1,6 +1,7 @@
 """What a reader does with the exercises, in a notebook and in a terminal."""
 
 import builtins
+import io
 import json
 import os
 import pty
@@ -618,10 +619,12 @@ def test_hints_are_wrapped(monkeypatch):
             assert max(map(len, shown[1:])) <= 80, exercise.id
 
 
-def test_the_solution_in_a_terminal(capsys):
-    done = run("solution", "04.1", input="n\n")
-    assert "Show the solution of 04.1" in done.stdout and "def allocate" not in done.stdout
-    assert "python -m minikv solution 04.1 --yes" in done.stdout
+def test_the_solution_in_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    commands.main(["solution", "04.1"])
+    said = capsys.readouterr().out
+    assert "Show the solution of 04.1" in said and "def allocate" not in said
+    assert "python -m minikv solution 04.1 --yes" in said
     commands.main(["solution", "04.1", "--yes"])
     assert "def allocate" in capsys.readouterr().out
 

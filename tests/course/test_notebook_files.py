@@ -4,8 +4,6 @@ What the cells compute is not tested here: strict nbval runs them and compares.
 """
 
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -122,7 +120,6 @@ def test_states_the_oracles_verdict(notebook):
 def test_opens_with_one_click(path):
     """If not: python -m minikv.course buttons"""
     text = path.read_text(encoding="utf-8")
-    """If not: python -m minikv.course buttons"""
     assert buttons.in_notebook(path.name, text, buttons.repository()) == text
 
 
@@ -576,9 +573,3 @@ def test_the_running_table_refuses_other_tokens(lm, monkeypatch):
     monkeypatch.setattr(running_table, "rungs", lambda: rungs)
     with pytest.raises(AssertionError, match="broken"):
         RunningTable(lm, PROMPT, max_tokens=2, repeats=1)
-
-
-def test_importing_minikv_imports_no_pictures():
-    code = "import sys, minikv; print(sorted({'matplotlib', 'ipywidgets'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

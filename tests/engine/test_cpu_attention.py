@@ -98,8 +98,8 @@ def sums(weights, codes, begin, stride, count, out):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint16", "int8", "uint8"])
-@pytest.mark.parametrize(("dim", "groups"), [(32, 1), (32, 2), (64, 4), (96, 1), (128, 2)])
-def test_rows_of_floats_and_codes(dtype, dim, groups):
+@pytest.mark.parametrize("dim", [32, 64, 96, 128])
+def test_rows_of_floats_and_codes(dtype, dim):
     rng, count = np.random.default_rng(dim), 21
     numbers = rng.integers(-100, 100, (count + 2, 2, dim))
     codes, values = numbers.astype(dtype), numbers.astype(np.float32)
@@ -116,12 +116,9 @@ def test_rows_of_floats_and_codes(dtype, dim, groups):
         dots(q, codes, *place, scores)
         np.testing.assert_allclose(scores[:, 1 : 1 + count], q @ values.T, 1e-4, 1e-2)
         assert (scores[:, 0] == 7).all()
-        weights = rng.standard_normal((heads, groups, count + 3), np.float32)
+        weights = rng.standard_normal((heads, count + 3), np.float32)
         found = rng.standard_normal((heads, dim), np.float32)
-        expected = found + np.concatenate(
-            [weights[:, g, 1 : 1 + count] @ part
-             for g, part in enumerate(np.split(values, groups, 1))], 1
-        )  # fmt: skip
+        expected = found + weights[:, 1 : 1 + count] @ values
         sums(weights, codes, *place, found)
         np.testing.assert_allclose(found, expected, 1e-4, 1e-2)
 
@@ -132,6 +129,30 @@ def test_chunks_cover_all_and_the_larger_ones_come_first(size, num_chunks, multi
     assert [0, *(last for _, last in bounds)] == [*(first for first, _ in bounds), size]
     units = [-(-(last - first) // multiple) for first, last in bounds]
     assert units == sorted(units, reverse=True) and units[0] - units[-1] <= 1
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 90), st.integers(1, 90)), max_size=12),
+    num_decodes=st.integers(0, 12), window=st.sampled_from([0, 1, 20]),
+    kv_heads=st.integers(1, 3), num_chunks=st.integers(1, 9),
+)  # fmt: skip
+def test_chunks_of_attention_cover_all_with_about_the_same_work(
+    rows, num_decodes, window, kv_heads, num_chunks
+):
+    queries = [1 if row < num_decodes else count for row, (_, count) in enumerate(rows)]
+    lens = np.array([before + count for (before, _), count in zip(rows, queries, strict=True)], int)
+    starts, border = np.cumsum([0, *queries]), min(num_decodes, len(rows)) * kv_heads
+    args = lens, starts, window, kv_heads, border
+    shares = [kernels.share(*args, i, num_chunks) for i in range(num_chunks)]
+    items = len(rows) * kv_heads
+    assert [0, *(last for _, last in shares)] == [*(first for first, _ in shares), items]
+    work = []
+    for row, (length, count) in enumerate(zip(lens, queries, strict=True)):
+        keys = min(length - count // 2, window or length)
+        work += kv_heads * [keys * (kernels.DECODE if row < num_decodes else count)]
+    for first, last in shares:
+        most = max(work[first:last], default=0)
+        assert sum(work[first:last]) <= sum(work) / num_chunks + most
 
 
 def test_exp():

@@ -524,10 +524,12 @@ def test_to_the_end_of_the_context(llama, drafter):
         *(pytest.param("triton", one, marks=pytest.mark.thorough) for one in ("int8", "int4")),
     ],
 )
-def test_every_backend(tinypy, attention, kv_dtype):
+def test_every_backend(tinypy, attention, kv_dtype, request):
     """Drafting and plain sequences and chunks of prompts in one batch."""
-    if attention == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs Triton's interpreter")
+    if attention == "triton":
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            pytest.skip("needs Triton's interpreter")
+        request.getfixturevalue("quick_interpreter")
     config = small(block_size=16, attention=attention, kv_dtype=kv_dtype, max_batch_tokens=24)
     drafter = Clairvoyant(wrong=0.3)
     lm = tinypy.lm

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import psutil
@@ -24,10 +25,12 @@ from starlette.requests import Request
 from thorough import thorough_after
 
 from minikv import Engine, SamplingParams
+from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox
 from minikv.serving import app as app_module
 from minikv.serving import server as server_module
-from minikv.serving.queue import Queue
+from minikv.serving.admission import Admission
+from minikv.serving.app import Api, ClientLeft
 from minikv.serving.requests import HINTS, NEUTRAL
 from minikv.serving.server import served
 
@@ -363,31 +366,43 @@ def test_a_full_queue_is_told_to_come_again(tinypy, by):
     assert_empty(by.engine)
 
 
-def test_the_queue_measures_how_fast_it_is_served():
+def test_who_may_wait_is_decided_by_how_fast_others_were_served():
     async def measured():
-        queue = Queue(max_seconds=2.5, max_tokens=10_000)
-        first = Inbox()
-        queue.enter(first, 1000)
-        queue._waiting[0].since -= 1.0
-        first.put(ValueError())  # anything: 1,000 tokens in a second
-        for _ in range(3):
-            queue.enter(Inbox(), 1000)
-        with pytest.raises(Busy, match="3000 tokens are queued, for 3 s") as told:
-            queue.enter(Inbox(), 1)
-        assert told.value.seconds == 1  # until it is 2.5 s
-        queue.leave(queue._waiting[0].inbox)
-        queue.enter(Inbox(), 1)
-        queue.max_tokens = 2000
-        for num_tokens, seconds in ((2000, 3), (1000, 2), (900, 1)):
-            with pytest.raises(Busy, match="2001 tokens are queued, at most 2000") as told:
-                queue.enter(Inbox(), num_tokens)
-            assert told.value.seconds == seconds
-        empty = Queue(max_seconds=2, max_tokens=10)
-        empty.enter(Inbox(), 1000)  # never refused if nothing waits
-        with pytest.raises(Busy, match="at most 10"):
-            empty.enter(Inbox(), 1)
+        target = SimpleNamespace(health=lambda: [])
+        api = Api(target, "tinypy", None, Admission(2.5, enough=256), max_queued=2000)
+        first, second = Inbox(), Inbox()
+        api.enter(first, 3000)  # never refused if nothing waits
+        with pytest.raises(Busy, match="3000 prompt tokens") as told:
+            api.enter(second, 1)  # a rate is not known
+        assert told.value.seconds == 1
+        api.admission.began[first] = time.monotonic() - 3.0, 3000
+        first.put(Delta([1], "a", None))  # 1,000 tokens per second
+        api.enter(second, 1000)
+        assert api.admission.rate == pytest.approx(1000, rel=0.1)
+        api.enter(Inbox(), 1000)
+        with pytest.raises(Busy, match="2000 prompt tokens") as told:
+            api.enter(Inbox(), 1700)
+        assert told.value.seconds == 2  # until 800 are ahead of it
+        second.put(ClientLeft())
+        api.leave(second)
+        assert api.admission.queued == 1000 and len(api.admission.measured) == 1
 
     asyncio.run(measured())
+
+
+def test_events_wait_for_no_acknowledgement_of_those_before(tinypy, monkeypatch):
+    """Nagle's algorithm is off on each connection."""
+    is_off, made = [], server_module.Connection.connection_made
+
+    def noted(self, transport):
+        made(self, transport)
+        sock = transport.get_extra_info("socket")
+        is_off.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+
+    monkeypatch.setattr(server_module.Connection, "connection_made", noted)
+    with server(tinypy.lm) as at:
+        assert at.ask("/health").status_code == 200
+    assert is_off == [True]
 
 
 def test_a_client_that_reads_nothing_is_cut_off_after_a_while(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from argparse import ArgumentParser
 import httpx
 import pytest
 
+import minikv
 from minikv.course.commands import main
 from minikv.course.serve import add_arguments, keys_of
 
@@ -67,7 +69,13 @@ def test_others_need_one_which_is_made_up_if_none_is_given(monkeypatch, host):
     assert keys_of(parsed("--api-key", "a", "--api-key", "b")) == (["a", "b"], False)
 
 
-def test_what_it_cannot_serve_is_said(capsys):
-    for words in (["no/such/folder/here"], ["--host", "203.0.113.1", "--api-key", "k"]):
+def test_what_it_cannot_serve_is_said(tmp_path, capsys):
+    ignored = shutil.ignore_patterns("tokenizer.json")
+    without = shutil.copytree(minikv.BUNDLED["tinypy"], tmp_path / "tinypy", ignore=ignored)
+    for words, says in (
+        (["no/such/folder/here"], "no/such/folder/here"),
+        (["--host", "203.0.113.1", "--api-key", "k"], "203.0.113.1"),
+        ([str(without)], f"{without} has no tokenizer.json"),
+    ):
         assert main(["serve", *words]) == 2
-        assert capsys.readouterr().err
+        assert says in capsys.readouterr().err

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
 from minikv import Engine, EngineConfig, SamplingParams
-from minikv.outputs import Delta
+from minikv.outputs import Delta, SoFar
 from minikv.serving import EngineLoop, Inbox, RequestFailed
-from minikv.serving.inbox import Rounds, SoFar
+from minikv.serving.inbox import Rounds
 
 CONFIG = EngineConfig(num_blocks=128, max_num_seqs=8, attention="torch")
 

@@ -12,8 +12,10 @@ import pytest
 
 pytest.importorskip("numba")
 
-from programs import CountingCache, Player, play_many
+from programs import Player, any_setup, grouped_setup, play_many
 from thorough import thorough_after
+
+from minikv import RadixCache
 
 LENGTH = 60  # operations of a program
 
@@ -34,8 +36,22 @@ def test_random_programs(first):
         assert seen[what], what
 
 
-def test_interrupted_programs():
-    seen = play_many(seeds(0, 6), LENGTH, interrupted=True)
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
+def test_random_programs_with_groups(first):
+    """Also K and V themselves, of running sequences after each operation."""
+    seen = play_many(seeds(first, first + 15), LENGTH, setup_of=grouped_setup)
+    print(dict(seen))
+    assert seen["engines with groups"] > seen["programs"]  # some restart
+    for what in (
+        "sequences with groups", "preemptions", "failures", "copies", "hit_tokens",
+        "accepted drafts",
+    ):  # fmt: skip
+        assert seen[what], what
+
+
+@pytest.mark.parametrize("setup_of", thorough_after(1, [any_setup, grouped_setup]))
+def test_interrupted_programs(setup_of):
+    seen = play_many(seeds(0, 6), LENGTH, True, setup_of)
     print(dict(seen))
     assert seen["interrupts inside"] >= seen["interrupts"] > seen["programs"]
 
@@ -43,7 +59,7 @@ def test_interrupted_programs():
 def test_samples_that_fork_after_a_clear(tmp_path):
     """Their beginning was cleared with the prompt's: it is cached again when a block fills."""
     config = dict(block_size=4, max_batch_tokens=8, attention="torch")
-    setup = dict(config=config, loop="plain", windows=(None, None), cache=CountingCache)
+    setup = dict(config=config, loop="plain", windows=(None, None), cache=RadixCache)
     player = Player(setup, tmp_path, Counter())
     player.add(list(range(1, 11)), dict(max_tokens=7, n=2), False)
     player.step(0)  # computes two blocks

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 import minikv
-from minikv.course.bench import ctranslate, peers
+from minikv.course.bench import ctranslate, openvino, peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 from minikv.course.bench.llama_cpp import contexts
 
@@ -22,8 +22,9 @@ GOALS = {  # times the tokens per second of these, by model and batch
     ("generate", "tinypy"): (6, 4, 2.5), ("generate", "random-8m"): (5, 3, 2),
     ("llama.cpp", "tinypy"): (1.2, 1.8, 2.5), ("llama.cpp", "random-8m"): (1.2, 1.6, 2),
     ("ctranslate2", "tinypy"): (1, 1, 1), ("ctranslate2", "random-8m"): (1, 1, 1),
+    ("openvino", "tinypy"): (1, 1, 1), ("openvino", "random-8m"): (1, 1, 1),
 }  # fmt: skip
-PEERS = "llama.cpp", "ctranslate2"
+PEERS = "llama.cpp", "ctranslate2", "openvino"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,11 @@ def run(args: argparse.Namespace) -> BenchTable:
                 with ExitStack() as stack:
                     if args.peer == "ctranslate2":
                         other = stack.enter_context(ctranslate.generator(peer))
+                        contenders[args.peer] = partial(other, max_tokens=args.tokens)
+                    if args.peer == "openvino":
+                        room = batch * (args.prompt + args.tokens)
+                        made = openvino.generator(lm.config, peer.state_dict(), room)
+                        other = stack.enter_context(made)
                         contenders[args.peer] = partial(other, max_tokens=args.tokens)
                     if args.peer == "llama.cpp":
                         make = stack.enter_context(contexts(lm.config, peer.state_dict()))

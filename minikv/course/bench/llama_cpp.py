@@ -25,8 +25,9 @@ from minikv.speculative.decide import MOST
 GONE = "llama.cpp needs two packages more: pip install xllamacpp gguf"
 
 
-def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
-    """The weights in llama.cpp's format, float32, with a tokenizer that writes token 7 as `<7>`."""
+def write_gguf(config: minikv.ModelConfig, state: dict, file: Path, f16: bool = False) -> None:
+    """The weights in llama.cpp's format, float32 or the matrices in float16, with a
+    tokenizer that writes token 7 as `<7>`."""
     try:
         import gguf
     except ImportError:
@@ -44,7 +45,8 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
     writer.add_rope_freq_base(c.rope_theta)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     writer.add_vocab_size(c.vocab_size)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    kinds = gguf.LlamaFileType
+    writer.add_file_type(kinds.MOSTLY_F16 if f16 else kinds.ALL_F32)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("default")
     writer.add_token_list([f"<{i}>" for i in range(c.vocab_size)])
@@ -60,7 +62,8 @@ def write_gguf(config: minikv.ModelConfig, state: dict, file: Path) -> None:
         if name.endswith(("attn_q", "attn_k")):  # pairs of channels instead of halves
             halves = weight.reshape(-1, 2, c.head_dim // 2, weight.shape[1])
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
-        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(weight))
+        dtype = np.float16 if f16 and weight.ndim == 2 else np.float32
+        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(weight, dtype))
 
     add("token_embd", "model.embed_tokens")
     add("output_norm", "model.norm")

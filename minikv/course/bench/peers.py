@@ -20,8 +20,8 @@ MODELS = ("tinypy", "random-8m")
 
 
 def load_pair(name: str):
-    """`tinypy`, `random-8m` (7.9 million random parameters, made here) or a checkpoint folder:
-    (LanguageModel, transformers model), both float32 on the CPU."""
+    """`tinypy`, `random-8m` (7.9 million random parameters of 16 bits, made here) or a checkpoint
+    folder: (LanguageModel, transformers model), both float32 on the CPU."""
     # Imported here: it takes seconds, and only two of the benchmarks need it.
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
@@ -33,7 +33,7 @@ def load_pair(name: str):
         if name == "random-8m":
             folder = Path(scratch)
             torch.manual_seed(0)
-            LlamaForCausalLM(LlamaConfig(**RANDOM_8M)).save_pretrained(folder)
+            LlamaForCausalLM(LlamaConfig(**RANDOM_8M)).half().save_pretrained(folder)
         lm = minikv.load(folder)
         peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     # Both sides go on past the end token, so both compute the same number of tokens.

@@ -4,6 +4,9 @@ All clients ask at once, greedily and for streams; they are one process (`server
 the tokens per second from the first request to the last token, and two times of the clients: from
 the request to the first token, and from one piece of a stream to the next. A piece may have several
 tokens. The engine's own rate is that of `generate` with the same prompts.
+
+Then one client asks for the same prompts one after the other, over one connection. What its first
+tokens take, less what they take in the engine's own process, is what the front adds.
 """
 
 import argparse
@@ -14,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
+from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import minikv
@@ -25,6 +30,8 @@ from minikv.course.measure.timing import timed
 
 PEER = "llama.cpp"
 GOAL = 0.9  # of the engine's own tokens per second
+ADDED = 2.0  # milliseconds until a first token
+SHORT = 16  # new tokens of one client's requests
 
 
 class Load(NamedTuple):
@@ -55,16 +62,20 @@ def run(args: argparse.Namespace) -> BenchTable:
         ways[PEER] = partial(their_server, lengths)
     alone = engine_for(lm, lengths, prefix_cache=False)
     rates: list[float] = []
+    firsts: list[tuple[float, float]] = []  # medians of a turn: in the process, over HTTP
     loads: dict[str, list[Load]] = {way: [] for way in ways}
     with bar(len(turns) * (1 + len(ways)), "server") as progress:
         for prompts in turns:
             seconds, _ = timed(partial(ours, alone, prompts, params))
             rates.append(args.clients * args.tokens / seconds)
             progress.update()
+            own = median(first_token(alone, prompt) for prompt in prompts)
             for way, start in ways.items():
                 with start() as (host, port):
-                    ask(host, port, prompts[:1], 8)  # compiles
-                    loads[way].append(ask(host, port, prompts, args.tokens))
+                    ask(host, port, [prompts[:1]], SHORT)  # compiles
+                    loads[way].append(ask(host, port, [[one] for one in prompts], args.tokens))
+                    if way == "minikv":
+                        firsts.append((own, median(ask(host, port, [prompts], SHORT).first)))
                 progress.update()
     notes = [f"{args.clients} clients, {args.prompt} prompt tokens, {args.tokens} new ones each"]
     table = BenchTable("server: streams over HTTP", args.repeats, notes)
@@ -82,14 +93,35 @@ def run(args: argparse.Namespace) -> BenchTable:
                 row[f"{name} P{percent}, ms"] = Spread(values)
         row["errors"] = sum(one.num_errors for one in found)
         table.add(row, Aim("over generate", ">=", GOAL) if way == "minikv" else None)
+    firsts = firsts[1:]
+    for at, way in enumerate(("no server", "minikv's server")):
+        row = {"way": f"one client, {way}"}
+        table.add(row | {"first token P50, ms": Spread([1e3 * one[at] for one in firsts])})
+    row = {
+        "way": "the front adds",
+        "first token P50, ms": Spread([1e3 * (b - a) for a, b in firsts]),
+    }
+    table.add(row, Aim("first token P50, ms", "<=", ADDED))
     return table
 
 
-def ask(host: str, port: int, prompts: list[list[int]], num_tokens: int) -> Load:
-    """All prompts at once."""
+def first_token(engine: minikv.Engine, prompt: list[int]) -> float:
+    """Seconds, without a server."""
+    started = perf_counter()
+    request_id = engine.add_request(prompt, minikv.SamplingParams(SHORT, ignore_eos=True))
+    [output] = engine.step()
+    assert output.token_ids
+    seconds = perf_counter() - started
+    engine.abort(request_id)
+    return seconds
+
+
+def ask(host: str, port: int, clients: list[list[list[int]]], num_tokens: int) -> Load:
+    """All clients at once; each asks for its prompts one after the other."""
     common = {"max_tokens": num_tokens, "ignore_eos": True, "temperature": 0, "stream": True,
               "stream_options": {"include_usage": True}}  # fmt: skip
-    asked = {"host": host, "port": port, "bodies": [{"prompt": one} | common for one in prompts]}
+    bodies = [[{"prompt": one} | common for one in prompts] for prompts in clients]
+    asked = {"host": host, "port": port, "clients": bodies}
     ran = subprocess.run(
         [sys.executable, server_load.__file__], input=json.dumps(asked), capture_output=True,
         text=True, check=True,

@@ -1,6 +1,7 @@
 """Train tinypy, the bundled model, on the source of Python's standard library.
 
     python -m minikv train                 # about 70 minutes on two CPU cores
+    python -m minikv train --hybrid        # tinypy-hybrid: its attention learns to do with windows
     python -m minikv train --evaluate      # bits per byte of the bundled checkpoints
     python -m minikv train --draft         # the head that drafts for it, in minutes
     python -m minikv train --draft model   # the small model that does
@@ -13,6 +14,10 @@ The recipe is short: a byte-level BPE tokenizer, a Llama with grouped-query
 attention, Muon for the matrices (Jordan et al., 2024; `torch.optim.Muon`) and
 AdamW for the rest, a learning rate that falls linearly to zero, and sequences
 that grow from 256 to the model's 1,024 tokens.
+
+tinypy-hybrid is tinypy with a window on four of five layers. Only its attention
+learns, with AdamW, and not from the text but from tinypy's own probabilities for
+every next token (Hinton et al., 2015): these are much less noisy.
 """
 
 import argparse
@@ -25,10 +30,13 @@ import random
 import shutil
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tqdm import tqdm
 
@@ -51,7 +59,14 @@ MODEL: dict[str, Any] = dict(
     tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=None,
 )  # fmt: skip
 # Long sequences cost more attention; the model needs them only once it can write.
-PHASES = ((256, 0.60), (512, 0.25), (1024, 0.15))  # (sequence length, share of the tokens)
+Phases = tuple[tuple[int, float], ...]  # (sequence length, share of the tokens)
+PHASES = ((256, 0.60), (512, 0.25), (1024, 0.15))
+HYBRID_PHASES = ((512, 1.0),)  # longer than the window, which is what it is about
+LEARNED, TINYPY = "attention.safetensors", "../tinypy/model.safetensors"
+WINDOW, FULL = "sliding_attention", "full_attention"
+WINDOWS: dict[str, Any] = dict(
+    sliding_window=64, layer_types=[WINDOW, WINDOW, WINDOW, FULL, WINDOW]
+)
 
 # A run of blanks stays with the newline before it: indentation is one token.
 SPLIT = Regex(r"\n[ \t]*|[ ]?[A-Za-z_]+|[ ]?[0-9]|[ ]?[^\sA-Za-z_0-9]+|[ \t]+|\s+")
@@ -85,10 +100,10 @@ def windows(texts_ids: list[list[int]], length: int, epoch: int) -> torch.Tensor
     return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(epoch))]
 
 
-def batches(texts_ids: list[list[int]], num_tokens: int, start: int):
+def batches(texts_ids: list[list[int]], num_tokens: int, phases: Phases, start: int):
     """Batches (rows, length + 1) from step `start` on, the same whenever they are made."""
     step = 0
-    for length, share in PHASES:
+    for length, share in phases:
         rows = BATCH_TOKENS // length
         steps = round(num_tokens * share / BATCH_TOKENS)
         epoch, at, data = 0, 0, windows(texts_ids, length, 0)
@@ -140,47 +155,27 @@ def save_atomically(state: dict, path: Path) -> None:
     os.replace(partial, path)
 
 
-def train(out: Path, num_tokens: int) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    out.mkdir(parents=True, exist_ok=True)
-    corpus = read_corpus()
-    tokenizer_file = out / "tokenizer.json"
-    if not tokenizer_file.exists():
-        train_tokenizer(corpus.train).save(str(tokenizer_file))
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
-
-    torch.manual_seed(SEED)
-    model = LlamaForCausalLM(LlamaConfig(**MODEL))
-    opts = optimizers(model)
-    total = sum(round(num_tokens * share / BATCH_TOKENS) for _, share in PHASES)
-    step, seconds, state_file = 0, 0.0, out / "state.pt"
+def learn(
+    model, opts: list[torch.optim.Optimizer], loss_of: Callable, data: Callable, total: int,
+    state_file: Path,
+) -> float:  # fmt: skip
+    """`total` steps on the batches that `data(step)` gives from a step on. The state is written
+    every two minutes, and read if there is one. Returns how many seconds the steps took."""
+    base_lrs = [group["lr"] for opt in opts for group in opt.param_groups]
+    step, seconds = 0, 0.0
     if state_file.exists():
         state = torch.load(state_file)
         model.load_state_dict(state["model"])
         for opt, saved in zip(opts, state["optimizers"], strict=True):
             opt.load_state_dict(saved)
         step, seconds = state["step"], state["seconds"]
-    base_lrs = [group["lr"] for opt in opts for group in opt.param_groups]
-    print(f"{sum(map(len, texts_ids)):,} training tokens, {total:,} steps, from step {step:,}")
-
-    def loss_of(batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
-            return torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1).float(), batch[:, 1:].flatten()
-            )
-
-    if shutil.which("g++"):  # without a compiler the same step runs, a third slower
-        loss_of = torch.compile(loss_of)
     bar = tqdm(total=total, initial=step, unit="step", smoothing=0.02, mininterval=1)
     saved_at = started = time.monotonic()
-    for batch in batches(texts_ids, num_tokens, step):
+    for batch in data(step):
         scale = min(1.0, (step + 1) / 50) * (1 - step / total)  # warm up, then down to zero
-        for opt, lr in zip(opts, base_lrs, strict=True):
-            for group in opt.param_groups:
-                group["lr"] = lr * scale
+        groups = [group for opt in opts for group in opt.param_groups]
+        for group, lr in zip(groups, base_lrs, strict=True):
+            group["lr"] = lr * scale
         loss = loss_of(batch)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -201,7 +196,90 @@ def train(out: Path, num_tokens: int) -> None:
             }
             save_atomically(state, state_file)
     bar.close()
-    export(model, tokenizer, corpus, out / "tinypy", num_tokens, torch.load(state_file)["seconds"])
+    return torch.load(state_file)["seconds"]
+
+
+def steps_of(phases: Phases, num_tokens: int) -> int:
+    return sum(round(num_tokens * share / BATCH_TOKENS) for _, share in phases)
+
+
+def train(out: Path, num_tokens: int) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    corpus = read_corpus()
+    tokenizer_file = out / "tokenizer.json"
+    if not tokenizer_file.exists():
+        train_tokenizer(corpus.train).save(str(tokenizer_file))
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
+    print(f"{sum(map(len, texts_ids)):,} training tokens")
+    torch.manual_seed(SEED)
+    model = LlamaForCausalLM(LlamaConfig(**MODEL))
+
+    def loss_of(batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+            return torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1).float(), batch[:, 1:].flatten()
+            )
+
+    if shutil.which("g++"):  # without a compiler the same step runs, a third slower
+        loss_of = torch.compile(loss_of)
+    data, total = partial(batches, texts_ids, num_tokens, PHASES), steps_of(PHASES, num_tokens)
+    seconds = learn(model, optimizers(model), loss_of, data, total, out / "state.pt")
+    export(model, tokenizer, corpus, out / "tinypy", num_tokens, seconds)
+
+
+def train_hybrid(out: Path, num_tokens: int) -> None:
+    """tinypy with windows, whose attention learns to give tinypy's probabilities. What it has
+    learned is written, with an index that takes all else from tinypy's file."""
+    from transformers import AutoModelForCausalLM, MinistralConfig, MinistralForCausalLM
+
+    corpus, folder = read_corpus(), out / "tinypy-hybrid"
+    tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
+    texts_ids = [[0, *encoding.ids] for encoding in tokenizer.encode_batch(corpus.train)]
+    tinypy = AutoModelForCausalLM.from_pretrained(BUNDLED["tinypy"], dtype=torch.float32)
+    model = MinistralForCausalLM(MinistralConfig(**MODEL, **WINDOWS))
+    model.load_state_dict(tinypy.state_dict())
+    learned = [name for name, _ in model.named_parameters() if "self_attn" in name]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in learned)
+
+    def log_probs(model, batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(input_ids=batch[:, :-1], use_cache=False).logits
+        return logits.flatten(0, 1).float().log_softmax(-1)
+
+    def loss_of(batch):
+        with torch.no_grad():
+            wanted = log_probs(tinypy, batch)
+        return torch.nn.functional.kl_div(
+            log_probs(model, batch), wanted, log_target=True, reduction="batchmean"
+        )
+
+    bpb = {"before": bits_per_byte(model, tokenizer, corpus.held_out)}
+    data = partial(batches, texts_ids, num_tokens, HYBRID_PHASES)
+    parameters = [model.get_parameter(name) for name in learned]
+    opt = torch.optim.AdamW(parameters, lr=5e-4, betas=(0.9, 0.95), weight_decay=0.0)
+    total = steps_of(HYBRID_PHASES, num_tokens)
+    seconds = learn(model, [opt], loss_of, data, total, out / "hybrid-state.pt")
+    model.half()
+    bpb["after"] = bits_per_byte(model.float(), tokenizer, corpus.held_out)
+    bpb["tinypy"] = bits_per_byte(tinypy, tokenizer, corpus.held_out)
+    model.half().save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    state = model.state_dict()
+    save_file({name: state[name].contiguous() for name in learned}, folder / LEARNED)
+    files = {name: LEARNED if name in learned else TINYPY for name, _ in model.named_parameters()}
+    index = json.dumps({"metadata": {}, "weight_map": files}, indent=1)
+    (folder / "model.safetensors.index.json").write_text(index + "\n", encoding="utf-8")
+    shutil.copy(BUNDLED["tinypy"] / "tokenizer_config.json", folder)
+    card = Path(__file__).with_name("tinypy_hybrid_card.md").read_text(encoding="utf-8").format(
+        **bpb, tokens=num_tokens / 1e6, minutes=seconds / 60, threads=torch.get_num_threads(),
+        params=sum(state[name].numel() for name in learned) / 1e6, torch=torch.__version__,
+        size=(folder / LEARNED).stat().st_size / 1e6,
+    )  # fmt: skip
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def export(model, tokenizer: Tokenizer, corpus: Corpus, out: Path, num_tokens: int, seconds: float):
@@ -265,7 +343,10 @@ def write_card(folder: Path, corpus: Corpus, bpb: float, num_tokens: int, second
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("build/train"), help="working folder")
-    parser.add_argument("--tokens", type=int, default=20_000_000, help="how long to train")
+    parser.add_argument(
+        "--tokens", type=int, help="how long to train; default: 20 million, --hybrid 2 million"
+    )
+    parser.add_argument("--hybrid", action="store_true", help="train only tinypy-hybrid")
     parser.add_argument(
         "--draft", nargs="?", const="head", choices=("head", "model"),
         help="train only what drafts (a few minutes): the head, or the small model",
@@ -280,8 +361,8 @@ def run(args: argparse.Namespace) -> int:
         from transformers import AutoModelForCausalLM
 
         print(f"Bits per byte on the held-out modules of Python {platform.python_version()}:")
+        tokenizer = Tokenizer.from_file(str(BUNDLED["tinypy"] / "tokenizer.json"))
         for name, folder in BUNDLED.items():
-            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             print(f"{name}: {bits_per_byte(model, tokenizer, read_corpus().held_out):.3f}")
         return 0
@@ -293,10 +374,15 @@ def run(args: argparse.Namespace) -> int:
         make(args.out / place.name)
         print(f"Written to {args.out / place.name}; its place is {place}.")
         return 0
+    args.out.mkdir(parents=True, exist_ok=True)
+    name = "tinypy-hybrid" if args.hybrid else "tinypy"
     try:
-        train(args.out, args.tokens)
+        if args.hybrid:
+            train_hybrid(args.out, args.tokens or 2_000_000)
+        else:
+            train(args.out, args.tokens or 20_000_000)
     except KeyboardInterrupt:
         print(f"\nStopped; the same command goes on from {args.out}", file=sys.stderr)
         return 130
-    print(f"Written to {args.out / 'tinypy'}; copy it over {BUNDLED['tinypy']} to bundle it.")
+    print(f"Written to {args.out / name}; copy it over {BUNDLED[name]} to bundle it.")
     return 0

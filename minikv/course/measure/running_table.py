@@ -18,6 +18,7 @@ import torch
 
 from minikv.config import EngineConfig
 from minikv.course.chapters import each
+from minikv.course.measure.timing import REPEATS
 from minikv.course.pictures.table import Table
 from minikv.engine import Engine
 from minikv.kv_cache import PreallocatedCache
@@ -165,7 +166,7 @@ class RunningTable(Table):
         lm: LanguageModel,
         prompt: str = WORKLOAD,
         max_tokens: int = 32,
-        repeats: int = 3,
+        repeats: int = REPEATS,
         upto: str = "99",
         only: Collection[str] = (),
         enough: float = 0.5,

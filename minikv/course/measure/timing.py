@@ -1,10 +1,14 @@
 """Wall time, with the garbage collector off, as `timeit` takes it."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
+
+# How often a notebook measures what it tells. MINIKV_REPEATS=1 is enough to see that it runs.
+REPEATS = int(os.environ.get("MINIKV_REPEATS", "3"))
 
 
 @contextmanager

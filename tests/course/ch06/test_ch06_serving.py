@@ -3,7 +3,6 @@ a model that is too simple to be wrong. No time is asserted: only the order of w
 
 import math
 import random
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -459,10 +458,3 @@ def test_workloads_without_hits_have_a_picture_too():
     rates = hit_rates([[1, 2], [3, 4]], sizes=(1, 2))
     assert math.isclose(max(rates.rates["radix tree"]), 0)
     assert "Hit rate" in shown(hit_rate_picture(rates))
-
-
-def test_importing_it_needs_no_benchmarks():
-    module = "minikv.course.chapters.ch06_continuous_batching.serving"
-    code = f"import sys, {module}; print('minikv.course.bench' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr

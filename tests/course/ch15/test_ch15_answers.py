@@ -8,16 +8,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from minikv import outputs
 from minikv.course.chapters.ch15_serving.answers import (
-    Admission,
     Front,
     Inbox,
     TextStream,
     hit_rate,
     on_paper,
     quantile,
-    visible_text,
 )
 from minikv.course.chapters.ch15_serving.given import (
     Answered,
@@ -33,7 +30,9 @@ from minikv.course.chapters.ch15_serving.given import (
 )
 from minikv.course.chapters.ch15_serving.pictures import load_picture
 from minikv.course.exercises.skeletons import broken
+from minikv.outputs import visible_text
 from minikv.serving import EngineLoop
+from minikv.serving.admission import Admission
 
 INF = float("inf")
 
@@ -45,16 +44,6 @@ def test_the_docstrings_examples():
     assert stream.add([0xA9], False) == "é"
     assert quantile((1.0, 2.0, INF), (0, 0, 0), (2, 6, 6), 0.5) == 1.25
     assert quantile((0.1, 0.25, 0.5, INF), (2, 2, 3, 3), (4, 8, 11, 11), 0.5) == 0.175
-
-
-def test_what_is_visible_is_what_the_engine_sends():
-    rng = random.Random(1)
-    for _ in range(3000):
-        text = "".join(rng.choice("ab\ufffd") for _ in range(rng.randrange(8)))
-        stop = tuple("".join(rng.choice("ab") for _ in range(rng.randrange(1, 4))) for _ in "12")
-        for finished in (False, True):
-            found = visible_text(text, stop, finished)
-            assert found == outputs.visible_text(text, stop, finished), (text, stop)
 
 
 def test_who_is_let_in_has_its_first_token_in_time():

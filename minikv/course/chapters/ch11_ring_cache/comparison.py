@@ -12,6 +12,7 @@ from minikv.course.measure.running_table import (
     machine,
     run_in_engine,
 )
+from minikv.course.measure.timing import REPEATS
 from minikv.course.pictures.table import Table
 from minikv.language_model import LanguageModel
 from minikv.ring import Cells, OutOfCells, RingCache
@@ -26,7 +27,7 @@ class Comparison(Table):
     Raises AssertionError if the two give different tokens.
     """
 
-    def __init__(self, lm: LanguageModel, repeats: int = 3):
+    def __init__(self, lm: LanguageModel, repeats: int = REPEATS):
         self.lm, self.ids = lm, lm.encode(WORKLOAD)
         self.caption = (
             f"{len(self.ids)} prompt tokens, {NEW} new ones; median of {repeats} runs. {lm.name}, "

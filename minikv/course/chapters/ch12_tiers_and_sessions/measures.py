@@ -21,6 +21,7 @@ import numpy as np
 
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch12_tiers_and_sessions.given import evict_all
+from minikv.course.measure.timing import REPEATS
 from minikv.course.measure.workload import write_code
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
@@ -99,7 +100,7 @@ def serve(engine: Engine, texts: list[list[int]]) -> float:
 
 
 def first_token_times(
-    lm: LanguageModel, folder: str | Path, lengths: Iterable[int], repeats: int = 3
+    lm: LanguageModel, folder: str | Path, lengths: Iterable[int], repeats: int = REPEATS
 ) -> dict[str, list[float]]:
     """Seconds to the first token after `length` tokens and 16 new ones, by where K and V of the
     `length` tokens are: medians of so many texts each.
@@ -124,8 +125,9 @@ def first_token_times(
 
 
 def throttled_times(
-    lm: LanguageModel, folder: str | Path, link: Link, lengths: Iterable[int], repeats: int = 3
-) -> list[float]:
+    lm: LanguageModel, folder: str | Path, link: Link, lengths: Iterable[int],
+    repeats: int = REPEATS,
+) -> list[float]:  # fmt: skip
     """As "disk" of `first_token_times`, which has filled the folder, but each read takes as long
     as over `link`. Each engine is new: it has measured nothing yet, so it fetches."""
     times = []

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import minikv
 from minikv.course.chapters.ch14_speculative_decoding.answers import tree_mask, tree_positions
 from minikv.course.measure.corpus import read_corpus
+from minikv.course.measure.timing import REPEATS
 from minikv.kv_cache import PreallocatedCache
 from minikv.language_model import LanguageModel
 from minikv.speculative import HeadDrafter, Speculation
@@ -71,12 +72,12 @@ def times_as_fast(
     lm: LanguageModel, texts: list[list[int]], drafter: str, attention: str
 ) -> tuple[float, Speculation]:
     """How many times as fast an engine continues the texts with a drafter as without it, one after
-    the other, by the least time of three runs each; and what the drafter did."""
+    the other, by the least time of some runs each; and what the drafter did."""
     names = ["off", drafter]
     configs = [minikv.EngineConfig(speculative=name, attention=attention) for name in names]
     engines = [minikv.Engine(lm, config) for config in configs]
     seconds: list[list[float]] = [[], []]
-    for _ in range(3):
+    for _ in range(REPEATS):
         for engine, taken in zip(engines, seconds, strict=True):
             started = perf_counter()
             for text in texts:

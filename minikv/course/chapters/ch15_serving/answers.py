@@ -1,15 +1,13 @@
 """Chapter 15: references of exercises that the engine does not have, or has in another form."""
 
 import asyncio
-import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 
 from minikv.course.chapters.ch15_serving.given import Lookup
 from minikv.engine import Engine
-from minikv.outputs import REPLACEMENT, Delta, RequestOutput, find_stop
+from minikv.outputs import REPLACEMENT, Delta, RequestOutput, visible_text
 from minikv.sampling import SamplingParams
 
 
@@ -69,26 +67,6 @@ class Inbox:
         """Waits until something was put."""
         await self.woken.wait()
         return self.collect()
-
-
-def visible_text(text: str, stop: tuple[str, ...], finished: bool) -> str:
-    """What of an answer's text may be sent.
-
-    A stop string ends it: only what stands before the first one is visible. While the answer is
-    unfinished, an end that may still change is held back, and no more: half a character, which
-    decodes to one or more U+FFFD, and then whatever could begin a stop string.
-
-    Worked example, stop strings "END" and "class": of "a E" one character is held back, of "a cla"
-    three, and of "a END b" the last five are never sent.
-    """
-    cut = find_stop(text, stop)
-    if cut is not None:
-        return text[:cut]
-    if finished:
-        return text
-    text = text.rstrip(REPLACEMENT)
-    begun = [len(one) for item in stop for n in range(len(item)) if text.endswith(one := item[:n])]
-    return text[: len(text) - max(begun, default=0)]
 
 
 class TextStream:
@@ -160,59 +138,6 @@ class Front:
     def forget(self, request_id: int) -> None:
         self.owners.pop(request_id, None)
         self.streams.discard(request_id)
-
-
-class Admission:
-    """Lets requests in as long as they get their first token in time.
-
-    target: seconds that a request may wait for its first token.
-    Times are seconds of any clock; a request is named by a `key`.
-    """
-
-    def __init__(self, target: float):
-        self.target = target
-        self.waiting: dict[str, int] = {}  # prompt tokens of requests without a first token
-        self.began: dict[str, tuple[float, int]] = {}  # when each came, and all tokens queued then
-        self.measured: deque[tuple[int, float]] = deque(maxlen=8)  # (tokens, seconds)
-
-    @property
-    def queued(self) -> int:
-        """Prompt tokens that wait."""
-        return sum(self.waiting.values())
-
-    @property
-    def rate(self) -> float | None:
-        """Prompt tokens per second, over the last measurements; None before the first."""
-        seconds = sum(one for _, one in self.measured)
-        return sum(one for one, _ in self.measured) / seconds if seconds else None
-
-    def enter(self, key: str, num_tokens: int, now: float) -> int:
-        """Let a request wait, and return 0. Or refuse it, and return after how many seconds there
-        will be room: the value of Retry-After, rounded up.
-
-        It would wait for all tokens that are queued, and for its own, at `self.rate`. If that is at
-        most `self.target`, it is let in. So it is if the rate is not known, or nothing waits.
-        """
-        rate, queued = self.rate, self.queued
-        if rate is not None and queued > 0:
-            room = max(0.0, self.target * rate - num_tokens)  # tokens that may be ahead of it
-            if queued > room:
-                return math.ceil((queued - room) / rate)
-        self.waiting[key] = num_tokens
-        self.began[key] = now, queued + num_tokens
-        return 0
-
-    def first_token(self, key: str, now: float) -> None:
-        """A request has its first token and waits no more. Since it came, all that was queued then
-        was computed, its own tokens included: a measurement of the rate."""
-        began, num_tokens = self.began.pop(key)
-        del self.waiting[key]
-        self.measured.append((num_tokens, now - began))
-
-    def leave(self, key: str) -> None:
-        """A client has left. It waits no more, and nothing was measured."""
-        self.waiting.pop(key, None)
-        self.began.pop(key, None)
 
 
 def quantile(

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from functools import partial
 from threading import Thread
 from typing import Any
 from weakref import WeakSet
@@ -14,6 +15,12 @@ from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.serving import EngineLoop
 
 TORCH = minikv.EngineConfig(64, attention="torch")
+
+
+def calls(name: str, mine, program, log: Log) -> None:
+    """Of one function: a program is its arguments."""
+    log.call(f"{name}{program}", getattr(mine, name), *program)
+
 
 # ── 15.1 From one thread to many readers ──────────────────────────────────────
 
@@ -190,12 +197,6 @@ def read_all(mine, lm) -> str:
 BAD = "\ufffd"
 
 
-def texts(mine, program, log: Log) -> None:
-    text, stop, finished = program
-    words = f"visible_text({text!r}, {stop}, finished={finished})"
-    log.call(words, mine.visible_text, text, stop, finished)
-
-
 def streams(mine, program, log: Log) -> None:
     """(prompt, pieces, stop strings): tokens are bytes. A piece is what one step adds."""
     prompt, pieces, stop = program
@@ -227,7 +228,7 @@ def random_stream(seed: int) -> tuple[bytes, list[bytes], tuple[str, ...]]:
 
 scenario(
     "15.2",
-    texts,
+    partial(calls, "visible_text"),
     Group(
         "nothing can change: all is visible",
         [("ab", (), False), ("", (), False), ("ab", ("cd",), False), ("é→", ("x",), False)],
@@ -351,14 +352,15 @@ scenario(
 
 # ── 15.4 How long may a queue be? ─────────────────────────────────────────────
 
-# A program is (target, events): "a+100" a comes with 100 tokens, "a:" has its first token, "a-" its
-# client leaves; "@" and a number is the time of all that follow. Who is refused does nothing more.
+# A program is (target, events), or (target, events, enough): "a+100" a comes with 100 tokens, "a:"
+# has its first token, "a-" its client leaves; "@" and a number is the time of all that follow. Who
+# is refused does nothing more.
 
 
 def queue(mine, program, log: Log) -> None:
-    target, events = program
-    admission, now, refused = mine.Admission(target), 0.0, set()
-    log(f"a target of {target} s")
+    target, events, *enough = program
+    admission, now, refused = mine.Admission(target, *enough), 0.0, set()
+    log(f"a target of {target} s" + "".join(f", enough are {one} tokens" for one in enough))
     for event in events.split():
         if event[0] == "@":
             now = float(event[1:])
@@ -406,7 +408,8 @@ scenario(
     Group(
         "the rate is measured",
         [(9.0, "a+100 @2 a:"), (9.0, "a+100 b+300 @1 a: @4 b:"), 
-         (9.0, "@5 a+60 @5.5 a: b+30 @6 b:"), (9.0, "a+100 @1 b+100 @2 a: @3 b:")],
+         (9.0, "@5 a+60 @5.5 a: b+30 @6 b:"), (9.0, "a+100 @1 b+100 @2 a: @3 b:"),
+         (9.0, "a+99 @1 a: b+100 @3 b: c+99 @4 c:", 100), (9.0, "a+60 b+60 @1 a: @2 b:", 100)],
         look="which tokens are computed from when a request comes to its first token?",
     ),
     Group(
@@ -437,12 +440,6 @@ scenario(
 INF = float("inf")
 
 
-def quantiles(mine, program, log: Log) -> None:
-    bounds, before, after, share = program
-    words = f"quantile({bounds}, {before}, {after}, {share})"
-    log.call(words, mine.quantile, list(bounds), list(before), list(after), share)
-
-
 def rates(mine, program, log: Log) -> None:
     found = [Lookup(*one) for one in program]
     told = []
@@ -471,7 +468,7 @@ def random_histogram(seed: int) -> tuple:
 NONE = [0, 0, 0]
 scenario(
     "15.5",
-    quantiles,
+    partial(calls, "quantile"),
     Group(
         "one histogram",
         [((1.0, 2.0, INF), NONE, (2, 6, 6), 0.5), ((1.0, 2.0, INF), NONE, (4, 4, 4), 0.5),

@@ -9,7 +9,7 @@ def memory_picture(runs: Mapping[str, Sequence[int]], prefill_steps: int) -> sty
     """The bytes that one sequence holds after each step, by way. The first `prefill_steps` compute
     its prompt."""
     ends = {name: held[-1] / 2**20 for name, held in runs.items()}
-    told = ", ".join(f"{mib:.1f} MiB {name}" for name, mib in ends.items())
+    told = ", ".join(f"{mib:.1f} MiB ({name})" for name, mib in ends.items())
     title = f"At the end one sequence holds {told}"
     figure, axes = style.new_axes(title, "step", "memory of one sequence (MiB)")
     axes.axvspan(0.5, prefill_steps + 0.5, color=style.tint(style.EDGE, 0.2), linewidth=0)

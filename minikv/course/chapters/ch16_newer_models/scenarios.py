@@ -76,7 +76,7 @@ scenario(
     Group(
         "one token per step",
         [(6, 1, 3, 1), (12, 1, 4, 4), (9, 1, 6, 4)],
-        look="a decode step: the window's blocks, and the one that is written",
+        look="a decode step: the token that it writes is one of its window",
     ),
     Group(
         "chunks longer than the window",
@@ -152,9 +152,9 @@ scenario(
 # A program is (model, tokens); a model is a hub id, or a small config as text.
 
 SMALL = {
-    "heads of 4": {
+    "2 KV heads of 4, a window of 3": {
         "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
-        "sliding_window": 3, "kv_lora_rank": 10, "qk_rope_head_dim": 6, "linear_num_key_heads": 1,
+        "sliding_window": 3, "kv_lora_rank": 10, "qk_rope_head_dim": 6, "linear_num_key_heads": 2,
         "linear_num_value_heads": 3, "linear_key_head_dim": 5, "linear_value_head_dim": 7,
     },
 }  # fmt: skip
@@ -166,12 +166,13 @@ def kept_bytes(mine, program, log: Log) -> None:
     text = f"{tokens:,} tokens, {model}"
     if kinds:
         config["layer_types"] = [f"{kind}_attention" for kind in kinds]
-        text = f"{tokens} tokens, layers {', '.join(kinds)}, {model}"
+        text = f"{counted(tokens, 'token')}, layers {', '.join(kinds)}, {model}"
     log.call(text, mine.cached_bytes, config, tokens)
 
 
 def small(*kinds: str) -> list:
-    return [("heads of 4", tokens, *kinds) for tokens in (1, 3, 4, 10)]
+    [model] = SMALL
+    return [(model, tokens, *kinds) for tokens in (1, 3, 4, 10)]
 
 
 def published(*names: str) -> list:
@@ -268,7 +269,7 @@ def caching(mine, program, log: Log) -> None:
 def absorbing(mine, program, log: Log) -> None:
     weights, x = layer(program)
     heads, nope, rope, value, latent, count, size = program
-    log(f"{heads} heads of {nope} + {rope}, values of {value}, latents of {latent}")
+    log(f"{counted(heads, 'head')} of {nope} + {rope}, values of {value}, latents of {latent}")
     entries, ids = entries_of(weights, x), [4 * i % 13 for i in range(-(-count // size))]
     blocks = torch.full((13, size, latent + rope), 9.0)  # what no query may see
     for i, entry in enumerate(entries):
@@ -453,7 +454,8 @@ scenario(
         "pins hold a share of the pool",
         under(8, 1)("+abcd ^abcd:9 -1", "+abcde ^abcde:9 @1 +x -1", "+abc ^abc:9 +abd ^abd:9 -9",
                     "+abc +x ^abc:9 ^x:9 +y ^y:9 @1 +z -1", "+abc ^abc:9 @9 +xyz ^xyz:9",
-                    "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9"),
+                    "+ab [ab +abcd ]ab ^abcd:9 +x ^x:9", "+ab [ab +abcde ]ab ^abcde:9",
+                    "+ab ^ab:9 +abcde ^abcde:9 @1 +x -1", "+a ^b:9"),
         look="`pin`: which blocks does it keep, and which pins count?",
     ),
     Group(
@@ -523,7 +525,8 @@ def _(mine, lm: minikv.LanguageModel) -> str:
 # ── 16.6 Two equal prompts, different tokens ──────────────────────────────────
 
 # A program is (tokens, borders of the steps that compute them, other sequences in each step). The
-# first step's tokens may have come from the prefix cache: then only later ones are computed.
+# first step's tokens may have come from the prefix cache: then only later ones are computed. With a
+# fourth entry, the second half of the text has the keys of the first and the opposite values.
 
 
 def rows_of(mine, q, k, v, borders, others: int, log: Log):
@@ -542,13 +545,17 @@ def rows_of(mine, q, k, v, borders, others: int, log: Log):
 
 
 def same_bits(mine, program, log: Log) -> None:
-    num_tokens, borders, others = program
+    num_tokens, borders, others, *cancels = program
     draw = torch.Generator().manual_seed(num_tokens)
     q, k, v = torch.randn(3, num_tokens, 8, generator=draw)
+    if cancels:
+        half = num_tokens // 2
+        k[half:], v[half:] = k[:half], -v[:half]
     steps = " ".join(f"{a}-{b}" for a, b in pairwise(borders))
     cached = f"{borders[0]} tokens cached, " if borders[0] else ""
     beside = f", beside {counted(others, 'other sequence')}" if others else ""
-    log(f"a text of {counted(num_tokens, 'token')}: {cached}steps {steps}{beside}")
+    halves = " whose halves cancel" if cancels else ""
+    log(f"a text of {counted(num_tokens, 'token')}{halves}: {cached}steps {steps}{beside}")
     alone = rows_of(mine, q, k, v, [0, num_tokens], 0, log)
     found = rows_of(mine, q, k, v, borders, others, log) if alone is not None else None
     if found is None:
@@ -590,4 +597,9 @@ scenario(
         look="where does a part begin, if most of the context was cached?",
     ),
     Group("any steps", [random_steps(seed) for seed in range(40)], look=LINES_ABOVE),
+    Group(
+        "where values cancel",
+        [(num_tokens, [0, 17, num_tokens], 2, "cancels") for num_tokens in (20, 40, 60)],
+        look="are the sums the same, or only equal after rounding?",
+    ),
 )
