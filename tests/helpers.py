@@ -187,6 +187,7 @@ def fearless(engine: Engine) -> Engine:
     """The engine, which from now on verifies all that its drafter proposes."""
     engine.loop.chances = SimpleNamespace(of=[0.99] * 32, compare=lambda *_: None)
     engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, note=lambda *_: None)
+    engine.loop.account = SimpleNamespace(is_open=True, note=lambda *_, **__: None)
     return engine
 
 
