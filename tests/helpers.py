@@ -145,6 +145,11 @@ def small(**changes) -> EngineConfig:
     return EngineConfig(**values)
 
 
+def greedy(num_tokens: int, **others) -> SamplingParams:
+    """So many of the likeliest tokens."""
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **others)
+
+
 def run_ahead(engine: Engine) -> None:
     """Let a new engine on a CPU run ahead, as one on a GPU does."""
     engine.runner, engine.loop = gpu.run_ahead(engine.runner, engine.config.max_num_seqs)
