@@ -97,8 +97,7 @@ def kind_of_store(
         return "plain"
     from minikv.groups import layout_of
 
-    wanted = config.kv_groups == "auto" and layout_of(lm.config) is not None
-    return "groups" if wanted else "plain"
+    return "plain" if config.kv_groups == "one" or layout_of(lm.config) is None else "groups"
 
 
 def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
