@@ -59,7 +59,6 @@ class SpeculativeLoop(Loop):
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
-        self.rests = False  # for a step, after asking in vain
         self.known: set[Sequence] = set()  # that the drafter was asked for
         # Of the last step: the hidden states, and the row of each sequence that got a token.
         self.hidden, self.rows = torch.empty(0), dict[Sequence, int]()
@@ -78,12 +77,10 @@ class SpeculativeLoop(Loop):
         started = perf_counter()
         plan = engine.scheduler.schedule()
         planned = perf_counter()
-        asks = self.account.is_open and not self.rests
-        decodes = plan.sequences[: plan.num_decodes] if asks else []
+        decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
         lengths = [len(sequence.token_ids) for sequence in decodes]
         proposals = self.propose(engine, decodes) if decodes else []
         drafts = self.choose(engine, plan, proposals) if any(proposals) else []
-        self.rests = asks and not any(drafts)
         drafted = perf_counter()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
@@ -112,7 +109,7 @@ class SpeculativeLoop(Loop):
                 asking = perf_counter() - ended + drafted - planned
                 num_written = sum(map(len, written)) or num_decodes
                 gained = num_written / num_decodes - (asking + self.costs.of(num_tokens)) / plain
-            self.account.note(gained)
+            self.account.note(gained, in_vain=bool(decodes) and not written)
         if self.drafter.reads_hidden and self.account.is_open:
             self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
         return len(plan.sequences) > 0
