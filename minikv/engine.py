@@ -183,8 +183,7 @@ class Engine:
         aborted; the engine can still be used. What other requests get meanwhile, the next `step`
         returns.
         """
-        first = self._next_id
-        moved: dict[int, Request] = {}
+        first, moved = self._next_id, dict[int, Request]()
         try:
             for prompt, one in pair_up(prompts, params):
                 self.add_request(prompt, one)
@@ -208,8 +207,7 @@ class Engine:
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         decode = self.lm.decode if self.lm.tokenizer is not None else lambda token_ids: ""
-        so_far, num_tokens, finish_reason = SoFar(), 0, None
-        moved: dict[int, Request] = {}
+        so_far, moved, num_tokens, finish_reason = SoFar(), dict[int, Request](), 0, None
         try:
             while finish_reason is None:
                 if request.sequences[0].num_output == num_tokens:  # else another's step moved it

@@ -121,8 +121,11 @@ class Outputs(UserList[RequestOutput]):
     """A list of requests as they stand now, one output for each. It is made when it is read: who
     waits for the end reads only the last of many steps."""
 
-    def __init__(self, requests: Iterable[Request], decode: Decode):
-        self.requests, self._decode = list(requests), decode
+    def __init__(self, requests: Iterable[Any], decode: Decode | None = None):
+        if decode is None:  # a part or a sum of such lists: its outputs are made already
+            self.data = list(requests)
+            return
+        self.requests, self._decode = list[Request](requests), decode
         # A sequence never loses a token, so its length now is enough to find them later.
         self._lengths = [len(one.token_ids) for each in self.requests for one in each.sequences]
 

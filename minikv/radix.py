@@ -174,7 +174,6 @@ class RadixCache:
                 self.pool.release(block_id)
             node.parent = None  # locks on it now lock nothing
         self._roots.clear()
-        self._ends.clear()
         self.unlocked.clear()
         self.num_cached_blocks = self.num_evictable_blocks = 0
 
