@@ -118,8 +118,8 @@ class EngineConfig:
         below = self.disk_path is not None or self.store is not None or self.write_through
         if below and not (self.host_blocks and self.prefix_cache):
             raise ValueError(
-                "disk_path, store, write_through: these need host_blocks and prefix_cache, through "
-                f"which blocks come back; they were {self.host_blocks} and {self.prefix_cache}"
+                "disk_path, store, write_through: these need host_blocks and prefix_cache; "
+                f"host_blocks was {self.host_blocks}, prefix_cache {self.prefix_cache}"
             )
 
 
