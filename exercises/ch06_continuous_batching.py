@@ -94,23 +94,19 @@ class Scheduler(scheduler.Scheduler):
     def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
         """The slot for a decode's one token, with room up to the end of its block; None if no
         block can be had."""
-        table, position = sequence.table, sequence.num_computed
+        table, position, size = sequence.table, sequence.num_computed, self.config.block_size
         while True:
             try:
-                end = (position // self.config.block_size + 1) * self.config.block_size
-                if table.num_tokens < end:
-                    table.grow(end - table.num_tokens)
-                    if position % self.config.block_size == 0:
-                        sequence.table_version += 1
+                end = (position // size + 1) * size
+                table.grow(max(0, end - table.num_tokens))
                 slot, copy = table.writable_slot(position)
+                if copy is not None or position % size == 0:  # another block is in the table
+                    sequence.table_version += 1
+                plan.copies += [copy] if copy is not None else []
+                return slot
             except OutOfBlocks as shortage:
                 if not self._make_free(shortage.needed):
                     return None
-                continue
-            if copy is not None:
-                plan.copies.append(copy)
-                sequence.table_version += 1
-            return slot
 
     # ── 06.1 A chunk of a prompt ──────────────────────────────────────────────────
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:

@@ -60,6 +60,8 @@ class RadixCache(radix.RadixCache):
         self.pool = pool
         self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
+        # By block: the node that it was the last block of when it was appended.
+        self._ends: dict[int, Node] = {}
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()
         self.num_cached_blocks = 0
@@ -71,9 +73,7 @@ class RadixCache(radix.RadixCache):
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt)
-        if root is None:
-            return MatchResult(Root(salt), [], 0)
+        root = self._roots.get(salt) or Root(salt)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
@@ -158,6 +158,7 @@ class RadixCache(radix.RadixCache):
             parent.children[keys[0]] = node
             self.unlocked[node] = None
         self.num_evictable_blocks += len(block_ids)
+        self._ends[block_ids[-1]] = node
         return node
 
     def _touch(self, node: Node) -> None:
@@ -287,17 +288,15 @@ class Scheduler(scheduler.Scheduler):
         If another sequence computed the same prefix first, there are two copies of it,
         and ours are given back.
         """
-        num_full = sequence.num_computed // self.config.block_size
+        size, table, token_ids = self.config.block_size, sequence.table, sequence.token_ids
+        num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
-        table = sequence.table
-        result = self.cache.insert(
-            sequence.token_ids[: num_full * self.config.block_size],
-            table.block_ids[:num_full],
-            sequence.request.params.cache_salt,
-        )
+        if len(token_ids) // size > num_full:  # not all of them are computed
+            token_ids = token_ids[: num_full * size]
+        result = self.cache.insert(token_ids, table.block_ids, sequence.request.params.cache_salt)
         for index in range(sequence.num_inserted, num_full):
             if table.block_ids[index] != result.block_ids[index]:
                 self.pool.release(table.block_ids[index])

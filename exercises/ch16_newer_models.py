@@ -17,9 +17,8 @@ from minikv.attention import causal_mask
 from minikv.blocks import blocks_for
 from minikv.course.chapters.ch16_newer_models.invariance import PART
 from minikv.course.chapters.ch16_newer_models.latent import EPS, THETA, LatentWeights
-from minikv.errors import require_int
 from minikv.radix import Node
-from minikv.retention import LONGEST, MOST, Leaf
+from minikv.retention import LONGEST, MOST, Rank
 
 
 # ── 16.1 Behind the window ────────────────────────────────────────────────────────
@@ -148,18 +147,22 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 # ── 16.5 Retention on a trace ─────────────────────────────────────────────────────
-def pinned(leaf: Leaf, now: float) -> Any:
-    """Something to compare: leaves without a pin go first, then the pinned ones, and within each
-    of the two the least recently used. At `pinned_until` itself a pin is over."""
+def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
+    """Leaves without a pin go first, then those whose pin is not over, and within each half the
+    least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
+    never pinned is not in `pins`, and a time of 0 is always over."""
     raise NotImplementedError("Exercise 16.5: pinned")
 
 
 class RetainingCache(retention.RetainingCache):
     """A radix cache that asks a policy which leaf to evict.
 
-    `clock()` returns seconds that never go back. `last_use` and `pins` have an entry for a node
-    where a path ended when it was used or pinned; what comes above it on the path needs none, for
-    it cannot be evicted before. When a leaf goes, its parent takes its entries over.
+    `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
+    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
+    goes, its parent takes its pin over.
+
+    `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
+    too early, and are corrected when they come first. If most of the heap is old, it is made again.
     """
 
     # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
@@ -168,31 +171,44 @@ class RetainingCache(retention.RetainingCache):
         A pin that it has already is replaced.
 
         Returns False, and leaves the node without a pin, if all pins together would then hold more
-        than MOST of the pool's blocks. Pins whose time is over do not count, and a block that
-        several of them hold counts once. A node that the tree has forgotten gets none, either.
+        than MOST of the pool's blocks. Pins whose time is over do not count, and are forgotten; a
+        block that several pins hold counts once. A node that the tree has forgotten gets none,
+        either. `_queue` is told, for the node may now be due earlier.
         """
         raise NotImplementedError("Exercise 16.5: RetainingCache.pin")
+
+    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
+    def first_leaf(self) -> Node:
+        """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
+        one, and O(log leaves): a leaf whose place has changed is put where it belongs when its
+        entry comes first in `order`, and the entry of a node that is no unlocked leaf is dropped.
+        A leaf whose time is over, by `deadlines`, gets a new entry."""
+        raise NotImplementedError("Exercise 16.5: RetainingCache.first_leaf")
 
     def lock(self, node: Node) -> None:
         """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
         self.pins.pop(node, None)
         super().lock(node)
 
-    # ── 16.5 Retention on a trace ─────────────────────────────────────────────────
-    def evict(self, num_blocks: int) -> int:
-        """Release up to `num_blocks` blocks. Of all unlocked leaves, the one for which
-        `policy(leaf, now)` is least goes first, and of equal ones the oldest; each leaf from its
-        end. When a leaf is gone, its parent takes over its `last_use` and its pin, if they are
-        later than its own, and may be the next one. Returns how many were released; fewer than
-        asked if the rest is locked.
+    def _entry(self, leaf: Node, now: float) -> tuple[bool, Any, float, int, Node]:
+        """Where a leaf stands in the order of eviction: the least goes first. At `until` itself
+        its time is over."""
+        until, age = self.policy(self, leaf)
+        return now < until, age, self.last_use[leaf], id(leaf), leaf
 
-        O(unlocked nodes), once per call, and O(log leaves) per leaf.
-        """
-        raise NotImplementedError("Exercise 16.5: RetainingCache.evict")
-
-    def _entry(self, leaf: Node, place: dict[Node, int], now: float) -> tuple[Any, int, Node]:
-        seen = Leaf(self.last_use[leaf], self.pins.get(leaf, 0.0))
-        return self.policy(seen, now), place[leaf], leaf
+    def _queue(self, node: Node) -> None:
+        """If `node` is an unlocked leaf, put it where it stands now."""
+        if node not in self.unlocked or node.children:
+            return
+        now, leaves = self.clock(), [node]
+        if len(self.order) + len(self.deadlines) > 3 * len(self.unlocked) + 64:
+            self.order, self.deadlines = [], []  # most of them are no longer true
+            leaves = [one for one in self.unlocked if not one.children]
+        for leaf in leaves:
+            heapq.heappush(self.order, self._entry(leaf, now))
+            until = self.policy(self, leaf).until
+            if now < until:
+                heapq.heappush(self.deadlines, (until, id(leaf), leaf))
 
 
 # ── 16.6 Two equal prompts, different tokens: broken, fix it ──────────────────────

@@ -2,9 +2,9 @@
 
     EngineConfig ─> fitted to the model ─> stores ─> attention ─> Runner ─> tiers, loop ─> Parts
 
-This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `speculative`,
-`tiers`, `cluster`). It imports each of them only in the function that needs it. `minikv` gives
-`assemble` to `Engine`.
+This is the one file of the core that names a wing (`cpu`, `gpu`, `groups`, `quant`, `retention`,
+`speculative`, `tiers`, `cluster`). It imports each of them only in the function that needs it.
+`minikv` gives `assemble` to `Engine`.
 """
 
 import logging
@@ -74,6 +74,10 @@ def assemble(
         from minikv.groups import classes_over
 
         classes = classes_over(store, loop.ahead, config.max_batch_tokens)
+    if config.retention is not None:
+        from minikv.retention import with_policy
+
+        classes = with_policy(classes, config)
     tiers = tiers_below(runner, config) if config.host_blocks and config.prefix_cache else None
     own = *getattr(loop, "listeners", ()), getattr(store, "open", None), tiers
     listeners = [one for one in own if one is not None]
@@ -93,8 +97,7 @@ def kind_of_store(
         return "plain"
     from minikv.groups import layout_of
 
-    wanted = config.kv_groups == "auto" and layout_of(lm.config) is not None
-    return "groups" if wanted else "plain"
+    return "plain" if config.kv_groups == "one" or layout_of(lm.config) is None else "groups"
 
 
 def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:

@@ -12,9 +12,9 @@ Three sequences, the third with a chunk of four tokens; block size 4:
 A decode is a sequence with one query; nothing else sets it apart from prefill.
 """
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -44,29 +44,29 @@ class BatchBuilder:
     def __init__(self, max_num_seqs: int, max_blocks: int, block_size: int):
         self.max_blocks, self.block_size = max_blocks, block_size
         self._tables = np.zeros((max_num_seqs, max_blocks), dtype=np.int64)
+        self._counting = np.arange(max_num_seqs + 1)  # the borders of decodes: one token each
         # What the rows hold: the tables of these sequences, in these versions.
         self._held: list[Sequence] = []
-        self._versions = np.zeros(0)
+        self._versions: list[int] = []
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> Batch:
         """The next `num_tokens[i]` tokens of each sequence, the first of them at `slots[i]`."""
-        query_start = np.zeros(len(sequences) + 1, dtype=np.int64)
-        query_start[1:] = num_tokens
-        query_start.cumsum(out=query_start)
-        chunks = np.flatnonzero(np.diff(query_start) > 1)
-        num_decodes = int(chunks[0]) if len(chunks) > 0 else len(sequences)
-        starts = [sequence.num_computed for sequence in sequences]
-        decodes = sequences[:num_decodes]
-        token_ids = self.ids_of_decodes(decodes, starts)
+        num_decodes, query_start = len(sequences), self._counting[: len(sequences) + 1]
+        if num_tokens.count(1) < num_decodes:
+            num_decodes = next(i for i, count in enumerate(num_tokens) if count > 1)
+            query_start = np.array([0, *accumulate(num_tokens)])
+        starts, size = [sequence.num_computed for sequence in sequences], self.block_size
+        token_ids = self.ids_of_decodes(sequences[:num_decodes], starts)
         positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
         for i in range(num_decodes, len(sequences)):
-            sequence, start, end = sequences[i], starts[i], starts[i] + num_tokens[i]
-            token_ids += sequence.token_ids[start:end]
-            positions += range(start, end)
-            slot_mapping += self._chunk_slots(sequence, start, end)
+            sequence, span = sequences[i], range(starts[i], starts[i] + num_tokens[i])
+            token_ids += sequence.token_ids[span.start : span.stop]
+            positions += span
+            block_ids = sequence.table.block_ids
+            slot_mapping += [block_ids[at // size] * size + at % size for at in span]
         flat = np.array([token_ids, positions, slot_mapping], dtype=np.int64)  # (3, T)
         context_lens = flat[1, query_start[1:] - 1] + 1
-        width = blocks_for(int(context_lens.max()), self.block_size)
+        width = blocks_for(int(context_lens.max()), size)
         ids, places, targets = map(torch.from_numpy, flat)
         return Batch(
             token_ids=ids, positions=places, slot_mapping=targets,
@@ -80,23 +80,16 @@ class BatchBuilder:
         """The token at `starts[i]` of each decode."""
         return [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
 
-    def _chunk_slots(self, sequence: Sequence, start: int, end: int) -> list[int]:
-        size = self.block_size
-        block_ids = np.array(sequence.table.block_ids[start // size : blocks_for(end, size)])
-        slots = (block_ids[:, None] * size + np.arange(size)).ravel()
-        offset = start % size
-        return slots[offset : offset + end - start].tolist()
-
     def tables(self, sequences: Seq[Sequence]) -> np.ndarray:
         """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
-        versions = np.array([sequence.table_version for sequence in sequences])
-        stale: Iterable[int] = range(len(sequences))
-        if sequences == self._held:
-            stale = np.flatnonzero(versions != self._versions)
-        self._held = []  # until all rows are written
-        for row in stale:
-            block_ids = sequences[row].table.block_ids
-            self._tables[row, : len(block_ids)] = block_ids
-            self._tables[row, len(block_ids) :] = 0
-        self._held, self._versions = list(sequences), versions
+        versions = [sequence.table_version for sequence in sequences]
+        if versions != self._versions or sequences != self._held:
+            held = list(zip(self._held, self._versions, strict=True))
+            self._held, self._versions = [], []  # until all rows are written
+            for row, of in enumerate(zip(sequences, versions, strict=True)):
+                if row >= len(held) or of != held[row]:
+                    block_ids = sequences[row].table.block_ids
+                    self._tables[row, : len(block_ids)] = block_ids
+                    self._tables[row, len(block_ids) :] = 0
+            self._held, self._versions = list(sequences), versions
         return self._tables[: len(sequences)]

@@ -115,9 +115,7 @@ class BlockTable:
         Each block gains a holder, and `num_tokens` becomes the number of tokens in them.
         """
         if self.block_ids:
-            raise ValueError(
-                f"only an empty table can share, this has {len(self.block_ids)} blocks"
-            )
+            raise ValueError(f"only an empty table can share: it has {len(self.block_ids)} blocks")
         for block_id in block_ids:
             self.pool.acquire(block_id)
             self.block_ids.append(block_id)  # at once: if the next id is bad, this one can be freed

@@ -22,6 +22,7 @@ CHOICES = dict(
     attention=("auto", "cpu", "torch", "triton"),
     kv_dtype=("auto", "float16", "bfloat16", "int8", "int4", "fp8"),
     kv_groups=("auto", "one"),
+    retention=(None, "pinned", "conversations"),
 )
 DRAFTERS = ("off", "ngram", "suffix", "head", "model")
 
@@ -35,6 +36,9 @@ class EngineConfig:
     max_num_seqs: sequences in one batch. max_batch_tokens: tokens in one step.
     prefix_cache: keep and share the blocks of earlier prefixes.
     min_prefix_tokens: a shorter hit is not used.
+    retention: what the prefix cache evicts first: None (the least recently used), "pinned" (the
+        same, but what `SamplingParams.retain_s` asks to keep goes last) or "conversations" (the
+        conversation that is oldest as a whole, and pins). See `minikv.retention`.
     preemption: what happens to a victim's K and V: "recompute" them later, or "swap"
         them to the host.
     host_blocks: blocks of host memory. They hold what is swapped out and, with `prefix_cache`,
@@ -73,6 +77,7 @@ class EngineConfig:
     max_batch_tokens: int = 2048
     prefix_cache: bool = True
     min_prefix_tokens: int = 16
+    retention: str | None = None
     preemption: str = "recompute"
     host_blocks: int = 0
     disk_path: str | os.PathLike | None = None
@@ -113,9 +118,8 @@ class EngineConfig:
         below = self.disk_path is not None or self.store is not None or self.write_through
         if below and not (self.host_blocks and self.prefix_cache):
             raise ValueError(
-                "disk_path, store, write_through: these need host_blocks, through which blocks "
-                f"come back, and prefix_cache, which finds them; host_blocks was "
-                f"{self.host_blocks}, prefix_cache {self.prefix_cache}"
+                "disk_path, store, write_through: these need host_blocks and prefix_cache, through "
+                f"which blocks come back; they were {self.host_blocks} and {self.prefix_cache}"
             )
 
 

@@ -25,7 +25,7 @@ from minikv.events import Listener, LowerTiers, hold_back, listen
 from minikv.invariants import check, why_stuck
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer, Weights
-from minikv.outputs import BeamOutput, Delta, RequestOutput, SoFar, Stats, hits_stop_string
+from minikv.outputs import BeamOutput, Delta, Outputs, RequestOutput, SoFar, Stats, hits_stop_string
 from minikv.radix import RadixCache
 from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import Sampler, SamplingParams
@@ -183,17 +183,16 @@ class Engine:
         aborted; the engine can still be used. What other requests get meanwhile, the next `step`
         returns.
         """
-        first = self._next_id
-        outputs: dict[int, RequestOutput] = {}
+        first, moved = self._next_id, dict[int, Request]()
         try:
             for prompt, one in pair_up(prompts, params):
                 self.add_request(prompt, one)
             ids = range(first, self._next_id)
             while any(request_id in self._requests for request_id in ids):
-                outputs |= {output.request_id: output for output in self.step()}
+                moved |= {request.request_id: request for request in self.step().requests}
         finally:
-            self._end(range(first, self._next_id), outputs.values())
-        return [outputs[request_id] for request_id in ids]
+            self._end(range(first, self._next_id), moved.values())
+        return list(Outputs([moved[request_id] for request_id in ids], self.lm.decode))
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Continue one prompt, yielding what each step adds. The texts join to the output's text.
@@ -208,35 +207,35 @@ class Engine:
 
     def _stream(self, request: Request) -> Iterator[Delta]:
         decode = self.lm.decode if self.lm.tokenizer is not None else lambda token_ids: ""
-        so_far, num_tokens, finish_reason = SoFar(), 0, None
-        outputs: dict[int, RequestOutput] = {}
+        so_far, moved, num_tokens, finish_reason = SoFar(), dict[int, Request](), 0, None
         try:
             while finish_reason is None:
                 if request.sequences[0].num_output == num_tokens:  # else another's step moved it
-                    outputs |= {output.request_id: output for output in self.step()}
-                delta = so_far.news(RequestOutput(request, decode).samples[0])
+                    moved |= {request.request_id: request for request in self.step().requests}
+                [output] = Outputs([request], decode)
+                delta = so_far.news(output.samples[0])
                 num_tokens, finish_reason = num_tokens + len(delta.token_ids), delta.finish_reason
                 if delta.token_ids or finish_reason is not None:
                     yield delta
         finally:
-            self._end([request.request_id], outputs.values())
+            self._end([request.request_id], moved.values())
 
-    def _end(self, request_ids: Seq[int], outputs: Iterable[RequestOutput]) -> None:
-        """Abort what is unfinished of these requests. Of `outputs`, those of other requests are
+    def _end(self, request_ids: Seq[int], moved: Iterable[Request]) -> None:
+        """Abort what is unfinished of these requests. Of those that have `moved`, the others are
         kept for whoever calls `step`."""
         self.recover()  # which may find that some are finished
         for request_id in request_ids:
             if request_id in self._requests:
                 self.abort(request_id)
             self._moved.pop(request_id, None)
-        for request in [output.request for output in outputs]:
+        for request in moved:
             is_aborted = any(one.finish_reason == "abort" for one in request.sequences)
             if request.request_id not in request_ids and not is_aborted:
                 self._moved[request.request_id] = request
 
     # ── One step ──────────────────────────────────────────────────────────────
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> Outputs:
         """Run one batch. Returns the requests that got tokens, as they stand now.
 
         Raises RuntimeError, saying why, if nothing can run. If a step is interrupted or fails,
@@ -245,7 +244,7 @@ class Engine:
         """
         self.recover()
         if not self.has_unfinished:
-            return []
+            return Outputs([], self.lm.decode)
         started, in_runner = perf_counter(), self.runner.seconds
         moved, self._is_sound = self._moved, False
         try:
@@ -253,7 +252,7 @@ class Engine:
             if can_run or moved:
                 self._steps += 1
                 self._host_seconds += perf_counter() - started - (self.runner.seconds - in_runner)
-                outputs = [RequestOutput(request, self.lm.decode) for request in moved.values()]
+                outputs = Outputs(moved.values(), self.lm.decode)
                 self._moved, self._is_sound = {}, True
                 return outputs
             self._is_sound = True
@@ -280,7 +279,8 @@ class Engine:
             filled = shares and sequence.num_computed // size > sequence.num_inserted
             if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
-            if self._finishes(sequence):
+            ends = len(sequence.token_ids) == request.max_length or token_id in request.stop_ids
+            if (ends or request.longest_stop > 0) and self._finishes(sequence):
                 self.scheduler.remove(sequence)
                 if all(sequence.finish_reason for sequence in request.sequences):
                     del self._requests[request.request_id]

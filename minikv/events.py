@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 from minikv.blocks import BlockPool
 from minikv.radix import InsertResult, RadixCache
 from minikv.scheduler import Plan, Scheduler
+from minikv.sequence import Sequence
 
 
 @runtime_checkable
@@ -52,8 +53,8 @@ class LowerTiers(Listener, Protocol):
         """`schedule()`, without the sequences that must wait. If nothing else can run it may wait
         for them."""
 
-    def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
-        """`schedule()`, which calls `plan`, while a step is under way: this never waits."""
+    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
+        """`schedule(leaving)`, which calls `plan`, while a step is under way: this never waits."""
 
     def stats(self) -> dict[str, Any]:
         """Blocks, hits, bytes and seconds, by tier."""
@@ -75,7 +76,7 @@ def hold_back(tiers: LowerTiers, scheduler: Scheduler) -> None:
     """Let tiers plan with a new scheduler of any class."""
     scheduler.host_pool = tiers.host
     _wrap(scheduler, "schedule", partial(tiers.plan, scheduler))
-    _wrap(scheduler, "schedule_without", partial(_schedule_without, tiers))
+    _wrap(scheduler, "schedule_without", tiers.plan_ahead)
 
 
 def _wrap(part: Any, method: str, around: Callable) -> None:
@@ -101,7 +102,3 @@ def _insert(
 def _clear(listener: Listener, clear: Callable) -> None:
     listener.clearing()
     clear()
-
-
-def _schedule_without(tiers: LowerTiers, schedule_without: Callable, leaving: list) -> Plan:
-    return tiers.plan_ahead(partial(schedule_without, leaving))

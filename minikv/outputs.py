@@ -1,11 +1,14 @@
 """What the engine returns: token ids at once, text on demand, and counters."""
 
-from collections.abc import Callable
+from collections import UserList
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from minikv.sequence import Request, Sequence
 
+Decode = Callable[[list[int]], str]  # token ids -> text
 REPLACEMENT = "\ufffd"  # what decoding makes of half a character
 
 
@@ -15,7 +18,7 @@ def find_stop(text: str, stop: tuple[str | int, ...]) -> int | None:
     return min((at for at in found if at >= 0), default=None)
 
 
-def hits_stop_string(sequence: Sequence, decode: Callable[[list[int]], str]) -> bool:
+def hits_stop_string(sequence: Sequence, decode: Decode) -> bool:
     """Whether the newest token completed a stop string.
 
     The end of the text is searched first, then all of it, because the end alone may decode
@@ -53,20 +56,22 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
 class SampleOutput:
     """One sample of a request as it stood after some step."""
 
-    __slots__ = ("_count", "_sequence", "decode")
+    __slots__ = ("_length", "_sequence", "decode")
 
-    def __init__(self, sequence: Sequence, count: int, decode: Callable[[list[int]], str]):
-        self._sequence, self._count, self.decode = sequence, count, decode
+    def __init__(self, sequence: Sequence, length: int, decode: Decode):
+        """`length`: tokens at that time, the prompt's included."""
+        self._sequence, self._length, self.decode = sequence, length, decode
 
     @property
     def token_ids(self) -> list[int]:
         """The new tokens so far, without the prompt's."""
-        return self._sequence.output_ids[: self._count]
+        return self._sequence.token_ids[len(self._sequence.request.prompt_ids) : self._length]
 
     @property
     def finish_reason(self) -> str | None:
         """None while unfinished; "stop" (end token, stop string or id), "length" or "abort"."""
-        return self._sequence.finish_reason if self._count == self._sequence.num_output else None
+        is_newest = self._length == len(self._sequence.token_ids)
+        return self._sequence.finish_reason if is_newest else None
 
     @property
     def text(self) -> str:
@@ -85,20 +90,12 @@ class SampleOutput:
 class RequestOutput:
     """A request as it stood after some step; later steps do not change it."""
 
-    __slots__ = ("_decode", "_lengths", "prompt_ids", "request", "request_id")
+    __slots__ = ("prompt_ids", "request", "request_id", "samples")
 
-    def __init__(self, request: Request, decode: Callable[[list[int]], str]):
-        self.request, self._decode = request, decode
-        self.request_id, self.prompt_ids = request.request_id, request.prompt_ids
-        # A sequence never loses a token, so its length now is enough to find them later.
-        self._lengths = [len(sequence.token_ids) for sequence in request.sequences]
-
-    @property
-    def samples(self) -> list[SampleOutput]:
-        """One for each of `n`."""
-        num_prompt = len(self.prompt_ids)
-        pairs = zip(self.request.sequences, self._lengths, strict=False)
-        return [SampleOutput(one, length - num_prompt, self._decode) for one, length in pairs]
+    def __init__(self, of: Request, lengths: Iterator[int], decode: Decode):
+        self.request, self.request_id, self.prompt_ids = of, of.request_id, of.prompt_ids
+        # One for each of `n`.
+        self.samples = [SampleOutput(one, next(lengths), decode) for one in of.sequences]
 
     @property
     def token_ids(self) -> list[int]:
@@ -118,6 +115,24 @@ class RequestOutput:
 
     def __repr__(self) -> str:
         return f"RequestOutput(request_id={self.request_id}, samples={self.samples})"
+
+
+class Outputs(UserList[RequestOutput]):
+    """A list of requests as they stand now, one output for each. It is made when it is read: who
+    waits for the end reads only the last of many steps."""
+
+    def __init__(self, requests: Iterable[Any], decode: Decode | None = None):
+        if decode is None:  # a part or a sum of such lists: its outputs are made already
+            self.data = list(requests)
+            return
+        self.requests, self._decode = list[Request](requests), decode
+        # A sequence never loses a token, so its length now is enough to find them later.
+        self._lengths = [len(one.token_ids) for each in self.requests for one in each.sequences]
+
+    @cached_property
+    def data(self) -> list[RequestOutput]:  # type: ignore[override]
+        lengths = iter(self._lengths)
+        return [RequestOutput(one, lengths, self._decode) for one in self.requests]
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,8 @@ class RadixCache:
         self.pool = pool
         self.block_size = require_int("block_size", block_size, 1)
         self._roots: dict[Hashable, Root] = {}  # by salt
+        # By block: the node that it was the last block of when it was appended.
+        self._ends: dict[int, Node] = {}
         # What `evict` takes first comes first; parents come after their children.
         self.unlocked: OrderedDict[Node, None] = OrderedDict()
         self.num_cached_blocks = 0
@@ -87,9 +89,7 @@ class RadixCache:
         O(len(token_ids)). What is cached does not change, but a node that matches only in
         part is split, so that a lock on the result holds the match and nothing else.
         """
-        root = self._roots.get(salt)
-        if root is None:
-            return MatchResult(Root(salt), [], 0)
+        root = self._roots.get(salt) or Root(salt)
         node, depth, block_ids = self._walk(root, self._keys(token_ids))
         self._touch(node)
         return MatchResult(node, block_ids, depth * self.block_size)
@@ -104,25 +104,23 @@ class RadixCache:
         before it releases its own. New blocks gain a holder, the tree.
         Raises ValueError if there are fewer blocks than whole blocks of tokens.
         """
-        keys = self._keys(token_ids)
-        if len(block_ids) < len(keys):
-            raise ValueError(
-                f"block_ids: {len(keys)} blocks of tokens, but {len(block_ids)} blocks"
-            )
-        if not keys:
-            return InsertResult(Root(salt), [], 0)
-        root = self._roots.get(salt)
-        if root is None:
-            root = self._roots[salt] = Root(salt)
-        node, depth, tree_blocks = self._walk(root, keys)
-        new_blocks = list(block_ids[depth : len(keys)])
+        num_full = len(token_ids) // self.block_size
+        if len(block_ids) < num_full:
+            raise ValueError(f"block_ids: {num_full} blocks of tokens, but {len(block_ids)} blocks")
+        root = self._roots.get(salt) or Root(salt)
+        start, tree_blocks = self._path_of(block_ids[:num_full]) or (root, [])
+        keys = self._keys(token_ids[len(tree_blocks) * self.block_size :])
+        node, depth, found = self._walk(start, keys)
+        tree_blocks += found
+        new_blocks = list(block_ids[len(tree_blocks) : num_full])
         if new_blocks:
+            self._roots[salt] = root
             for block_id in new_blocks:
                 self.pool.acquire(block_id)
             node = self._append(node, keys[depth:], new_blocks)
             self.num_cached_blocks += len(new_blocks)
         self._touch(node)
-        return InsertResult(node, tree_blocks + new_blocks, depth)
+        return InsertResult(node, tree_blocks + new_blocks, len(tree_blocks))
 
     def lock(self, node: Node) -> None:
         """Keep `node` and all its ancestors from eviction until `unlock`; may be nested."""
@@ -150,7 +148,7 @@ class RadixCache:
         require_int("num_blocks", num_blocks, 0)
         gone = 0
         while gone < num_blocks and self.unlocked:
-            leaf = next(iter(self.unlocked))
+            leaf = self.first_leaf()
             while leaf.block_ids and gone < num_blocks:
                 self.pool.release(leaf.block_ids.pop())
                 key = leaf.keys.pop()
@@ -160,6 +158,14 @@ class RadixCache:
         self.num_cached_blocks -= gone
         self.num_evictable_blocks -= gone
         return gone
+
+    def first_leaf(self) -> Node:
+        """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
+        return next(iter(self.unlocked))
+
+    def retain(self, node: Node, seconds: float) -> None:
+        """A request has ended at `node`, and asks that it be kept for so long: here, by age, this
+        changes nothing. See `minikv.retention`."""
 
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold."""
@@ -173,13 +179,12 @@ class RadixCache:
 
     def block_ids(self) -> Iterator[int]:
         """Every block that the tree holds."""
-        for node in self.nodes():
-            yield from node.block_ids
+        return (block_id for node in self.nodes() for block_id in node.block_ids)
 
     def check(self) -> None:
         """Raise AssertionError, naming what is broken, unless every invariant holds."""
         nodes = list(self.nodes())
-        cached = [block_id for node in nodes for block_id in node.block_ids]
+        cached = list(self.block_ids())
         evictable = sum(len(node.block_ids) for node in nodes if node.lock_count == 0)
         _require(len(set(cached)) == len(cached), "a block is in the tree twice")
         _require(len(cached) == self.num_cached_blocks, "num_cached_blocks is off")
@@ -190,19 +195,33 @@ class RadixCache:
             _require(len(node.keys) == len(node.block_ids) > 0, "a node without blocks")
             _require(all(len(key) == self.block_size for key in node.keys), "a key of another size")
             _require(node.parent.children.get(node.keys[0]) is node, "a child under a wrong key")
-            for block_id in node.block_ids:
-                _require(self.pool.ref_count(block_id) > 0, f"cached block {block_id} is free")
+            _require(all(map(self.pool.ref_count, node.block_ids)), "a cached block is free")
             for child in node.children.values():
                 _require(child.parent is node, "a child of two nodes")
                 _require(node.lock_count >= child.lock_count, "a lock does not cover an ancestor")
-                if node.lock_count == 0:
-                    _require(age[child] < age[node], "a node is younger than its parent")
+                _require(node.lock_count or age[child] < age[node], "child younger than its parent")
         for salt, root in self._roots.items():
-            _require(bool(root.children) and root.salt == salt, "an empty or misplaced root")
+            _require(root.children and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
         rows = [iter(token_ids)] * self.block_size
         return list(zip(*rows, strict=False))  # an incomplete last block is left out
+
+    def _path_of(self, block_ids: Seq[int]) -> tuple[Node, list[int]] | None:
+        """The node that ends with one of these blocks, if there is one, and all blocks from the
+        root to its end. Of several, the deepest.
+
+        The tree's own block has the tokens that the path spells, so nothing need be compared: to
+        share the block that a decode has filled takes the same time in any context.
+        """
+        for block_id in reversed(block_ids):
+            end = self._ends.get(block_id)
+            if end is not None and end.parent is not None and end.block_ids[-1] == block_id:
+                node, path = end.parent, end.block_ids.copy()
+                while node.parent is not None:
+                    node, path = node.parent, node.block_ids + path
+                return end, path
+        return None
 
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
         """Follow `keys` down; split where they leave a node halfway.
@@ -249,6 +268,7 @@ class RadixCache:
             parent.children[keys[0]] = node
             self.unlocked[node] = None
         self.num_evictable_blocks += len(block_ids)
+        self._ends[block_ids[-1]] = node
         return node
 
     def _touch(self, node: Node) -> None:
@@ -276,6 +296,6 @@ class RadixCache:
             yield node
 
 
-def _require(condition: bool, broken: str) -> None:
+def _require(condition: Any, broken: str) -> None:
     if not condition:
         raise AssertionError(f"prefix cache: {broken}")

@@ -26,8 +26,8 @@ class SamplingParams:
     stop: strings and token ids that end a sample. A stop string is cut from the text.
     ignore_eos: continue after the model's end token.
     cache_salt: only requests of equal salt share prefixes. None and "" are different salts.
-    retain_s: seconds for which a prefix cache that takes hints should keep this request's prefix
-        when it has ended. See `minikv.retention`.
+    retain_s: seconds for which an engine with `EngineConfig.retention` should keep this request's
+        prefix when it has ended. Others ignore it.
     """
 
     max_tokens: int = 64

@@ -103,9 +103,9 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            is_decode = sequence.next_slot is not None  # it was one in the last step, too
-            if not is_decode and sequence.num_tokens - sequence.num_computed == 1:
-                is_decode = not sequence.must_fork
+            is_decode = sequence.next_slot is not None or (  # it was one in the last step, too
+                sequence.num_tokens - sequence.num_computed == 1 and not sequence.must_fork
+            )
             (decoding if is_decode else prefilling).append(sequence)
 
         preempted = self._add_decodes(decoding, prefilling, plan)
@@ -174,8 +174,8 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Let a finished or aborted sequence leave. Its full blocks stay in the prefix cache."""
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
-        if retain := getattr(self.cache, "retain", None):  # it takes hints: see minikv.retention
-            retain(sequence)
+        if sequence.node is not None and sequence.finish_reason != "abort":
+            self.cache.retain(sequence.node, sequence.request.params.retain_s)
         self._release(sequence)
         self._drop_host_blocks(sequence)
 
@@ -207,23 +207,19 @@ class Scheduler:
     def _reserve_one(self, sequence: Sequence, plan: Plan) -> int | None:
         """The slot for a decode's one token, with room up to the end of its block; None if no
         block can be had."""
-        table, position = sequence.table, sequence.num_computed
+        table, position, size = sequence.table, sequence.num_computed, self.config.block_size
         while True:
             try:
-                end = (position // self.config.block_size + 1) * self.config.block_size
-                if table.num_tokens < end:
-                    table.grow(end - table.num_tokens)
-                    if position % self.config.block_size == 0:
-                        sequence.table_version += 1
+                end = (position // size + 1) * size
+                table.grow(max(0, end - table.num_tokens))
                 slot, copy = table.writable_slot(position)
+                if copy is not None or position % size == 0:  # another block is in the table
+                    sequence.table_version += 1
+                plan.copies += [copy] if copy is not None else []
+                return slot
             except OutOfBlocks as shortage:
                 if not self._make_free(shortage.needed):
                     return None
-                continue
-            if copy is not None:
-                plan.copies.append(copy)
-                sequence.table_version += 1
-            return slot
 
     def _add_chunk(self, sequence: Sequence, budget: int, plan: Plan) -> int:
         """Plan as many tokens of a prefill as the budget allows, perhaps none; returns how many.
@@ -299,17 +295,15 @@ class Scheduler:
         If another sequence computed the same prefix first, its blocks replace ours,
         which are released only then.
         """
-        num_full = sequence.num_computed // self.config.block_size
+        size, table, token_ids = self.config.block_size, sequence.table, sequence.token_ids
+        num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
-        table = sequence.table
-        result = self.cache.insert(
-            sequence.token_ids[: num_full * self.config.block_size],
-            table.block_ids[:num_full],
-            sequence.request.params.cache_salt,
-        )
+        if len(token_ids) // size > num_full:  # not all of them are computed
+            token_ids = token_ids[: num_full * size]
+        result = self.cache.insert(token_ids, table.block_ids, sequence.request.params.cache_salt)
         for index in range(sequence.num_inserted, num_full):
             if table.block_ids[index] != result.block_ids[index]:
                 table.replace(index, result.block_ids[index])

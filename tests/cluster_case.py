@@ -68,8 +68,17 @@ def one_engine(lm, prompts, params, config=CONFIG):
     return [output.token_ids for output in Engine(lm, config).generate(prompts, params)]
 
 
+def assert_all_is_free(workers):
+    for one in workers:
+        one.worker.start()  # drops what was cancelled after the last turn
+        engine = one.worker.engine
+        engine.check()
+        assert not engine.has_unfinished and not one.worker.jobs and not one.worker.arrived
+        assert engine.pool.num_free + engine.cache.num_cached_blocks == engine.pool.num_blocks
+
+
 def until(condition):
-    end = time.monotonic() + 30
+    end = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -4,7 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from helpers import ARCHITECTURES, Pair, make_model, with_weights
+from helpers import ARCHITECTURES, Pair, make_model, small, with_weights
 
 import minikv
 import minikv_kernels  # noqa: F401  before transformers, which imports triton: settles the interpreter
@@ -67,3 +67,19 @@ def other_state(llama):
 @pytest.fixture(scope="session")
 def other_lm(llama, other_state):
     return with_weights(llama.lm, other_state)
+
+
+@pytest.fixture
+def engine_of(llama):
+    """Make engines, `engine_of(host_blocks=8)`, whose tiers are closed at the end of a test."""
+    made = []
+
+    def make(lm=None, **config) -> minikv.Engine:
+        made.append(minikv.Engine(lm or llama.lm, small(**{"attention": "torch", **config})))
+        return made[-1]
+
+    yield make
+    for tiers in (engine.tiers for engine in made if engine.tiers is not None):
+        for tier in (tiers.disk, tiers.shared):
+            if tier is not None:
+                tier.close()

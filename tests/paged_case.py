@@ -34,6 +34,11 @@ TOLERANCE = {
 SMALL = Setting(rows=16, tile=16, num_warps=4, num_stages=3)  # many tiles, much padding
 
 
+def bad(name, message, **changes):
+    """A case of wrong arguments."""
+    return pytest.param(changes, message, id=name)
+
+
 class Paged:
     """Random sequences in a pool of poison, and the same K and V as plain tensors."""
 

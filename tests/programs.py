@@ -38,7 +38,7 @@ from minikv.groups import GroupPool
 from minikv.model import Transformer
 from minikv.quant.formats import format_of
 from minikv.quant.oracle import QuantisedOracle
-from minikv.retention import RetainingCache
+from minikv.retention import RetainingCache, whole_conversations
 from minikv.sampling import probabilities
 from minikv.speculative import HeadDrafter
 from minikv.tiers.identity import SessionError
@@ -176,7 +176,7 @@ class TickingCache(RetainingCache):
     """A second passes with each look at the clock."""
 
     def __init__(self, pool, block_size):
-        super().__init__(pool, block_size, clock=partial(next, itertools.count()))
+        super().__init__(pool, block_size, whole_conversations, partial(next, itertools.count()))
 
 
 class CountEvicted(Listener):

@@ -34,18 +34,13 @@ class Gate(InterruptedAttention):
         return super().bind(batch)
 
 
-def gated(lm, config=CONFIG):
-    """An engine, and the gate before its steps."""
-    engine = Engine(lm, config, attention=Gate)
-    engine.attention.engine = engine
-    return engine, engine.attention.open
-
-
 class OneEngine:
     """An engine in a thread. It steps while `open` is set."""
 
     def __init__(self, lm, engine=None):
-        self.engine, self.open = (engine, None) if engine is not None else gated(lm)
+        self.engine, self.open = engine or Engine(lm, CONFIG, attention=Gate), None
+        if engine is None:
+            self.engine.attention.engine, self.open = self.engine, self.engine.attention.open
         self.target = EngineLoop(self.engine)
 
     def is_stepping(self):

@@ -137,6 +137,7 @@ def engines(args: argparse.Namespace) -> Iterator[EngineLoop | Front]:
     config = minikv.EngineConfig(
         num_blocks=args.num_blocks,
         speculative=args.speculative,
+        retention="pinned",  # requests may say `retain_s`
         store=args.store,
         host_blocks=args.num_blocks if args.store is not None else 0,  # fetched by way of it
     )

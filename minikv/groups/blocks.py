@@ -131,9 +131,9 @@ class GroupPool(BlockPool):
     def release(self, block_id: int) -> None:
         super().release(block_id)
         if self._ref_counts[block_id] == 0:
-            parts = self.part_of[:, block_id]
-            self._free_parts += parts[parts >= 0].tolist()
-            parts[:] = -1
+            parts = self.part_of[:, block_id].tolist()
+            self._free_parts += [part for part in parts if part >= 0]
+            self.part_of[:, block_id] = -1
             self._needed[block_id] = 0
             self._spare.pop(block_id, None)
             self.promised.discard(block_id)

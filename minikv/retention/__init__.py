@@ -1,6 +1,6 @@
 """Retention: what the prefix cache keeps for somebody who will come back.
 
-    engine = Engine(lm, prefix_cache=RetainingCache)
+    engine = Engine(lm, EngineConfig(retention="pinned"))
     engine.add_request(prompt, SamplingParams(retain_s=10))  # the answer calls a tool
 
 An agent's request ends with a tool call, and the next one begins with the same tokens a moment
@@ -12,65 +12,86 @@ A pin is a wish. It changes what is evicted first, never what can be evicted: if
 are left, they go, too. And no pin is longer than `LONGEST`, nor do all pins together hold more than
 `MOST` of the pool, so that requests without hints keep a share of it.
 
-A policy is a function of a leaf and of the time; the leaf for which it returns the least is evicted
-first, of equal ones the oldest:
+A policy says two things of a leaf: until when it is kept, and its age. Leaves whose time is over go
+first, then the others, and in each half the one of the least age:
 
-    by_age         the least recently used: what `RadixCache` does, there without a search
-    time_to_live   those that were not used for so long, then by age
-    pinned         those without a pin, by age; then the others, by age
+    by_age                 the least recently used: what `RadixCache` does, there without a heap
+    time_to_live           kept for so long after each use
+    pinned                 kept until its pin ends
+    whole_conversations    the same, but among branches of the tree the one that was not used for
+                           longest as a whole, and in it again, down to a leaf
 
-Two of these are the same. Whoever was not used for 30 seconds is older than whoever was, so a
-time to live that is equal for all is age. And age already evicts whole conversations: a use makes
-all of a path recent, so a path goes from its end to where others share it before a younger one is
-touched.
+The first two are the same. Whoever was not used for 30 seconds is older than whoever was, so a time
+to live that is equal for all is age. And a conversation without branches is evicted as a whole by
+age, too: a use makes all of a path recent, so a path goes from its end to where others share it
+before a younger one is touched. The last one differs where branches meet: what was asked for after
+a prefix that others still use stays longer than what shares nothing.
 """
 
 import heapq
+import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from minikv.blocks import BlockPool
-from minikv.errors import require_int
-from minikv.radix import Node, RadixCache
-from minikv.sequence import Sequence
+from minikv.config import EngineConfig
+from minikv.engine import Classes
+from minikv.groups import GroupCache
+from minikv.radix import Key, Node, RadixCache
 
 LONGEST = 600.0  # seconds
 MOST = 0.5
 
 
-class Leaf(NamedTuple):
-    """What a policy sees of a leaf, in seconds of the cache's clock."""
+class Rank(NamedTuple):
+    """What a policy says of a leaf."""
 
-    last_use: float
-    pinned_until: float  # 0 without a pin
-
-
-Policy = Callable[[Leaf, float], Any]  # of a leaf, now: the least is evicted first
+    until: float  # seconds of the cache's clock: before this time, others go first
+    age: Any  # is compared: the least goes first
 
 
-def by_age(leaf: Leaf, now: float) -> Any:
+Policy = Callable[["RetainingCache", Node], Rank]
+# Between two uses of a leaf its age may only rise.
+
+
+def by_age(cache: "RetainingCache", leaf: Node) -> Rank:
     """The least recently used goes first."""
-    return leaf.last_use
+    return Rank(0.0, cache.last_use[leaf])
 
 
 def time_to_live(seconds: float) -> Policy:
     """Leaves that were not used for `seconds` go first; within both halves, by age."""
-    return lambda leaf, now: (now < leaf.last_use + seconds, leaf.last_use)
+    return lambda cache, leaf: Rank(cache.last_use[leaf] + seconds, cache.last_use[leaf])
 
 
-def pinned(leaf: Leaf, now: float) -> Any:
-    """Something to compare: leaves without a pin go first, then the pinned ones, and within each
-    of the two the least recently used. At `pinned_until` itself a pin is over."""
-    return now < leaf.pinned_until, leaf.last_use
+def pinned(cache: "RetainingCache", leaf: Node) -> Rank:
+    """Leaves without a pin go first, then those whose pin is not over, and within each half the
+    least recently used. `cache.pins` and `cache.last_use` have seconds by node; a leaf that was
+    never pinned is not in `pins`, and a time of 0 is always over."""
+    return Rank(cache.pins.get(leaf, 0.0), cache.last_use[leaf])
+
+
+def whole_conversations(cache: "RetainingCache", leaf: Node) -> Rank:
+    """As `pinned`, but of two leaves the one goes first whose side was not used for longer, where
+    their paths part: first all that shares nothing with what is in use, then its oldest branch."""
+    uses, node = [], leaf
+    while node.parent is not None:
+        uses.append(cache.last_use[node])
+        node = node.parent
+    return Rank(cache.pins.get(leaf, 0.0), uses[::-1])
 
 
 class RetainingCache(RadixCache):
     """A radix cache that asks a policy which leaf to evict.
 
-    `clock()` returns seconds that never go back. `last_use` and `pins` have an entry for a node
-    where a path ended when it was used or pinned; what comes above it on the path needs none, for
-    it cannot be evicted before. When a leaf goes, its parent takes its entries over.
+    `clock()` returns seconds that never go back. `last_use` has an entry for each node; no two uses
+    have the same time. `pins` are nodes where a request ended that asked to be kept. When a leaf
+    goes, its parent takes its pin over.
+
+    `order` is a heap of leaves. Each use of a leaf adds an entry, and its old ones stay: they are
+    too early, and are corrected when they come first. If most of the heap is old, it is made again.
     """
 
     def __init__(
@@ -84,33 +105,55 @@ class RetainingCache(RadixCache):
         self.policy, self.clock = policy, clock
         self.last_use: dict[Node, float] = {}
         self.pins: dict[Node, float] = {}  # until when
+        self.order: list[tuple[bool, Any, float, int, Node]] = []  # see `_entry`
+        self.deadlines: list[tuple[float, int, Node]] = []  # when leaves are no longer kept
+        self._latest = -math.inf
 
-    def retain(self, sequence: Sequence) -> None:
-        """A sequence is about to leave the engine: follow its hint, unless it was aborted."""
-        seconds = sequence.request.params.retain_s
-        if seconds > 0 and sequence.node is not None and sequence.finish_reason != "abort":
-            self.pin(sequence.node, seconds)
+    def retain(self, node: Node, seconds: float) -> None:
+        """A request ended at `node`: follow its hint."""
+        if seconds > 0:
+            self.pin(node, seconds)
 
     def pin(self, node: Node, seconds: float) -> bool:
         """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
         A pin that it has already is replaced.
 
         Returns False, and leaves the node without a pin, if all pins together would then hold more
-        than MOST of the pool's blocks. Pins whose time is over do not count, and a block that
-        several of them hold counts once. A node that the tree has forgotten gets none, either.
+        than MOST of the pool's blocks. Pins whose time is over do not count, and are forgotten; a
+        block that several pins hold counts once. A node that the tree has forgotten gets none,
+        either. `_queue` is told, for the node may now be due earlier.
         """
         if node.parent is None:
             return False
         now = self.clock()
+        self.pins = {one: until for one, until in self.pins.items() if now < until}
         self.pins[node] = now + min(seconds, LONGEST)
         held: dict[Node, int] = {}  # blocks of each node on a pinned path
-        for one, until in self.pins.items():
-            while now < until and one.parent is not None and one not in held:
+        for one in self.pins:
+            while one.parent is not None and one not in held:
                 held[one] = len(one.block_ids)
                 one = one.parent
         if sum(held.values()) > MOST * self.pool.num_blocks:
             del self.pins[node]
+        self._queue(node)
         return node in self.pins
+
+    def first_leaf(self) -> Node:
+        """Of all unlocked leaves, the one that goes first, by `_entry`. Called only if there is
+        one, and O(log leaves): a leaf whose place has changed is put where it belongs when its
+        entry comes first in `order`, and the entry of a node that is no unlocked leaf is dropped.
+        A leaf whose time is over, by `deadlines`, gets a new entry."""
+        now = self.clock()
+        while self.deadlines and self.deadlines[0][0] <= now:
+            self._queue(heapq.heappop(self.deadlines)[-1])
+        while True:
+            entry = heapq.heappop(self.order)
+            leaf = entry[-1]
+            if leaf in self.unlocked and not leaf.children:
+                current = self._entry(leaf, now)
+                heapq.heappush(self.order, current)
+                if current == entry:
+                    return leaf
 
     def lock(self, node: Node) -> None:
         """As in `RadixCache`; a pin on `node` ends, for what it was waiting for has come."""
@@ -121,63 +164,78 @@ class RetainingCache(RadixCache):
         super().unlock(node)
         self._used(node)
 
-    def evict(self, num_blocks: int) -> int:
-        """Release up to `num_blocks` blocks. Of all unlocked leaves, the one for which
-        `policy(leaf, now)` is least goes first, and of equal ones the oldest; each leaf from its
-        end. When a leaf is gone, its parent takes over its `last_use` and its pin, if they are
-        later than its own, and may be the next one. Returns how many were released; fewer than
-        asked if the rest is locked.
-
-        O(unlocked nodes), once per call, and O(log leaves) per leaf.
-        """
-        require_int("num_blocks", num_blocks, 0)
-        now = self.clock()
-        place = {node: index for index, node in enumerate(self.unlocked)}  # the oldest first
-        heap = [self._entry(node, place, now) for node in place if not node.children]
-        heapq.heapify(heap)
-        gone = 0
-        while gone < num_blocks and heap:
-            leaf = heap[0][2]
-            while leaf.block_ids and gone < num_blocks:
-                self.pool.release(leaf.block_ids.pop())
-                key = leaf.keys.pop()
-                gone += 1
-            if not leaf.block_ids:
-                heapq.heappop(heap)
-                parent = leaf.parent
-                self._remove(leaf, key)
-                for times in (self.last_use, self.pins):
-                    if leaf in times:
-                        later = max(times.pop(leaf), times.get(parent, 0.0))
-                        if parent.parent is not None:
-                            times[parent] = later
-                if parent in place and not parent.children:
-                    heapq.heappush(heap, self._entry(parent, place, now))
-        self.num_cached_blocks -= gone
-        self.num_evictable_blocks -= gone
-        return gone
-
     def clear(self) -> None:
         super().clear()
-        self.last_use.clear()
-        self.pins.clear()
+        for part in (self.last_use, self.pins, self.order, self.deadlines):
+            part.clear()
 
     def check(self) -> None:
         super().check()
         nodes = set(self.nodes())
-        if not self.last_use.keys() | self.pins.keys() <= nodes:
+        if self.last_use.keys() != nodes or not self.pins.keys() <= nodes:
             raise AssertionError("prefix cache: a use or a pin of a node that is gone")
-        if not {node for node in nodes if not node.children} <= self.last_use.keys():
-            raise AssertionError("prefix cache: a leaf that was never used")
+        leaves = {node for node in self.unlocked if not node.children}
+        if not leaves <= {entry[-1] for entry in self.order}:
+            raise AssertionError("prefix cache: a leaf that is never due")
 
-    def _entry(self, leaf: Node, place: dict[Node, int], now: float) -> tuple[Any, int, Node]:
-        seen = Leaf(self.last_use[leaf], self.pins.get(leaf, 0.0))
-        return self.policy(seen, now), place[leaf], leaf
+    def _entry(self, leaf: Node, now: float) -> tuple[bool, Any, float, int, Node]:
+        """Where a leaf stands in the order of eviction: the least goes first. At `until` itself
+        its time is over."""
+        until, age = self.policy(self, leaf)
+        return now < until, age, self.last_use[leaf], id(leaf), leaf
+
+    def _queue(self, node: Node) -> None:
+        """If `node` is an unlocked leaf, put it where it stands now."""
+        if node not in self.unlocked or node.children:
+            return
+        now, leaves = self.clock(), [node]
+        if len(self.order) + len(self.deadlines) > 3 * len(self.unlocked) + 64:
+            self.order, self.deadlines = [], []  # most of them are no longer true
+            leaves = [one for one in self.unlocked if not one.children]
+        for leaf in leaves:
+            heapq.heappush(self.order, self._entry(leaf, now))
+            until = self.policy(self, leaf).until
+            if now < until:
+                heapq.heappush(self.deadlines, (until, id(leaf), leaf))
 
     def _touch(self, node: Node) -> None:
         super()._touch(node)
         self._used(node)
 
     def _used(self, node: Node) -> None:
-        if node.parent is not None:
-            self.last_use[node] = self.clock()
+        self._latest = max(self.clock(), math.nextafter(self._latest, math.inf))
+        one = node
+        while one.parent is not None:
+            self.last_use[one] = self._latest
+            one = one.parent
+        self._queue(node)
+
+    def _remove(self, leaf: Node, first_key: Key) -> None:
+        parent = leaf.parent
+        super()._remove(leaf, first_key)
+        del self.last_use[leaf]
+        until = self.pins.pop(leaf, 0.0)
+        if until > self.pins.get(parent, 0.0) and parent.parent is not None:
+            self.pins[parent] = until
+        self._queue(parent)
+
+
+class RetainingGroupCache(RetainingCache, GroupCache):
+    """The same, over layers with windows."""
+
+
+POLICIES: dict[str | None, Policy] = {"pinned": pinned, "conversations": whole_conversations}
+CACHES = {RadixCache: RetainingCache, GroupCache: RetainingGroupCache}
+
+
+def with_policy(classes: Classes, config: EngineConfig) -> Classes:
+    """What an engine is made of, with a prefix cache that asks the policy of `config.retention`.
+    Raises ValueError if there is no prefix cache, or one that asks nobody."""
+    pool, table, cache = classes
+    if not config.prefix_cache or cache not in CACHES:
+        raise ValueError(
+            f"retention: {config.retention!r} is a policy of the engine's own prefix cache, and "
+            f"this engine has {'none' if not config.prefix_cache else cache}; leave one of the two "
+            "arguments out"
+        )
+    return pool, table, partial(CACHES[cache], policy=POLICIES[config.retention])

@@ -1,9 +1,12 @@
 """What clients send, as OpenAI's clients spell it.
 
 A field that is null is taken as left out. Beside OpenAI's fields there are `top_k`, `ignore_eos`,
-`retain_s`, and `cache_salt`: only requests of the same salt share a prefix. A field that is not
-here is refused, unless its value asks for what is done anyway (`NEUTRAL`), or it changes nothing
-about the text (`HINTS`): routers and clients send such fields with every request.
+`cache_salt` (only requests of the same salt share a prefix) and `retain_s`: for so many seconds,
+600 at most, the prefix cache should keep this text for whoever goes on from it, if the engine has
+`EngineConfig(retention=…)`, as that of `minikv serve` has. Agents send it with a request that may
+end in a tool call. A field that is not here is refused, unless its value asks for what is done
+anyway (`NEUTRAL`), or it changes nothing about the text (`HINTS`): routers and clients send such
+fields with every request.
 
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
 """

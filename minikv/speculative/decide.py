@@ -14,7 +14,7 @@ from statistics import median
 MOST = 15  # drafts of a sequence in one step
 LEVELS = 32  # of a proposal that are told apart
 HOPELESS = 0.1  # a draft of less chance is not looked at
-GAIN = 1.02  # what drafts must promise at least: the estimates are not better than that
+GAIN = 1.05  # what drafts must promise at least: the estimates are not better than that
 
 
 class Chances:
@@ -93,20 +93,23 @@ class Account:
     What the tokens of a step are worth comes in, what the step costs goes out, asking and drafts in
     vain included: without drafts both are 1. A hundredth of all steps is added, so if drafts never
     pay, looking for them takes a hundredth of the time, and if they pay again, that is found out.
+    After a step that asked in vain, the next one does not ask.
     """
 
     SHARE, FIRST, MOST = 0.01, 2.0, 8.0
     HICCUP = 4.0  # a step that lost more was interrupted by something else
 
     def __init__(self) -> None:
-        self.steps = self.FIRST
+        self.steps, self.rests = self.FIRST, False
 
     @property
     def is_open(self) -> bool:
-        return self.steps >= 0
+        return self.steps >= 0 and not self.rests
 
-    def note(self, gained: float = 0.0) -> None:
-        """A step, and how much more than one without drafts it gave than it cost."""
+    def note(self, gained: float = 0.0, in_vain: bool = False) -> None:
+        """A step, and how much more than one without drafts it gave than it cost. `in_vain`: it
+        asked, and verified nothing."""
+        self.rests = in_vain
         self.steps = min(self.MOST, self.steps + self.SHARE + max(gained, -self.HICCUP))
 
 

@@ -109,7 +109,7 @@ class SpeculativeLoop(Loop):
                 asking = perf_counter() - ended + drafted - planned
                 num_written = sum(map(len, written)) or num_decodes
                 gained = num_written / num_decodes - (asking + self.costs.of(num_tokens)) / plain
-            self.account.note(gained)
+            self.account.note(gained, in_vain=bool(decodes) and not written)
         if self.drafter.reads_hidden and self.account.is_open:
             self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
         return len(plan.sequences) > 0

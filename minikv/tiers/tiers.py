@@ -170,10 +170,10 @@ class Tiers(LowerTiers):
             plan, held = self._plan_once(scheduler, schedule)
         return plan
 
-    def plan_ahead(self, schedule: Callable[[], Plan]) -> Plan:
+    def plan_ahead(self, schedule: Callable[..., Plan], leaving: list[Sequence]) -> Plan:
         self.may_wait = False
         try:
-            return schedule()
+            return schedule(leaving)
         finally:
             self.may_wait = True
 

@@ -13,7 +13,16 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
+from cluster_case import (
+    CONFIG,
+    Fragile,
+    assert_all_is_free,
+    one_engine,
+    params_of,
+    prompts_of,
+    tokens,
+    until,
+)
 from serving_case import Cluster, server
 from store_case import needs_a_store
 
@@ -102,12 +111,7 @@ def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
         assert not front.waiting and not any(lane.requests for lane in front.lanes)
         assert front.num_lost == sum(one.num_deaths for one in workers)
     assert sum(one.num_deaths for one in workers) > 0
-    for one in workers:
-        one.worker.start()  # drops what was cancelled after the last turn
-        engine = one.worker.engine
-        engine.check()
-        assert not engine.has_unfinished and not one.worker.jobs
-        assert engine.pool.num_free + engine.cache.num_cached_blocks == CONFIG.num_blocks
+    assert_all_is_free(workers)
 
 
 def test_a_request_that_kills_its_workers_is_given_up(tinypy):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
+from cluster_case import tokens, until
 from serving_case import Cluster, server
 
 from minikv import Engine, EngineConfig, SamplingParams
@@ -74,17 +75,6 @@ BODY = {"prompt": "def f(n):\n    return n\n" * 12, "max_tokens": 300, "ignore_e
 def front(workers):
     with Front(workers, ByPrefix) as front:
         yield front
-
-
-def tokens(stream):
-    return [token_id for delta in stream for token_id in delta.token_ids]
-
-
-def until(condition):
-    end = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.thorough

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
+from cluster_case import until
 from hypothesis import given
 from hypothesis import strategies as st
 from store_case import MISSING, line_to, needs_a_store
@@ -271,21 +273,6 @@ def test_without_a_server(monkeypatch):
 # ── The server that we start ──────────────────────────────────────────────────
 
 
-def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def ends_soon(pid):
-    deadline = time.monotonic() + 10
-    while is_alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_alive(pid)
-
-
 @needs_a_store
 def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -293,7 +280,8 @@ def test_a_server_ends_with_its_block_and_leaves_nothing(tmp_path, monkeypatch):
         assert [oct(one.stat().st_mode)[-3:] for one in tmp_path.iterdir()] == ["700"]
         assert server.url not in repr(server)
         1 / 0  # noqa: B018
-    assert ends_soon(server.pid) and not list(tmp_path.iterdir())
+    until(lambda: not psutil.pid_exists(server.pid))
+    assert not list(tmp_path.iterdir())
 
 
 @needs_a_store
@@ -311,16 +299,12 @@ def test_a_server_ends_when_its_owner_is_killed(tmp_path, monkeypatch):
     os.close(mouth)
     try:
         pid = int(os.read(says, 99))
-        assert is_alive(pid)
+        assert psutil.pid_exists(pid)
     finally:
         os.kill(owner, signal.SIGKILL)
         os.waitpid(owner, 0)
         os.close(says)
-    assert ends_soon(pid)
-    deadline = time.monotonic() + 5
-    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not list(tmp_path.iterdir())
+    until(lambda: not psutil.pid_exists(pid) and not list(tmp_path.iterdir()))
 
 
 @needs_a_store
@@ -331,7 +315,8 @@ def test_a_server_ends_though_a_forked_process_lives_on():
             time.sleep(60)
             os._exit(1)
     try:
-        assert ends_soon(server.pid) and is_alive(forked)
+        until(lambda: not psutil.pid_exists(server.pid))
+        assert psutil.pid_exists(forked)
     finally:
         os.kill(forked, signal.SIGKILL)
         os.waitpid(forked, 0)

@@ -8,7 +8,16 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from cluster_case import CONFIG, Fragile, one_engine, params_of, prompts_of, tokens, until
+from cluster_case import (
+    CONFIG,
+    Fragile,
+    assert_all_is_free,
+    one_engine,
+    params_of,
+    prompts_of,
+    tokens,
+    until,
+)
 from helpers import with_weights
 from thorough import thorough_after
 
@@ -31,15 +40,6 @@ def split(workers, prefill=1, policy=ByOwnPrefix):
 
 def stats(worker):
     return worker.worker.engine.stats()
-
-
-def assert_all_is_free(workers):
-    for one in workers:
-        one.worker.start()  # drops what was cancelled after the last turn
-        engine = one.worker.engine
-        engine.check()
-        assert not engine.has_unfinished and not one.worker.jobs and not one.worker.arrived
-        assert engine.pool.num_free + engine.cache.num_cached_blocks == engine.pool.num_blocks
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])

@@ -30,6 +30,18 @@ frame = struct.pack("<Q", len(body)) + body
 FRAME = struct.pack("<Q", len(frame)) + frame
 """
 
+WRITES = (
+    FORGED
+    + """
+import os
+for number in range(256):
+    try:
+        os.write(number, LINES)
+    except OSError:
+        pass
+"""
+)
+
 ATTACKS = {  # what runs when the file is imported; the solution itself is wrong
     "patches the comparison": """
 from minikv.course.judge import checking, examine, observing, result, scenarios
@@ -42,14 +54,8 @@ checking.mismatch = scenarios.mismatch = lambda *_: None
 scenarios.Played.run = lambda self, player: scenarios.Outcome(self, {}, [])
 result.Result.passed = True
 """,
-    "writes verdicts to every open file": FORGED + """
-import os
-for number in range(256):
-    try:
-        os.write(number, LINES)
-    except OSError:
-        pass
-""",
+    "writes verdicts to every open file": WRITES,
+    "writes a verdict and exits": WRITES + "os._exit(0)",
     "answers every question before it is asked": FORGED + """
 import os
 for number in range(3, 256):
@@ -57,15 +63,6 @@ for number in range(3, 256):
         os.write(number, FRAME * 50)
     except OSError:
         pass
-""",
-    "writes a verdict and exits": FORGED + """
-import os
-for number in range(256):
-    try:
-        os.write(number, LINES)
-    except OSError:
-        pass
-os._exit(0)
 """,
     "raises SystemExit(0)": "raise SystemExit(0)",
     "writes a verdict when it ends": FORGED + """

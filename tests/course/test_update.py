@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from four_ways import EXERCISES, different, reference_sources, right, text_with
+from four_ways import EXERCISES, reference_sources, right, right_otherwise, runs_here
 
 from minikv.course.commands import main
 from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
@@ -77,31 +77,40 @@ def function(text, path):
 # ── One file ──────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_an_unchanged_course_changes_nothing(exercise):
-    base = skeleton(exercise.chapter)
-    for mine in (right(exercise), different(exercise)):
-        assert merge(base, mine, base).text == mine
+def solutions(chapter, of=reference_sources):
+    """A file with a solution of every exercise of the chapter."""
+    each = [of(exercise) for exercise in chapter.exercises if exercise in EXERCISES]
+    above = "\n\n\n".join(sources[""] for sources in each if "" in sources)
+    sources = {path: text for one in each for path, text in one.items() if path}
+    return fill(skeleton(chapter), sources | ({"": above} if above else {})), list(sources)
 
 
-@pytest.mark.parametrize("chapter", chapters().values(), ids=lambda chapter: chapter.number)
+def otherwise(exercise):
+    return reference_sources(exercise) | right_otherwise(exercise.id[:2])[exercise.id]
+
+
+@pytest.fixture(params=chapters().values(), ids=lambda chapter: chapter.number)
+def chapter(request):
+    return request.param
+
+
 def test_what_a_reader_has_not_touched_is_the_courses(chapter):
     base, new = skeleton(chapter), solved(chapter)
     assert merge(base, base, base).text == base
     assert merge(base, base, new).text == new
 
 
-@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
-def test_solutions_survive_a_course_that_has_changed_elsewhere(exercise):
-    base = skeleton(exercise.chapter)
-    theirs = (
-        base.replace('"""', '"""New words. ', 1) + "\n\ndef new_in_this_version():\n    return 1\n"
-    )
-    merged = merge(base, different(exercise), theirs)
-    for path in reference_sources(exercise):
-        assert function(merged.text, path) == function(different(exercise), path)
-    assert merged.lost == []
-    assert "new_in_this_version" in merged.text and "New words." in merged.text
+@pytest.mark.parametrize("of", [reference_sources, otherwise])
+def test_solutions_survive_a_course_that_has_changed_elsewhere(chapter, of):
+    base, (mine, paths) = skeleton(chapter), solutions(chapter, of)
+    assert merge(base, mine, base).text == mine
+    if of is reference_sources:
+        assert merge(base, mine, base + "\n\nNEW = 1\n").text == mine + "\n\nNEW = 1\n"
+    merged = merge(base, mine, base.replace('"""', '"""New words. ', 1))
+    assert "New words." in merged.text and merged.lost == []
+    assert paths or not runs_here(chapter)
+    for path in paths:
+        assert function(merged.text, path) == function(mine, path)
 
 
 def test_both_sides_are_kept():
@@ -306,17 +315,6 @@ def test_updating_from_an_older_copy(tmp_path, pool_solved, monkeypatch):
 def test_the_command_says_what_is_wrong(tmp_path, capsys):
     assert main(["update", "--from", str(tmp_path)]) == 1
     assert "is not a copy of the course" in capsys.readouterr().err
-
-
-def test_every_solution_together_survives():
-    for chapter in chapters().values():
-        base = skeleton(chapter)
-        sources = {}
-        for exercise in chapter.exercises:
-            sources |= reference_sources(exercise)
-        mine = text_with(chapter.exercises[0], sources)
-        theirs = base + "\n\nNEW = 1\n"
-        assert merge(base, mine, theirs).text == mine + "\n\nNEW = 1\n"
 
 
 # ── A folder of `minikv start` ────────────────────────────────────────────────

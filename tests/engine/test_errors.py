@@ -97,12 +97,14 @@ def test_swap_needs_blocks():
 
 
 @pytest.mark.parametrize(
-    "below", [dict(disk_path="x"), dict(store="redis://h"), dict(write_through=True)]
+    "below", [dict(disk_path="x"), dict(store="redis://:secret@h"), dict(write_through=True)]
 )
 @pytest.mark.parametrize("above", [dict(), dict(host_blocks=4, prefix_cache=False)])
 def test_what_lies_below_the_host_needs_one_and_a_prefix_cache(below, above):
-    with pytest.raises(ValueError, match=r"^disk_path, store, write_through: .* host_blocks was"):
+    says = r"^disk_path, store, write_through: .* host_blocks was"
+    with pytest.raises(ValueError, match=says) as refused:
         EngineConfig(**below, **above)
+    assert "secret" not in str(refused.value)
     assert EngineConfig(**below, host_blocks=4).prefix_cache
 
 
@@ -182,9 +184,6 @@ BAD_PROMPTS = [  # what is no token id, and no list of them: see the end of this
     ([], "is empty"),
     ((), "is empty"),
     ([300], "must be an int from 0 to 299, was 300"),
-    ([1, 2.0], "must be an int from 0 to 299, was 2.0"),
-    ([[1, 2]], r"must be an int .* was \[1, 2\]"),
-    (None, "None"),
 ]
 
 
@@ -387,7 +386,10 @@ def test_an_interrupted_stream_goes_on_nowhere(llama):
 
 
 def test_import_stays_light():
-    heavy = ("transformers", "matplotlib", "ipywidgets", "IPython", "triton", "huggingface_hub")
+    heavy = (
+        "transformers", "matplotlib", "ipywidgets", "IPython", "triton", "huggingface_hub",
+        "minikv_kernels",
+    )  # fmt: skip
     code = f"import sys, minikv; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

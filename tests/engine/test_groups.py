@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
+from minikv.checkpoint import BUNDLED, load, read_weights
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
 from minikv.tiers import put_prefix
@@ -198,6 +199,15 @@ def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
         assert [one.token_ids for one in outputs] == [pair.greedy(ids, 16) for ids in prompts]
     assert engine.stats().hit_tokens > 0
     engine.check()
+
+
+def test_tinypy_hybrid_is_tinypy_but_for_its_attention():
+    ours, tinypys = (read_weights(BUNDLED[name]) for name in ("tinypy-hybrid", "tinypy"))
+    assert ours.keys() == tinypys.keys()
+    learned = {name for name in ours if not torch.equal(ours[name], tinypys[name])}
+    assert learned == {name for name in ours if "self_attn" in name}
+    text = "def fib(n):"
+    assert load("tinypy-hybrid").encode(text) == load("tinypy").encode(text)
 
 
 def test_more_sequences_run_at_once(llama):

@@ -266,3 +266,10 @@ def test_a_bad_weight_update_changes_nothing(llama, change):
     assert [outputs[i].token_ids for i in ids] == [greedy_tokens(llama.lm, p, 10) for p in prompts]
     assert engine.stats().preemptions == 0
     assert_empty(engine)
+
+
+def test_of_two_shards_the_index_says_which(tmp_path):
+    for name, value in (("a", 0.0), ("b", 1.0)):
+        save_file({"w": torch.full((2,), value)}, tmp_path / name)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"w": "a", "v": "b"}}))
+    assert read_weights(tmp_path)["w"].tolist() == [0, 0]

@@ -9,12 +9,13 @@ from helpers import (
     assert_empty,
     drain,
     generate,
+    greedy,
     small,
 )
 from quant_case import check_open, make_store
 
 import minikv
-from minikv import Engine, EngineConfig, KVStore, SamplingParams
+from minikv import Engine, EngineConfig, KVStore
 from minikv.quant import COMPILED
 from minikv.quant.attention import QuantisedAttention
 from minikv.quant.formats import format_of
@@ -46,10 +47,6 @@ def assert_greedy(lm, prompt: list[int], tokens: list[int], config: EngineConfig
     close = min(0.05, (logits - lm.logits(text)[last]).abs().max().item())
     chosen = logits.gather(1, torch.tensor(tokens)[:, None])[:, 0]
     assert (logits.max(1).values - chosen).max() <= close
-
-
-def greedy(num_tokens: int) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True)
 
 
 def assert_oracle(lm, outputs, config: EngineConfig) -> None:

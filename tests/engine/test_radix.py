@@ -86,6 +86,31 @@ def test_a_root_is_there_as_long_as_its_blocks(tree):
     assert set(tree.shape()) == {"two", None}
 
 
+def test_an_insert_begins_behind_the_last_own_block_that_ends_a_node(tree, monkeypatch):
+    compared, keys = [], tree.cache._keys
+    monkeypatch.setattr(tree.cache, "_keys", lambda tokens: compared.append(tokens) or keys(tokens))
+    own = [tree.pool.allocate() for _ in range(4)]
+    tree.cache.insert("1234", own)
+    assert tree.cache.insert("12345678", own)[1:] == (own, 2)
+    assert tree.shape() == {None: {"12345678": {}}}
+    assert compared == ["1234", "5678"]
+    tree.cache.match("1234")  # splits; the lower half ends with the same block
+    assert tree.cache.insert("12345678", own)[1:] == (own, 4)
+    assert compared[-1] == ""
+    tree.cache.check()
+
+
+def test_a_block_that_has_left_the_tree_ends_nothing(tree):
+    own = [tree.pool.allocate() for _ in range(4)]
+    tree.cache.insert("12345678", own)
+    tree.cache.evict(1)
+    assert tree.cache.insert("99", own[3:])[1:] == (own[3:], 0)
+    assert tree.shape() == {None: {"123456": {}, "99": {}}}
+    tree.cache.clear()
+    assert tree.cache.insert("1234", own)[1:] == (own[:2], 0)
+    tree.cache.check()
+
+
 # ── Bad arguments, and what `check` says ──────────────────────────────────────
 
 

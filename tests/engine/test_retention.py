@@ -4,9 +4,10 @@ import itertools
 import random
 
 import pytest
-from helpers import careful_engine, generate, small
+from helpers import LocksOnlyAncestors, careful_engine, generate, small, with_windows
 
-from minikv import RadixCache, SamplingParams
+from minikv import Engine, EngineConfig, RadixCache, SamplingParams
+from minikv.groups import GroupCache
 from minikv.retention import (
     LONGEST,
     MOST,
@@ -14,6 +15,7 @@ from minikv.retention import (
     by_age,
     pinned,
     time_to_live,
+    whole_conversations,
 )
 from minikv.testing import LoggingPool
 
@@ -146,6 +148,52 @@ def test_pins_hold_a_share_of_the_pool_and_for_a_limited_time():
     assert case.cache.pin(case.match("x"), 1)
 
 
+@pytest.mark.parametrize(("policy", "order"), [
+    (by_age, ["sab", "x", "sac", "sa", "sd", "s"]),
+    (whole_conversations, ["x", "sab", "sac", "sa", "sd", "s"]),
+])  # fmt: skip
+def test_whole_conversations(policy, order):
+    """`sab` and `sac` are branches of one conversation, `sd` is another one after the same
+    system prompt. Nothing was used after `x` but what begins with `s`."""
+    case = Case(policy=policy)
+    for word in ("sab", "x", "sac", "sd"):
+        case.insert(word)
+    assert case.evict(6) == order
+
+
+@pytest.mark.parametrize("policy", [pinned, time_to_live(5), whole_conversations])
+def test_the_order_that_is_kept_is_that_of_a_search(policy):
+    """Under any program with pins, whatever the heap still has of the past."""
+    for seed in range(60):
+        rng, case, searched = random.Random(seed), Case(policy=policy), 0
+        for _ in range(80):
+            word = "".join(rng.choice("aab") for _ in range(rng.randint(1, 5)))
+            if len(word) <= case.pool.num_free:
+                case.cache.retain(case.insert(word), rng.choice([0, 0, 3, 9]))
+            if rng.random() < 0.3:
+                case.cache.lock(case.match(word[:2]))
+                case.locked.append(case.match(word[:2]))
+            if case.locked and rng.random() < 0.3:
+                case.cache.unlock(case.locked.pop(0))
+            case.clock.now += rng.choice([0, 0.5, 4])
+            case.cache.check()
+            leaves = [node for node in case.cache.unlocked if not node.children]
+            if leaves and rng.random() < 0.4:
+                due = min(case.cache._entry(leaf, case.clock.now)[:3] for leaf in leaves)
+                first = case.cache.first_leaf()
+                assert case.cache._entry(first, case.clock.now)[:3] == due, seed
+                case.evict(rng.randint(1, 3))
+                searched += 1
+        assert searched > 5
+
+
+def test_the_heap_does_not_grow_with_the_uses():
+    case = Case()
+    for _ in range(500):
+        case.cache.retain(case.insert("ab"), 5)
+    assert len(case.cache.order) + len(case.cache.deadlines) < 80
+
+
 def test_what_was_cleared_is_not_pinned():
     case = Case()
     node = case.insert("ab")
@@ -157,7 +205,8 @@ def test_what_was_cleared_is_not_pinned():
 @pytest.mark.parametrize("damage", [
     lambda cache, node: cache.pins.update({object(): 1.0}),
     lambda cache, node: cache.last_use.clear(),
-], ids=["a pin of nothing", "a leaf without a use"])  # fmt: skip
+    lambda cache, node: cache.order.clear(),
+], ids=["a pin of nothing", "a leaf without a use", "a leaf that is never due"])  # fmt: skip
 def test_check_finds_damage(damage):
     case = Case()
     damage(case.cache, case.insert("ab"))
@@ -171,7 +220,7 @@ def test_check_finds_damage(damage):
 def test_a_hint_keeps_a_prefix_that_age_would_evict(llama):
     agent, *others = llama.prompts(20, 20, 20, 20)
     for seconds, cached in ((0, 0), (30, 20)):
-        engine = careful_engine(llama.lm, small(num_blocks=16), prefix_cache=RetainingCache)
+        engine = careful_engine(llama.lm, small(num_blocks=16, retention="pinned"))
         [first] = generate(engine, [agent], SamplingParams(**ANSWER, retain_s=seconds))
         for other in others:
             generate(engine, [other], SamplingParams(**ANSWER))
@@ -198,6 +247,32 @@ def test_an_aborted_request_is_not_kept(llama):
     engine.step()
     engine.abort(request_id)
     assert not engine.cache.pins and engine.cache.num_cached_blocks == 5
+
+
+@pytest.mark.parametrize("name", ["pinned", "conversations"])
+def test_layers_with_windows(llama, name):
+    """Pins over blocks that lose parts meanwhile; tokens are those of masks."""
+    lm = with_windows(llama.lm, 8, None)
+    engine = Engine(lm, small(num_blocks=24, retention=name))
+    assert isinstance(engine.cache, RetainingCache) and isinstance(engine.cache, GroupCache)
+    agents = llama.prompts(20, 13)
+    for turn in range(4):
+        for agent, prompt in enumerate(agents):
+            [output] = generate(engine, [prompt], SamplingParams(**ANSWER, retain_s=60))
+            assert output.token_ids == lm.generate_naively(prompt, 4)
+            agents[agent] = prompt + output.token_ids + [1 + turn]
+        generate(engine, [[2 + turn] * 40], SamplingParams(max_tokens=2, ignore_eos=True))
+        engine.check()
+    assert engine.cache.pins and engine.stats().hit_tokens > 100
+
+
+def test_retention_needs_the_engines_own_prefix_cache(llama):
+    with pytest.raises(ValueError, match=r"retention: must be one of None, 'pinned', .* was 'ttl'"):
+        EngineConfig(retention="ttl")
+    with pytest.raises(ValueError, match=r"retention: 'pinned' is a policy .* has none"):
+        Engine(llama.lm, small(retention="pinned", prefix_cache=False))
+    with pytest.raises(ValueError, match=r"retention: .* has .*LocksOnlyAncestors"):
+        Engine(llama.lm, small(retention="pinned"), prefix_cache=LocksOnlyAncestors)
 
 
 def test_a_cache_without_pins_ignores_the_hint(llama):

@@ -467,3 +467,14 @@ def test_recompute_is_not_a_hit(llama):
 
     assert stats(Scheduler) == (0, 9 + 10 + 11)
     assert stats(CountsEveryAdmission)[0] > 0
+
+
+def test_outputs_that_are_read_late_are_those_of_their_step(llama):
+    engine = careful_engine(llama.lm, small())
+    for prompt in llama.prompts(5, 7, seed=3):
+        engine.add_request(prompt, SamplingParams(max_tokens=4, ignore_eos=True, n=2))
+    steps = [engine.step() for _ in range(4)]
+    lengths = [[len(one.token_ids) for one in output.samples] for output in steps[0] + steps[3]]
+    assert lengths == [[1, 1], [1, 1], [4, 4], [4, 4]]
+    assert [one.finish_reason for one in [*steps[2], *steps[3][1:]]] == [None, None, "length"]
+    assert engine.step() == []

@@ -24,7 +24,7 @@ from helpers import (
 )
 
 import minikv
-from minikv import BlockPool, BlockTable, Engine, SamplingParams, Sequence
+from minikv import BlockTable, Engine, SamplingParams, Sequence
 from minikv.sequence import Request
 from minikv.speculative import (
     DRAFT_MODELS,
@@ -133,11 +133,6 @@ def test_a_distance_of_a_hundredth_is_seen():
     rng = random.Random(4)
     assert distance(p, q, rng.random, numbers, 40_000) < 0.006
 
-    def shared():
-        while True:
-            number = rng.random()
-            yield from (number, number)
-
     far = torch.tensor([0.10, 0.12, 0.16, 0.19, 0.16, 0.12, 0.10, 0.05])
     assert distance(p, far, rng.random, numbers, 20_000) < 0.01
 
@@ -201,6 +196,10 @@ def test_looking_for_drafts_takes_a_hundredth_of_the_time():
     assert asked(account, 500, written=2.0) > 400  # they pay again
     account.note(-1e6)  # the machine stood still while it was asked
     assert asked(account, 200, written=2.0) > 190
+    account.note(in_vain=True)
+    assert not account.is_open  # for one step
+    account.note()
+    assert account.is_open
 
 
 def test_a_drafter_that_is_never_right_is_asked_seldom(tinypy):
@@ -339,30 +338,21 @@ def test_the_row_of_a_wrong_draft_is_seen(llama, monkeypatch):
         test_hidden_states_are_those_of_the_newest_token(llama)
 
 
-def test_the_bundled_model_drafts():
+@pytest.mark.parametrize("drafter", ["model", "head"])
+def test_what_is_bundled_drafts(tinypy, drafter):
     """What it proposes is right in good part, and changes no token."""
-    lm = minikv.load("tinypy")
+    lm = tinypy.lm
     prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2", "a")]
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    engine = fearless(Engine(lm, small(block_size=16, speculative="model")))
+    engine = fearless(Engine(lm, small(block_size=16, speculative=drafter)))
     expected = plain(lm, prompts, params, block_size=16)
     assert found(generate(engine, prompts, params)) == expected
     counts = engine.stats().speculation
     assert counts.accepted > counts.drafts / 2 > 20
 
 
-def test_the_head_drafts():
-    """What it proposes is right in good part, the same in any batch, and changes no token."""
-    lm = minikv.load("tinypy")
-    prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2", "a")]
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    drafter = HeadDrafter(lm)
-    engine = drafting_engine(lm, small(block_size=16), drafter)
-    expected = plain(lm, prompts, params, block_size=16)
-    assert found(generate(engine, prompts, params)) == expected
-    counts = engine.stats().speculation
-    assert counts.accepted > counts.drafts / 2 > 20
-    sequence = sequence_of([5])
+def test_the_head_drafts_the_same_in_any_batch(tinypy):
+    lm, drafter, sequence = tinypy.lm, HeadDrafter(tinypy.lm), sequence_of([5])
     together = torch.randn(3, lm.config.hidden_size)
     alone = [drafter.propose_all([sequence], [4], row[None])[0] for row in together]
     assert drafter.propose_all([sequence] * 3, [4, 4, 4], together) == alone
@@ -895,19 +885,3 @@ def test_random_operations(llama, tmp_path, make, kv_dtype):
         for request_id, (prompt, params) in live.items():
             assert found([outputs[request_id]]) == found(alone.generate([prompt], params))
         assert_empty(engine)
-
-
-def test_pool_and_table_of_ones_own(llama):
-    """The loop uses public methods only."""
-
-    class Pool(BlockPool):
-        pass
-
-    class Table(BlockTable):
-        __slots__ = ()
-
-    parts = dict(block_pool=Pool, block_table=Table)
-    engine = drafting_engine(llama.lm, small(), Clairvoyant(), **parts)
-    (prompt,) = llama.prompts(9)
-    output = generate(engine, [prompt], SamplingParams(max_tokens=20))[0]
-    assert output.token_ids == llama.greedy(prompt, 20)

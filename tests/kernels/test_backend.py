@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 import torch
+from helpers import greedy
 from paged_case import DEVICE
 
 import minikv
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig
 from minikv.gpu.attention import TritonAttention
 from minikv.paged import KVStore
 
@@ -18,10 +19,6 @@ def make_engine(lm, **config):
     engine = Engine(lm, EngineConfig(attention="triton", **config))
     assert isinstance(engine.attention, TritonAttention)
     return engine
-
-
-def greedy(num_tokens, **others):
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **others)
 
 
 def test_the_bundled_model_says_what_the_oracle_says():

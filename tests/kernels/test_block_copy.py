@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_case import DEVICE, DTYPES
+from paged_case import DEVICE, DTYPES, bad
 
 from minikv_kernels.block_copy import CHUNK, copy_blocks
 
@@ -63,10 +63,6 @@ def test_any_pairs(data):
     pools = make_pool(4, block, dtype=dtype), make_pool(6, block, dtype=dtype, seed=1)
     assert_copied(*pools, pairs)
     assert_copied(*pools, pairs.to(DEVICE))
-
-
-def bad(name, message, **changes):
-    return pytest.param(changes, message, id=name)
 
 
 @pytest.mark.parametrize(

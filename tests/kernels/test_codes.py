@@ -5,12 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import greedy
 from paged_case import DEVICE
 from quant_case import Steps, make_store, one_layer
 
 import minikv
 import minikv_kernels.settings
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig
 from minikv.batch import BatchBuilder
 from minikv.gpu.codes import TritonCodes
 from minikv.quant.attention import QuantisedAttention
@@ -122,10 +123,6 @@ def test_the_same_bits_of_any_numbers(tinypy, kv_dtype):
 
 
 # ── The engine ────────────────────────────────────────────────────────────────────────────
-
-
-def greedy(num_tokens, **others):
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **others)
 
 
 @pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_case import DEVICE, DTYPES, SMALL, Paged, count
+from paged_case import DEVICE, DTYPES, SMALL, Paged, bad, count
 
 import minikv_kernels.settings
 from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
@@ -286,10 +286,6 @@ def test_any_prefill(data):
 
 def zeros(*shape, **options):
     return torch.zeros(*shape, **options)
-
-
-def bad(name, message, **changes):
-    return pytest.param(changes, message, id=name)
 
 
 BAD = [

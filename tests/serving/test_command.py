@@ -9,13 +9,15 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from serving_case import server
 
 import minikv
 from minikv.course.commands import main
-from minikv.course.serve import add_arguments, keys_of
+from minikv.course.serve import add_arguments, engines, keys_of
 
 
 def parsed(*words):
@@ -50,6 +52,26 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
             assert process.wait(30) == 0
         finally:
             process.kill()
+
+
+def test_a_hint_keeps_an_agents_prefix():
+    """`retain_s` over HTTP, while others fill the pool; without the hint the prefix goes by age."""
+    served = SimpleNamespace(target=engines(parsed("--num-blocks", "24")))
+    with server(None, keys=(), served_by=served) as at:
+
+        def cached(prompt, **more):
+            answer = at.ask(body={"prompt": prompt, "max_tokens": 1, **more})
+            assert answer.status_code == 200, answer.text
+            return answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+        for number, seconds in enumerate([0, 60]):
+            agent = [5 + number] * 100
+            assert cached(agent, retain_s=seconds) == 0
+            for other in range(4):
+                cached([20 + 4 * number + other] * 150)
+            assert (cached(agent) > 0) == (seconds > 0)
+        refused = at.ask(body={"prompt": "x", "retain_s": -1})
+        assert refused.status_code == 400 and "retain_s" in refused.text
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])

@@ -8,9 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from cluster_case import until
 from helpers import assert_empty, careful_engine
-from serving_case import gated
 from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 
@@ -74,17 +72,6 @@ def test_answers_are_those_of_generate(tinypy, patient):
     assert_empty(engine)
 
 
-def test_cached_tokens_are_counted(tinypy):
-    async def twice(loop):
-        prompt = list(range(1, 50))
-        return [(await ask(loop, prompt, SamplingParams(2)))[1] for _ in range(2)]
-
-    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
-        first, second = asyncio.run(twice(loop))
-    assert (first.num_prompt, first.num_cached) == (49, 0)
-    assert (second.num_prompt, second.num_cached) == (49, 48)
-
-
 def test_nothing_piles_up_for_a_slow_reader(tinypy):
     async def slow(loop):
         inbox = Inbox()
@@ -135,16 +122,6 @@ def test_pieces_join_to_the_text_wherever_it_is_cut(tinypy):
             assert text == decode(ids)
 
 
-def test_deltas_of_a_cluster_are_joined(tinypy):
-    async def late():
-        inbox = Inbox()
-        for delta in (Delta([1], "a", None), Delta([2, 3], "bc", None), Delta([], "d", "stop")):
-            inbox.put(delta)
-        return await inbox.take()
-
-    assert asyncio.run(late()) == [(0, Delta([1, 2, 3], "abcd", "stop"))]
-
-
 def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkeypatch):
     """And for a round, the event loop is called once."""
     calls = []
@@ -180,48 +157,6 @@ def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkey
         Delta([2], "c", None), Delta([2], "d", None),
         Delta([2, 3], "ez", "stop"), Delta([2, 3], "fz", "stop"),
     ]  # fmt: skip
-
-
-def test_a_reader_that_leaves_frees_its_blocks_before_the_next_step(tinypy):
-    engine, gate = gated(tinypy.lm, CONFIG)
-
-    async def leave(loop):
-        inbox = Inbox()
-        answer = loop.submit(list(range(40)), SamplingParams(500, ignore_eos=True), reader=inbox)
-        await inbox.take()
-        gate.clear()
-        await asyncio.sleep(0.05)
-        generated = engine.stats().generated_tokens
-        answer.cancel()
-        gate.set()
-        while loop._answers:
-            await asyncio.sleep(0.001)
-        assert engine.stats().generated_tokens <= generated + 1  # of the step that was under way
-        answer.cancel()  # again: nothing happens
-
-    with EngineLoop(engine) as loop:
-        asyncio.run(leave(loop))
-    assert_empty(engine)
-
-
-def test_readers_that_leave_at_random_moments_leave_nothing(tinypy):
-    rng = random.Random(1)
-
-    async def one(loop, prompt, params):
-        await asyncio.sleep(rng.random() / 5)
-        inbox = Inbox()
-        answer = loop.submit(prompt, params, reader=inbox)
-        await asyncio.sleep(rng.random() / 20)
-        answer.cancel()
-
-    async def everybody(loop):
-        await asyncio.gather(*(one(loop, *case) for case in cases(tinypy.lm, 200)))
-
-    engine = Engine(tinypy.lm, CONFIG)
-    with EngineLoop(engine) as loop:
-        asyncio.run(everybody(loop))
-        until(lambda: not loop._answers and loop._calls.empty())
-    assert_empty(engine)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("once"), KeyboardInterrupt(), SystemExit(1)])
@@ -270,20 +205,6 @@ def test_an_engine_that_fails_again_and_again_ends_its_requests_and_goes_on(tiny
     assert_empty(engine)
 
 
-def test_what_cannot_run_is_refused_at_once(tinypy):
-    async def refused(loop):
-        for prompt, params, says in [
-            ("", SamplingParams(), "prompt: is empty"), ([-1], SamplingParams(), "token id"),
-            ([1], SamplingParams(10**6), "context"), ([1], SamplingParams(n=9), "n: 9"),
-        ]:  # fmt: skip
-            with pytest.raises(ValueError, match=says):
-                loop.submit(prompt, params, reader=Inbox())
-
-    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
-        asyncio.run(refused(loop))
-        assert not loop._answers
-
-
 def test_closing_ends_what_is_under_way(tinypy):
     loop = EngineLoop(Engine(tinypy.lm, CONFIG))
 
@@ -316,25 +237,3 @@ def test_a_reader_whose_event_loop_has_ended_disturbs_nobody(tinypy):
         asyncio.run(gone(loop))
         [(ids, _, _)], _ = asyncio.run(here(loop))
         assert len(ids) == 5
-
-
-def test_an_engine_that_hangs_shows_its_age(tinypy):
-    engine, gate = gated(tinypy.lm, CONFIG)
-
-    async def hangs(loop):
-        assert loop.health()[0].age == 0
-        gate.clear()
-        inbox = Inbox()
-        loop.submit([3], SamplingParams(2), reader=inbox)
-        await asyncio.sleep(0.1)
-        old = loop.health()[0].age
-        await asyncio.sleep(0.1)
-        assert loop.health()[0].age > old > 0
-        gate.set()
-        await whole(inbox)
-        await asyncio.sleep(0.05)
-        assert loop.health()[0].age == 0
-
-    with EngineLoop(engine) as loop:
-        asyncio.run(hangs(loop))
-        assert loop.health()[0].stats.generated_tokens >= 2

@@ -128,13 +128,10 @@ def test_messages_of_every_form(client, expected, messages):
     assert found.choices[0].message.role == "assistant"
 
 
-def test_fields_that_ask_for_what_is_done_anyway_are_taken(client, expected):
+def test_the_newer_name_of_a_limit_is_known(client, expected):
     found = client.chat.completions.create(
-        model="tinypy", messages=MESSAGES, max_completion_tokens=5, logprobs=False, tools=[],
-        tool_choice="none", response_format={"type": "text"}, modalities=["text"], store=False,
-        metadata={"a": "b"}, service_tier="auto", parallel_tool_calls=True, top_logprobs=0,
-        safety_identifier="x", prompt_cache_key="talk 1", verbosity="medium",
-    )  # fmt: skip
+        model="tinypy", messages=MESSAGES, max_completion_tokens=5, prompt_cache_key="talk 1"
+    )
     assert whole(found, is_chat=True) == samples_as(expected(PROMPT + "\n", max_tokens=5))
 
 

@@ -21,8 +21,9 @@ from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
 from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.measure.corpus import read_corpus
-from minikv.speculative import DRAFT_MODELS
+from minikv.speculative import DRAFT_MODELS, Speculation
 
+CONTROL = "off again"  # over itself: what a difference must exceed to mean anything
 DRAFTERS = ("ngram", "suffix", "head", "model")
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> BenchTable:
     lm = minikv.load("tinypy")
     params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     turns = args.repeats + 1
-    names = ["off", *args.drafters]
+    names = ["off", CONTROL, *args.drafters]
     files = peer_files(args.peer)
     total = len(names) * turns * len(args.batch) * len(args.workloads)
     total += len(PEERS) * turns * len(args.workloads) * (args.peer and 1 in args.batch)
@@ -59,7 +60,10 @@ def run(args: argparse.Namespace) -> BenchTable:
                     for _ in range(turns)
                 ]
                 lengths = [args.prompt + args.tokens] * batch
-                engines = {name: peers.engine_for(lm, lengths, speculative=name) for name in names}
+                engines = {
+                    name: peers.engine_for(lm, lengths, speculative=name.split()[0])
+                    for name in names
+                }
                 racers = {name: partial(peers.ours, engines[name], params=params) for name in names}
                 servers = {
                     name: Server(files[0], kind, files[1], 2 * sum(lengths))
@@ -70,10 +74,10 @@ def run(args: argparse.Namespace) -> BenchTable:
                     racers[name] = partial(server.generate, num_tokens=args.tokens)
                 result = race(racers, prompts, progress)
                 rows = {}
-                for name in args.drafters:
+                for name in names[1:]:
                     if result.results[name] != result.results["off"]:
                         raise AssertionError(f"{workload}, batch {batch}: {name} changed a token")
-                    counts = engines[name].stats().speculation
+                    counts = engines[name].stats().speculation or Speculation()
                     rows[name] = {
                         "workload": workload, "batch": batch, "drafter": name,
                         "tokens/s": result.rate(name, batch * args.tokens),
@@ -81,6 +85,7 @@ def run(args: argparse.Namespace) -> BenchTable:
                         "drafts kept": share(counts.accepted, counts.drafts),
                         "accepted length": counts.mean_accepted_length,
                     }  # fmt: skip
+                table.add(rows.pop(CONTROL))
                 best = max(rows, key=lambda name: rows[name]["speed-up"].median)
                 for name, row in rows.items():
                     goals = {"source": HELD_OUT if name == best else {}, "random": {}}

@@ -104,7 +104,7 @@ def run_in_engine(
         engine.add_request(prompt_ids, params)
     while engine.has_unfinished:
         started = perf_counter()
-        outputs = engine.step()
+        outputs = list(engine.step())
         seconds += perf_counter() - started
         counts.append(_slots(engine))  # not in the engine's time
     found = [sample.token_ids for output in outputs for sample in output.samples]

@@ -1,10 +1,10 @@
 """Chapter 13: what its checks and its notebook rest on."""
 
-import os
-import time
 from pathlib import Path
 
+import psutil
 import pytest
+from cluster_case import until
 from store_case import needs_a_store
 from tiers_case import fetch_everything
 
@@ -118,15 +118,8 @@ def test_a_real_store_is_started_and_ended(lm, capsys):
     with real_store() as where:
         assert len(two_engines_share(lm, where)) == 3
         pid = int(capsys.readouterr().out.split("process ")[1].split(",")[0])
-        os.kill(pid, 0)  # it is there
-    for _ in range(100):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.05)
-    else:
-        pytest.fail(f"the server, process {pid}, is still there")
+        assert psutil.pid_exists(pid)
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_folder_takes_the_place_of_a_server(lm, capsys, monkeypatch):

@@ -116,7 +116,7 @@ class Front:
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine. What is finished has no owner any more."""
-        outputs = self.engine.step()
+        outputs = list(self.engine.step())
         for output in outputs:
             if output.finish_reason is not None:
                 self.forget(output.request_id)

@@ -23,6 +23,7 @@ import sys
 from bisect import bisect
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
 from statistics import NormalDist, median
 from typing import NamedTuple
 
@@ -31,7 +32,15 @@ from tqdm import tqdm
 from minikv.blocks import BlockPool
 from minikv.course.pictures import style
 from minikv.radix import Node, RadixCache
-from minikv.retention import RetainingCache, pinned, time_to_live
+from minikv.retention import (
+    Policy,
+    Rank,
+    RetainingCache,
+    by_age,
+    pinned,
+    time_to_live,
+    whole_conversations,
+)
 
 BLOCK = 512  # tokens
 HINT = 10  # seconds, of an agent whose tool runs
@@ -108,24 +117,22 @@ def shape(turns: Seq[Turn]) -> dict[str, float]:
 
 # ── Serving it ────────────────────────────────────────────────────────────────
 
-Clock = Callable[[], float]
-MakeCache = Callable[[BlockPool, Clock], RadixCache]
+MakeCache = Callable[..., RadixCache]  # of a pool and a `clock`
 
 
-class KnowsTheFuture(RetainingCache):
+def knows_the_future(turns: Seq[Turn]) -> Policy:
     """Evicts what is needed again last, or never (Belady, 1966): no policy computes less again."""
+    uses: dict[int, list[float]] = {}
+    for turn in turns:
+        for id_ in turn.ids:
+            uses.setdefault(id_, []).append(turn.at)
 
-    def __init__(self, pool: BlockPool, clock: Clock, turns: Seq[Turn]):
-        super().__init__(pool, 1, clock=clock)
-        self.uses: dict[int, list[float]] = {}
-        for turn in turns:
-            for id_ in turn.ids:
-                self.uses.setdefault(id_, []).append(turn.at)
+    def policy(cache: RetainingCache, leaf: Node) -> Rank:
+        times = uses[leaf.keys[-1][0]]
+        later = bisect(times, cache.clock())
+        return Rank(0.0, -times[later] if later < len(times) else -math.inf)
 
-    def _entry(self, leaf: Node, place: dict[Node, int], now: float) -> tuple:
-        uses = self.uses[leaf.keys[-1][0]]
-        later = bisect(uses, now)
-        return -uses[later] if later < len(uses) else -float("inf"), place[leaf], leaf
+    return policy
 
 
 def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, RadixCache]:
@@ -133,7 +140,7 @@ def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, Radi
     the cache as it is then."""
     now = 0.0
     pool = BlockPool(num_blocks)
-    cache = make(pool, lambda: now)
+    cache = make(pool, clock=lambda: now)
     seen: set[int] = set()
     again = 0
     for turn in turns:
@@ -148,8 +155,7 @@ def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, Radi
         for block_id in new:
             pool.release(block_id)  # the cache holds it
         cache.unlock(hit.node)
-        if turn.retain_s and isinstance(cache, RetainingCache):
-            cache.pin(node, turn.retain_s)
+        cache.retain(node, turn.retain_s)
     return BLOCK * again, cache
 
 
@@ -160,26 +166,20 @@ def recomputed(
     turns: Seq[Turn], sizes: Seq[int] = (1024, 2048, 4096, 8192)
 ) -> dict[str, list[int]]:
     """Tokens that each policy computes again, with each size of the pool, in blocks."""
+    no_hints = [turn._replace(retain_s=0) for turn in turns]
     until_back = [turn._replace(retain_s=turn.retain_s and 600) for turn in turns]
-    plans: dict[str, tuple[Seq[Turn], MakeCache]] = {
-        "age": (turns, lambda pool, clock: RadixCache(pool, 1)),
-        "30 s to live": (
-            turns,
-            lambda pool, clock: RetainingCache(pool, 1, time_to_live(30), clock),
-        ),
-        f"pinned for {HINT} s": (
-            turns,
-            lambda pool, clock: RetainingCache(pool, 1, pinned, clock),
-        ),
-        "pinned for 600 s": (
-            until_back,
-            lambda pool, clock: RetainingCache(pool, 1, pinned, clock),
-        ),
-        "knows the future": (turns, lambda pool, clock: KnowsTheFuture(pool, clock, turns)),
+    plans: dict[str, tuple[Seq[Turn], Policy]] = {
+        "age": (no_hints, by_age),
+        "30 s to live": (no_hints, time_to_live(30)),
+        "whole conversations": (no_hints, whole_conversations),
+        f"pinned for {HINT} s": (turns, pinned),
+        "pinned for 600 s": (until_back, pinned),
+        "knows the future": (no_hints, knows_the_future(turns)),
     }
     found: dict[str, list[int]] = {}
     with tqdm(total=len(plans) * len(sizes), leave=False, disable=not sys.stderr.isatty()) as bar:
-        for name, (load, make) in plans.items():
+        for name, (load, policy) in plans.items():
+            make = partial(RetainingCache, block_size=1, policy=policy)
             found[name] = []
             for size in sizes:
                 found[name].append(serve(load, size, make)[0])
@@ -195,18 +195,20 @@ def retention_picture(
     figure, axes = style.new_axes(
         title, f"pool (blocks of {BLOCK} tokens)", "tokens computed again (millions)", height=3.6
     )
-    marks = zip(again.items(), "osx^D", ("-", ":", "--", "-", "-."), strict=True)
-    for place, ((name, tokens), mark, line) in enumerate(marks):
-        axes.plot(sizes, [count / 1e6 for count in tokens], mark + line, label=name,
-                  color=style.PALETTE[(0, 3, 1, 5, 7)[place]], markerfacecolor="none",
-                  linewidth=1.8, markersize=5 + 2 * (place == 1))  # fmt: skip
+    same: dict[tuple[int, ...], list[str]] = {}  # policies by what they compute again
+    for name, tokens in again.items():
+        same.setdefault(tuple(tokens), []).append(name)
+    for place, (tokens, names) in enumerate(same.items()):
+        axes.plot(sizes, [count / 1e6 for count in tokens], "oxs^Dv"[place], label=", ".join(names),
+                  color=style.PALETTE[(0, 1, 5, 7, 3, 2)[place]], markerfacecolor="none",
+                  linewidth=1.8, linestyle=("-", "--", "-", "-.", ":", "-")[place])  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
     axes.set_ylim(0)
     axes.legend(frameon=False, fontsize=9)
     words = "; ".join(
-        f"{name}: " + ", ".join(f"{count / 1e6:.2f} M with {size:,}"
-                                for size, count in zip(sizes, tokens, strict=True))
-        for name, tokens in again.items()
+        f"{', '.join(names)}: " + ", ".join(f"{count / 1e6:.2f} M with {size:,}"
+                                            for size, count in zip(sizes, tokens, strict=True))
+        for tokens, names in same.items()
     )  # fmt: skip
     return style.Picture(figure, f"{title}. Tokens computed again over blocks: {words}.")

@@ -424,19 +424,20 @@ scenario(
         "what a pin holds goes last, with all above it",
         small("+a @1 +b ^a:20 -1 -9", "+ab @1 +ac @1 +x ^ab:20 -2 -9", "+abc +x ^abc:20 @1 +y -3",
               "+ab @1 +x ^ab:20 ^x:20 @1 +y @1 +z -2 -9"),
-        look="`pinned`: what comes first in the tuple?",
+        look="`pinned`: what is `until` of a leaf without a pin?",
     ),
     Group(
         "a pin ends at its deadline",
         small("+a @1 +b ^a:10 @9 -1 -9", "+a ^a:10 @1 +b @9 -1", "+a ^a:10 @1 +b @12 -1",
-              "+a ^a:20 @1 +b ^a:5 @1 +c @5 -2", "+a ^a:9 +b ^b:3 @1 +c @9 -2"),
-        look="`pinned`: at the deadline itself, is the pin over?",
+              "+a ^a:20 @1 +b ^a:5 @1 +c @5 -2", "+a ^a:9 +b ^b:3 @1 +c @9 -2",
+              "+a ^a:10 @1 +b @1 +c -1 @8 -1", "+a ^a:10 @1 +b @1 +c -1 @9 -1"),
+        look="`first_leaf`: at the deadline itself, is the pin over?",
     ),
     Group(
         "pins yield if nothing else is left",
         small("+ab ^ab:20 -1 -9", "+a ^a:9 @1 +b ^b:9 -1 -1", "+ab ^ab:9 [ab -9 ]ab -9",
               "+a [a +ab ]a ^ab:9 -1 @1 +x -1 -9"),
-        look="a pin is a wish: what is in the heap?",
+        look="a pin is a wish: what is in `order`?",
     ),
     Group(
         "what is locked stays",
@@ -448,7 +449,7 @@ scenario(
         small("+a [a +ab ]a @1 +z @1 !ab ^z:1 -1 @5 -1", "+a [a +ab ]a ^ab:50 -1 @1 +z -1",
               "+a [a +abc ]a ^abc:50 ^a:3 -2 @9 +z -1", "+a [a +ab ]a ^ab:3 ^a:50 -1 @9 +z -1",
               "+ab +ac @1 ^ab:3 ^ac:50 @1 -2 @9 +z -1"),
-        look="`evict`: what does the agent still want when the end of its path is lost?",
+        look="`first_leaf`: which leaf stands where a child of it stood?",
     ),
     Group(
         "pins hold a share of the pool",
@@ -466,7 +467,7 @@ scenario(
     Group(
         "how many were released",
         small("+ab -0 -1 -9 -1", "+ab -5", "+ab ^ab:9 --1", "+ab [ab -2"),
-        look="the last lines of `evict`",
+        look="`first_leaf`: which leaf is left?",
     ),
     Group("60 random programs", [random_retention(seed) for seed in range(60)], look=LINES_ABOVE),
 )  # fmt: skip
