@@ -163,7 +163,6 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
             top[g], total[g] = -np.inf, zero
         num_blocks = (end + block_size - 1) // block_size
         for begin in range(start // block_size, num_blocks, span):
-            blocks = range(begin, min(begin + span, num_blocks))
             next_row, next_begin = row, begin + span  # what is read after these blocks
             if next_begin >= num_blocks and item < last:
                 next_row = row + 1
@@ -172,24 +171,29 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
             next_end = (context_lens[next_row] + block_size - 1) // block_size
             for g in range(0, num_heads, group):
                 count = START
-                for index in blocks:
-                    soon = next_begin + index - begin
+                for i in range(span):
+                    index, soon = begin + i, next_begin + i
                     if soon < next_end:
-                        prefetch(kv, block_tables[next_row, soon], kv_head + g // group)
-                    lo = max(start - index * block_size, 0)
-                    hi = min(end - index * block_size, block_size)
-                    place = block_tables[row, index], kv_head + g // group, lo, hi
-                    dot_keys(scaled, g, group, kv, place, scores, count)
-                    count += hi - lo
+                        prefetch(kv, 0, block_tables[next_row, soon], kv_head + g // group)
+                    if index < num_blocks:
+                        lo = max(start - index * block_size, 0)
+                        hi = min(end - index * block_size, block_size)
+                        place = block_tables[row, index], kv_head + g // group, lo, hi
+                        dot_keys(scaled, g, group, kv, place, scores, count)
+                        count += hi - lo
                 for i in range(g, g + group):
                     _soften(scores[i, :count], START, count, i, top, total, acc[i])
                 count = START
-                for index in blocks:
-                    lo = max(start - index * block_size, 0)
-                    hi = min(end - index * block_size, block_size)
-                    place = block_tables[row, index], kv_head + g // group, lo, hi
-                    add_values(scores, count, g, group, kv, place, acc)
-                    count += hi - lo
+                for i in range(span):
+                    index, soon = begin + i, next_begin + i
+                    if soon < next_end:
+                        prefetch(kv, 1, block_tables[next_row, soon], kv_head + g // group)
+                    if index < num_blocks:
+                        lo = max(start - index * block_size, 0)
+                        hi = min(end - index * block_size, block_size)
+                        place = block_tables[row, index], kv_head + g // group, lo, hi
+                        add_values(scores, count, g, group, kv, place, acc)
+                        count += hi - lo
         for g in range(num_heads):
             _finish(acc[g], total[g], out[row, head + g])
 
@@ -266,7 +270,11 @@ def _soften(scores, lo, hi, row, top, total, acc):
     the earlier sums to the new largest score (Milakov and Gimelshein, 2018)."""
     lo = min(lo, len(scores))
     hi = max(lo, hi)
-    scores[:lo], scores[hi:], weights = zero, zero, scores[lo:hi]
+    before, weights, behind = scores[:lo], scores[lo:hi], scores[hi:]
+    for t in range(len(before)):
+        before[t] = zero
+    for t in range(len(behind)):
+        behind[t] = zero
     if lo == hi:
         return
     highest = np.int32(LEAST)
@@ -407,9 +415,12 @@ def dot_keys(q, head, num_heads, kv, place, scores, to):
     raise NotImplementedError
 
 
-def prefetch(kv, block_id, kv_head):
-    """Ask for the keys and values of a block and a head, which will be read soon. A processor
-    guesses what a loop reads next, but not across the places to which a block table leads."""
+def prefetch(kv, i, block_id, kv_head):
+    """Ask for the keys (i = 0) or values (i = 1) of a block and a head, which will be read soon. A
+    processor guesses what a loop reads next, but not across the places to which a block table
+    leads. It can wait for a few dozen lines at a time. So keys are asked for while keys are read,
+    and values while values are.
+    """
     raise NotImplementedError
 
 
@@ -424,15 +435,19 @@ def attend_items(q, kv, tables, lens, query_start, window, out, first, last, bor
 
 
 def answer(question, kind, function) -> None:
-    """In compiled code `function` takes the place of `question` if `kv` is of this kind."""
+    """In compiled code `function` takes the place of `question` if `kv` is of this kind: an
+    array, or a NamedTuple of arrays. Numba itself makes `attend_items` a part of its one caller: it
+    is large, and would be compiled twice.
+    """
+    inlined = "always" if question is attend_items else "never"
     at = list(inspect.signature(question).parameters).index("kv")
-    overload(question, jit_options=INLINE, strict=False)(
-        lambda *args: function if kind(args[at]) else None
-    )
 
+    def chosen(*args):
+        is_array = isinstance(args[at], types.Array)
+        found = np.ndarray if is_array else getattr(args[at], "instance_class", None)
+        return function if found is kind else None
 
-def _is_array(kind) -> bool:
-    return isinstance(kind, types.Array)
+    overload(question, jit_options=INLINE, strict=False, inline=inlined)(chosen)
 
 
 def _write_floats(kv, qkv, slots, kv_head, first, last):
@@ -479,21 +494,20 @@ def _add_floats(weights, at, head, num_heads, kv, place, acc):
                 acc[h, d] += weight * value[d]
 
 
-def _prefetch_floats(kv, block_id, kv_head):
+def _prefetch_floats(kv, i, block_id, kv_head):
     size = kv.shape[4]
     stride = 2 * kv.shape[3] * size
-    begin = block_id * kv.shape[1] * stride + kv_head * size
+    begin = block_id * kv.shape[1] * stride + (i * kv.shape[3] + kv_head) * size
     ask_for(kv, begin, stride, kv.shape[1], size)
-    ask_for(kv, begin + kv.shape[3] * size, stride, kv.shape[1], size)
 
 
-answer(prefetch, _is_array, _prefetch_floats)
-answer(layer_of, _is_array, lambda kv, layer: kv[layer])
-answer(dims_of, _is_array, lambda kv: (kv.shape[1], kv.shape[3]))
-answer(write_new, _is_array, _write_floats)
-answer(dot_keys, _is_array, _dot_floats)
-answer(add_values, _is_array, _add_floats)
-answer(attend_items, _is_array, attend.py_func)
+answer(layer_of, np.ndarray, lambda kv, layer: kv[layer])
+answer(dims_of, np.ndarray, lambda kv: (kv.shape[1], kv.shape[3]))
+answer(write_new, np.ndarray, _write_floats)
+answer(prefetch, np.ndarray, _prefetch_floats)
+answer(dot_keys, np.ndarray, _dot_floats)
+answer(add_values, np.ndarray, _add_floats)
+answer(attend_items, np.ndarray, attend.py_func)
 
 
 # ── A whole step ──────────────────────────────────────────────────────────────

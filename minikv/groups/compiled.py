@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from numba import types
 
 from minikv.config import ModelConfig
 from minikv.cpu import (
@@ -46,14 +45,6 @@ class CompiledGroups(CompiledSteps, GroupedAttention):
         self.compile_over(GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place))
 
 
-def _is_grouped(kind) -> bool:
-    return isinstance(kind, types.NamedTuple) and kind.instance_class is GroupedKV
-
-
-def _is_layer(kind) -> bool:
-    return isinstance(kind, types.NamedTuple) and kind.instance_class is LayerKV
-
-
 def _layer(kv, layer):
     return LayerKV(kv.parts[kv.place[layer]], kv.part_of[kv.group[layer]])
 
@@ -78,7 +69,7 @@ def _attend(q, kv, tables, lens, query_start, window, out, first, last, border):
     attend(q, kv.parts, own, lens, query_start, window, out, first, last, border)
 
 
-answer(layer_of, _is_grouped, _layer)
-answer(dims_of, _is_layer, lambda kv: (kv.parts.shape[1], kv.parts.shape[3]))
-answer(write_new, _is_layer, _write)
-answer(attend_items, _is_layer, _attend)
+answer(layer_of, GroupedKV, _layer)
+answer(dims_of, LayerKV, lambda kv: (kv.parts.shape[1], kv.parts.shape[3]))
+answer(write_new, LayerKV, _write)
+answer(attend_items, LayerKV, _attend)

@@ -334,20 +334,12 @@ def round_up(x):
     return (bits >> np.uint32(16)) + np.uint32(is_between)
 
 
-def _is_bfloat16(kind) -> bool:
-    return getattr(kind, "instance_class", None) is BFloat16Parts
-
-
-def _is_int8(kind) -> bool:
-    return getattr(kind, "instance_class", None) is Int8Parts
-
-
-def _is_int4(kind) -> bool:
-    return getattr(kind, "instance_class", None) is OpenParts
-
-
 def _int8_layer(kv, layer):
     return Int8Parts(kv.k_codes[layer], kv.k_scale[layer], kv.v_codes[layer], kv.v_scale[layer])
+
+
+def _bfloat16_layer(kv, layer):
+    return BFloat16Parts(kv.k_codes[layer], kv.v_codes[layer])
 
 
 def _int4_layer(kv, layer):
@@ -359,6 +351,10 @@ def _int4_layer(kv, layer):
 
 def _dims(kv):
     return kv.v_codes.shape[2], kv.v_codes.shape[1]
+
+
+def _int4_dims(kv):
+    return kv.codes.v_codes.shape[2], kv.codes.v_codes.shape[1]
 
 
 def _write_int8(kv, qkv, slots, kv_head, first, last):
@@ -429,20 +425,46 @@ def _add_codes(weights, at, head, num_heads, codes, place, acc):
 
 
 @part
-def _prefetch_codes(codes, block_id, kv_head):
-    """A head's codes of a block lie side by side."""
-    size = codes.shape[2] * codes.shape[3]
-    ask_for(codes, (block_id * codes.shape[1] + kv_head) * size, size, 1, size)
+def _ask_for_head(part, block_id, kv_head):
+    """A head's numbers of a block lie side by side: part (num_blocks, K, any, any)."""
+    size = part.shape[2] * part.shape[3]
+    ask_for(part, (block_id * part.shape[1] + kv_head) * size, size, 1, size)
 
 
-def _prefetch_both(kv, block_id, kv_head):
-    _prefetch_codes(kv.k_codes, block_id, kv_head)
-    _prefetch_codes(kv.v_codes, block_id, kv_head)
+@part
+def _ask_for_ends(part, block_id, kv_head):
+    """The same for (num_blocks, K, any)."""
+    size = part.shape[2]
+    ask_for(part, (block_id * part.shape[1] + kv_head) * size, size, 1, size)
 
 
-def _prefetch_int4(kv, block_id, kv_head):
-    _prefetch_codes(kv.codes.k_codes, block_id, kv_head)
-    _prefetch_codes(kv.codes.v_codes, block_id, kv_head)
+def _prefetch_bfloat16(kv, i, block_id, kv_head):
+    _ask_for_head(kv.k_codes if i == 0 else kv.v_codes, block_id, kv_head)
+
+
+def _prefetch_int8(kv, i, block_id, kv_head):
+    _ask_for_ends(kv.k_scale if i == 0 else kv.v_scale, block_id, kv_head)
+    _ask_for_head(kv.k_codes if i == 0 else kv.v_codes, block_id, kv_head)
+
+
+def _prefetch_int4(kv, i, block_id, kv_head):
+    codes = kv.codes
+    if i == 0:
+        _ask_for_ends(codes.k_scale, block_id, kv_head)
+        _ask_for_ends(codes.k_low, block_id, kv_head)
+        _ask_for_head(codes.k_codes, block_id, kv_head)
+    else:
+        _ask_for_head(codes.v_scale, block_id, kv_head)
+        _ask_for_head(codes.v_low, block_id, kv_head)
+        _ask_for_head(codes.v_codes, block_id, kv_head)
+
+
+def _dot_bfloat16(q, head, num_heads, kv, place, scores, to):
+    _dot_codes(q, head, num_heads, kv.k_codes, place, scores, to)
+
+
+def _add_bfloat16(weights, at, head, num_heads, kv, place, acc):
+    _add_codes(weights, at, head, num_heads, kv.v_codes, place, acc)
 
 
 def _dot_int8(q, head, num_heads, kv, place, scores, to):
@@ -508,35 +530,15 @@ def _attend_decodes(q, kv, tables, lens, starts, window, out, first, last, borde
     attend_decode(q, kv, tables, lens, window, out, first, last)
 
 
-for _kind, _layer, _dimensions, _write, _dot, _add, _attend in (
-    (_is_int8, _int8_layer, _dims, _write_int8, _dot_int8, _add_int8, _attend_codes),
-    (
-        _is_bfloat16,
-        lambda kv, layer: BFloat16Parts(kv.k_codes[layer], kv.v_codes[layer]),
-        _dims,
-        _write_bfloat16,
-        lambda q, head, num_heads, kv, place, scores, to: _dot_codes(
-            q, head, num_heads, kv.k_codes, place, scores, to
-        ),
-        lambda weights, at, head, num_heads, kv, place, acc: _add_codes(
-            weights, at, head, num_heads, kv.v_codes, place, acc
-        ),
-        _attend_codes,
-    ),
-    (
-        _is_int4,
-        _int4_layer,
-        lambda kv: (kv.codes.v_codes.shape[2], kv.codes.v_codes.shape[1]),
-        _write_int4,
-        _dot_int4,
-        _add_int4,
-        _attend_decodes,
-    ),
+_FORMATS = Int8Parts, BFloat16Parts, OpenParts
+for _question, *_answers in (
+    (layer_of, _int8_layer, _bfloat16_layer, _int4_layer),
+    (dims_of, _dims, _dims, _int4_dims),
+    (write_new, _write_int8, _write_bfloat16, _write_int4),
+    (prefetch, _prefetch_int8, _prefetch_bfloat16, _prefetch_int4),
+    (dot_keys, _dot_int8, _dot_bfloat16, _dot_int4),
+    (add_values, _add_int8, _add_bfloat16, _add_int4),
+    (attend_items, _attend_codes, _attend_codes, _attend_decodes),
 ):
-    answer(layer_of, _kind, _layer)
-    answer(dims_of, _kind, _dimensions)
-    answer(write_new, _kind, _write)
-    answer(dot_keys, _kind, _dot)
-    answer(add_values, _kind, _add)
-    answer(attend_items, _kind, _attend)
-    answer(prefetch, _kind, _prefetch_int4 if _kind is _is_int4 else _prefetch_both)
+    for _format, _answer in zip(_FORMATS, _answers, strict=True):
+        answer(_question, _format, _answer)

@@ -25,19 +25,22 @@ class Witness:
         self.first: dict[tuple[int, ...], torch.Tensor] = {}
         self.again = self.differ = self.of_drafts = 0
         texts: list[tuple[int, ...]] = []
-        build, expand, compute = BatchBuilder.build, verify.expand, Runner.compute
+        build, with_drafts, compute = BatchBuilder.build, verify.build, Runner.compute
+
+        def ends(sequences, num_tokens):
+            pairs = zip(sequences, num_tokens, strict=True)
+            return [tuple(s.token_ids[: s.num_computed + n]) for s, n in pairs]
 
         def built(builder, sequences, num_tokens, slots):
-            ends = [s.num_computed + n for s, n in zip(sequences, num_tokens, strict=True)]
-            texts[:] = [tuple(s.token_ids[:n]) for s, n in zip(sequences, ends, strict=True)]
+            texts[:] = ends(sequences, num_tokens)
             return build(builder, sequences, num_tokens, slots)
 
-        def expanded(batch, sequences, drafts, block_size):
-            filled = [*drafts, *[()] * (len(texts) - len(drafts))]
-            pairs = zip(list(texts), filled, strict=True)
+        def drafted(builder, plan, drafts):
+            filled = [*drafts, *[()] * (len(plan.sequences) - len(drafts))]
+            pairs = zip(ends(plan.sequences, plan.num_tokens), filled, strict=True)
             texts[:] = [(*t, *ids[:n]) for t, ids in pairs for n in range(len(ids) + 1)]
             self.of_drafts += sum(map(len, drafts))
-            return expand(batch, sequences, drafts, block_size)
+            return with_drafts(builder, plan, drafts)
 
         def computed(runner, batch):
             logits = compute(runner, batch)
@@ -49,7 +52,7 @@ class Witness:
             return logits
 
         monkeypatch.setattr(BatchBuilder, "build", built)
-        monkeypatch.setattr(verify, "expand", expanded)
+        monkeypatch.setattr(verify, "build", drafted)
         monkeypatch.setattr(Runner, "compute", computed)
 
 
