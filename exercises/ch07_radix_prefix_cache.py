@@ -126,8 +126,8 @@ class RadixCache(radix.RadixCache):
         raise NotImplementedError("Exercise 07.3: RadixCache.evict")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
-        rows = [iter(token_ids)] * self.block_size
-        return list(zip(*rows, strict=False))  # an incomplete last block is left out
+        # An incomplete last block is left out.
+        return list(zip(*[iter(token_ids)] * self.block_size, strict=False))
 
     # ── 07.2 Walk down, and split ─────────────────────────────────────────────────
     def _walk(self, node: Node, keys: list[Key]) -> tuple[Node, int, list[int]]:
@@ -288,16 +288,17 @@ class Scheduler(scheduler.Scheduler):
         If another sequence computed the same prefix first, there are two copies of it,
         and ours are given back.
         """
-        size, table, token_ids = self.config.block_size, sequence.table, sequence.token_ids
+        size, table, ids = self.config.block_size, sequence.table, sequence.token_ids
         num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
+        first = sequence.num_inserted
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
-        if len(token_ids) // size > num_full:  # not all of them are computed
-            token_ids = token_ids[: num_full * size]
-        result = self.cache.insert(token_ids, table.block_ids, sequence.request.params.cache_salt)
-        for index in range(sequence.num_inserted, num_full):
+            first = first if sequence.node.parent is not None else 0  # 0: the tree was cleared
+        computed = ids if len(ids) // size == num_full else ids[: num_full * size]
+        result = self.cache.insert(computed, table.block_ids, sequence.request.params.cache_salt)
+        for index in range(first, num_full):
             if table.block_ids[index] != result.block_ids[index]:
                 self.pool.release(table.block_ids[index])
                 sequence.table_version += 1

@@ -204,8 +204,8 @@ class RadixCache:
             _require(root.children and root.salt == salt, "an empty or misplaced root")
 
     def _keys(self, token_ids: Seq[int]) -> list[Key]:
-        rows = [iter(token_ids)] * self.block_size
-        return list(zip(*rows, strict=False))  # an incomplete last block is left out
+        # An incomplete last block is left out.
+        return list(zip(*[iter(token_ids)] * self.block_size, strict=False))
 
     def _path_of(self, block_ids: Seq[int]) -> tuple[Node, list[int]] | None:
         """The node that ends with one of these blocks, if there is one, and all blocks from the

@@ -295,7 +295,7 @@ class Scheduler:
         If another sequence computed the same prefix first, its blocks replace ours,
         which are released only then.
         """
-        size, table, token_ids = self.config.block_size, sequence.table, sequence.token_ids
+        size, table, ids = self.config.block_size, sequence.table, sequence.token_ids
         num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
@@ -303,9 +303,8 @@ class Scheduler:
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
             first = first if sequence.node.parent is not None else 0  # 0: the tree was cleared
-        if len(token_ids) // size > num_full:  # not all of them are computed
-            token_ids = token_ids[: num_full * size]
-        result = self.cache.insert(token_ids, table.block_ids, sequence.request.params.cache_salt)
+        computed = ids if len(ids) // size == num_full else ids[: num_full * size]
+        result = self.cache.insert(computed, table.block_ids, sequence.request.params.cache_salt)
         for index in range(first, num_full):
             if table.block_ids[index] != result.block_ids[index]:
                 table.replace(index, result.block_ids[index])
