@@ -292,13 +292,12 @@ class Scheduler(scheduler.Scheduler):
         num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
-        first = sequence.num_inserted
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
-            first = first if sequence.node.parent is not None else 0  # 0: the tree was cleared
         computed = ids if len(ids) // size == num_full else ids[: num_full * size]
         result = self.cache.insert(computed, table.block_ids, sequence.request.params.cache_salt)
-        for index in range(first, num_full):
+        differs = table.block_ids[:num_full] != result.block_ids  # anywhere, after a `clear`
+        for index in range(num_full if differs else 0):
             if table.block_ids[index] != result.block_ids[index]:
                 self.pool.release(table.block_ids[index])
                 sequence.table_version += 1

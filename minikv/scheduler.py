@@ -174,8 +174,9 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Let a finished or aborted sequence leave. Its full blocks stay in the prefix cache."""
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
-        if sequence.node is not None and sequence.finish_reason != "abort":
-            self.cache.retain(sequence.node, sequence.request.params.retain_s)
+        seconds = sequence.request.params.retain_s
+        if seconds and sequence.node is not None and sequence.finish_reason != "abort":
+            self.cache.retain(sequence.node, seconds)
         self._release(sequence)
         self._drop_host_blocks(sequence)
 
@@ -299,13 +300,12 @@ class Scheduler:
         num_full = sequence.num_computed // size
         if self.cache is None or num_full == sequence.num_inserted:
             return
-        first = sequence.num_inserted
         if sequence.node is not None:  # nothing is evicted before it is locked again below
             self.cache.unlock(sequence.node)
-            first = first if sequence.node.parent is not None else 0  # 0: the tree was cleared
         computed = ids if len(ids) // size == num_full else ids[: num_full * size]
         result = self.cache.insert(computed, table.block_ids, sequence.request.params.cache_salt)
-        for index in range(first, num_full):
+        differs = table.block_ids[:num_full] != result.block_ids  # anywhere, after a `clear`
+        for index in range(num_full if differs else 0):
             if table.block_ids[index] != result.block_ids[index]:
                 table.replace(index, result.block_ids[index])
                 sequence.table_version += 1

@@ -339,9 +339,9 @@ def test_the_row_of_a_wrong_draft_is_seen(llama, monkeypatch):
 
 
 @pytest.mark.parametrize("drafter", ["model", "head"])
-def test_what_is_bundled_drafts(tinypy, drafter):
+def test_what_is_bundled_drafts(drafter):
     """What it proposes is right in good part, and changes no token."""
-    lm = tinypy.lm
+    lm = minikv.load("tinypy")
     prompts = [lm.encode(text) for text in ("def f(a, b):", "import os\nimport", "x = [1, 2", "a")]
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     engine = fearless(Engine(lm, small(block_size=16, speculative=drafter)))
@@ -351,14 +351,15 @@ def test_what_is_bundled_drafts(tinypy, drafter):
     assert counts.accepted > counts.drafts / 2 > 20
 
 
-def test_the_head_drafts_the_same_in_any_batch(tinypy):
-    lm, drafter, sequence = tinypy.lm, HeadDrafter(tinypy.lm), sequence_of([5])
+def test_the_head_drafts_the_same_in_any_batch():
+    lm = minikv.load("tinypy")
+    drafter, sequence = HeadDrafter(lm), sequence_of([5])
     together = torch.randn(3, lm.config.hidden_size)
     alone = [drafter.propose_all([sequence], [4], row[None])[0] for row in together]
     assert drafter.propose_all([sequence] * 3, [4, 4, 4], together) == alone
 
 
-def test_a_head_for_another_model_is_refused(llama, tinypy):
+def test_a_head_for_another_model_is_refused(llama):
     with pytest.raises(ValueError, match="no head was trained for"):
         Engine(llama.lm, small(speculative="head"))
     with pytest.raises(ValueError, match="is for another model"):
