@@ -39,6 +39,9 @@ class Node:
         self.children: dict[Key, Node] = {}  # by the first key of the child
         self.lock_count = 0
 
+    def __repr__(self) -> str:
+        return f"<node with blocks {self.block_ids}>"
+
 
 class Root(Node):
     """The empty prefix of one salt."""
@@ -162,10 +165,6 @@ class RadixCache:
     def first_leaf(self) -> Node:
         """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
         return next(iter(self.unlocked))
-
-    def retain(self, node: Node, seconds: float) -> None:
-        """A request has ended at `node`, and asks that it be kept for so long: here, by age, this
-        changes nothing. See `minikv.retention`."""
 
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold."""
