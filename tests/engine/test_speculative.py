@@ -38,6 +38,7 @@ from minikv.speculative import (
     Proposal,
     SpeculativeLoop,
     SuffixDrafter,
+    decide,
     how_many,
     keep_equal,
     loop,
@@ -150,26 +151,54 @@ def test_a_distance_of_a_hundredth_is_seen():
 
 
 def test_as_many_drafts_as_pay():
-    cost = [0, *(1 + n / 4 for n in range(20))].__getitem__
-    assert how_many([[0.8, 0.5, 0.5]], cost, 1, 1, 10) == [2]  # the docstring's example
-    assert how_many([[0.8, 0.5, 0.5]], cost, 1, 1, 1) == [1]
-    assert how_many([[0.2, 0.9]], cost, 1, 1, 10) == [0]
-    assert how_many([[0.2], [0.99, 0.98], []], cost, 3, 3, 10) == [0, 2, 0]
-    assert how_many([[0.9] * 8], lambda n: float(n), 1, 1, 10) == [0]  # nothing is gained
+    assert how_many([[0.8, 0.5, 0.5]], 1, 0.25, 10) == ([2], 1.0)  # the docstring's example
+    assert how_many([[0.8, 0.5, 0.5], []], 1, 0.25, 10)[0] == [0, 0]
+    assert how_many([[0.8, 0.5, 0.5]], 1, 0.25, 1)[0] == [1]
+    assert how_many([[0.2, 0.9]], 1, 0.25, 10)[0] == [0]
+    assert how_many([[0.9] * 8], 1, 1, 10)[0] == [0]  # nothing is gained
+    assert how_many([[0.9] * 8], 0, 0, 10)[0] == [0]  # nothing is known
+    rng = random.Random(1)
+    for _ in range(200):
+        sequences = range(rng.randrange(1, 4))
+        chances = [[rng.random() ** 0.3 for _ in range(rng.randrange(4))] for _ in sequences]
+        row, budget = rng.choice([0.05, 0.2, 0.5]), rng.randrange(8)
+
+        def tokens(counts, chances=chances):
+            kept = [itertools.accumulate([1.0, *some], float.__mul__) for some in chances]
+            return [sum(itertools.islice(k, n + 1)) for k, n in zip(kept, counts, strict=True)]
+
+        def time(counts, row=row, tokens=tokens):
+            gain = decide.GAIN if any(counts) else 1
+            return gain * sum(1 / n for n in tokens(counts)) * (1 + row * sum(counts))
+
+        counts, worth = how_many(chances, 1.0, row, budget)
+        every = itertools.product(*(range(len(some) + 1) for some in chances))
+        assert time(counts) == pytest.approx(min(time(c) for c in every if sum(c) <= budget))
+        if any(counts):  # what all of the new tokens are worth is what the step gains
+            given = tokens(counts)
+            gained = len(given) / sum(1 / n for n in given) - 1
+            assert worth * (sum(given) - len(given)) == pytest.approx(gained)
 
 
 def test_costs_are_learned_and_forgotten():
     costs = Costs()
     assert costs.of(1) == 0
-    for seconds in (9.0, 1.0, 1.1, 1.2, 1.0):
-        costs.note(1, seconds)
-    assert costs.of(1) == 1.1  # one step that was interrupted does not count
-    assert costs.of(9) == 1.1  # not known: cheap, so that it is tried
-    costs.note(5, 1.5)
-    assert costs.of(3) == pytest.approx(1.3)
-    for _ in range(Costs.FORGET_AFTER + 4):
-        costs.note(1, 2.0)
-    assert costs.of(5) == 2.0
+    for _ in range(20):
+        costs.note(2, 1.0)
+    assert costs.of(2) == pytest.approx(1) and costs.row == pytest.approx(Costs.ROW / 2)
+    for num_tokens in (3, 6, 10):
+        costs.note(num_tokens, 0.8 + 0.1 * num_tokens)
+    assert costs.row == pytest.approx(0.1, rel=0.05)
+    assert [costs.of(n) for n in (1, 20)] == pytest.approx([0.9, 2.8], rel=0.05)
+    costs.note(2, 99.0)  # interrupted
+    assert costs.of(2) < 1.1
+    for _ in range(1000):
+        costs.note(2, 2.0)
+    assert costs.of(2) == pytest.approx(2, rel=1e-3)
+    assert costs.row == pytest.approx(Costs.ROW, rel=0.05)
+    for num_tokens in (2, 9):
+        costs.note(num_tokens, 0.5 * num_tokens**2)
+    assert costs.of(1) >= 0  # a step over fewer tokens costs something
 
 
 def test_chances_are_learned():
@@ -213,7 +242,7 @@ def test_a_drafter_that_is_never_right_is_asked_seldom(tinypy):
     drafter = Wrong()
     engine = Engine(tinypy.lm, small(block_size=16, speculative=drafter))
     # A step that costs next to nothing, so that asking costs more than a step gives.
-    engine.loop.costs = SimpleNamespace(of=lambda n: n * 1e-12, note=lambda *_: None)
+    engine.loop.costs = SimpleNamespace(of=lambda n: n * 1e-12, row=1e-13, note=lambda *_: None)
     params = SamplingParams(max_tokens=400, ignore_eos=True)
     engine.generate([tinypy.lm.encode("def f(x):")], params)
     assert drafter.count < 5
