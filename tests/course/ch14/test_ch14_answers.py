@@ -27,6 +27,7 @@ from minikv.course.chapters.ch14_speculative_decoding.trees import (
 )
 from minikv.kv_cache import PreallocatedCache
 from minikv.speculative import how_many
+from minikv.speculative.decide import GAIN
 from minikv.speculative.text import Text
 
 
@@ -55,7 +56,7 @@ def test_one_sequence_gets_the_engines_number_of_drafts():
             [chosen], _ = how_many([[acceptance] * 8], 1.0, more, 8)
             best = drafts_that_pay(cost, acceptance)
             rates = [expected_tokens(k, acceptance) / cost[k] for k in (chosen, best)]
-            assert rates[0] >= 0.95 * rates[1]  # it leaves out drafts of little chance or gain
+            assert rates[0] >= rates[1] / GAIN  # it leaves out drafts of little chance or gain
 
 
 def test_the_reports_by_counting():
