@@ -48,8 +48,9 @@ class Inbox:
     def collect(self) -> Delta:
         """What is new since the last `collect`. In the loop's thread, after a wake-up.
 
-        Returns the tokens and the text that were added, and the output's `finish_reason`. Raises
-        what was put, if that was an exception. The next `take` then waits for the next `put`.
+        Returns Delta(token_ids, text, finish_reason): what was added, and the output's own
+        `finish_reason`. Raises what was put, if that was an exception. The next `take` then waits
+        for the next `put`, which may come while this one runs.
         """
         raise NotImplementedError("Exercise 15.1: Inbox.collect")
 
@@ -88,8 +89,9 @@ class TextStream:
     def add(self, token_ids: list[int], finished: bool) -> str:
         """The text to send now that the answer has these further tokens.
 
-        If the prompt ends inside a character, the answer begins with that character, whole. No
-        other text of the prompt is sent. The pieces join to the `visible_text` of the answer.
+        If the prompt ends inside a character, the answer begins with that character, whole, or with
+        U+FFFD if it does not complete it. No other text of the prompt is sent. The pieces join to
+        the `visible_text` of the answer.
 
         Worked example: the prompt is "é" without its last byte. The answer's first token is that
         byte: "é" is sent.
@@ -168,8 +170,8 @@ class Admission:
 
     # ── 15.4 How long may a queue be? ─────────────────────────────────────────────
     def enter(self, key: Any, num_tokens: int, now: float) -> int:
-        """Let a request wait, and return 0. Or refuse it, and return after how many seconds there
-        will be room: the value of Retry-After, rounded up.
+        """Let a request wait, and return 0. Or refuse it, and return after how many seconds it
+        would be let in if no other came: the value of Retry-After, rounded up.
 
         It would wait for all tokens that are queued, and for its own, at `self.rate`. If that is at
         most `self.target`, it is let in. So it is if the rate is not known, or nothing waits.
@@ -213,8 +215,9 @@ def quantile(
 def hit_rate(lookups: Sequence[Lookup]) -> float:
     """The share of looked-up tokens that the prefix cache had, 0.0 if none was looked up.
 
-    Only what was saved counts: a look-up after which the request was not admitted is repeated in
-    the next step, and one after a preemption finds the request's own blocks.
+    Each has num_tokens looked up, num_found, is_admitted, and num_preemptions until then. Only what
+    was saved counts: a look-up after which the request was not admitted is repeated in the next
+    step, and one after a preemption finds the request's own blocks.
     """
     raise NotImplementedError("Exercise 15.5: hit_rate")
 

@@ -163,10 +163,6 @@ class RadixCache:
         """The unlocked leaf that `evict` takes first, here the oldest. There must be one."""
         return next(iter(self.unlocked))
 
-    def retain(self, node: Node, seconds: float) -> None:
-        """A request has ended at `node`, and asks that it be kept for so long: here, by age, this
-        changes nothing. See `minikv.retention`."""
-
     def clear(self) -> None:
         """Forget everything, locked or not. Sequences keep the blocks that they hold."""
         for node in self.nodes():

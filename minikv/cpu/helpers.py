@@ -5,6 +5,7 @@ divide the work through shared memory (`kernels.run_step`); this file only provi
 pool serves all engines, and is as large as torch's.
 """
 
+import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -16,12 +17,11 @@ class Helper(threading.Thread):
 
     def __init__(self):
         super().__init__(name="minikv-helper", daemon=True)
-        self.jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self.jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.start()
 
     def run(self) -> None:
-        while True:
-            job = self.jobs.get()
+        while (job := self.jobs.get()) is not None:
             job()
             del job  # it holds an engine's memory
 
@@ -40,6 +40,16 @@ def offer(job: Callable[[], None], num_helpers: int) -> None:
     for helper in _pool[:num_helpers]:
         if helper.jobs.empty():
             helper.jobs.put(job)
+
+
+@atexit.register
+def _end() -> None:
+    """End the threads before the interpreter does. Python ends a thread that comes back from
+    compiled code later than that, in the middle of that code."""
+    for helper in _pool:
+        helper.jobs.put(None)
+    for helper in _pool:
+        helper.join(timeout=1)  # a helper stays in a step that another thread still leads
 
 
 if hasattr(os, "register_at_fork"):

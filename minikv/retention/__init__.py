@@ -109,11 +109,6 @@ class RetainingCache(RadixCache):
         self.deadlines: list[tuple[float, int, Node]] = []  # when leaves are no longer kept
         self._latest = -math.inf
 
-    def retain(self, node: Node, seconds: float) -> None:
-        """A request ended at `node`: follow its hint."""
-        if seconds > 0:
-            self.pin(node, seconds)
-
     def pin(self, node: Node, seconds: float) -> bool:
         """Keep `node` and all its ancestors, if possible, for `seconds` from now, at most LONGEST.
         A pin that it has already is replaced.

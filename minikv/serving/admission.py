@@ -34,8 +34,8 @@ class Admission:
         return sum(one for one, _ in self.measured) / seconds if seconds else None
 
     def enter(self, key: Any, num_tokens: int, now: float) -> int:
-        """Let a request wait, and return 0. Or refuse it, and return after how many seconds there
-        will be room: the value of Retry-After, rounded up.
+        """Let a request wait, and return 0. Or refuse it, and return after how many seconds it
+        would be let in if no other came: the value of Retry-After, rounded up.
 
         It would wait for all tokens that are queued, and for its own, at `self.rate`. If that is at
         most `self.target`, it is let in. So it is if the rate is not known, or nothing waits.

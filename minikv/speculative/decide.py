@@ -90,7 +90,7 @@ class Account:
     After a step that asked in vain, the next one does not ask.
     """
 
-    SHARE, FIRST, MOST = 0.005, 1.0, 8.0
+    SHARE, FIRST, MOST = 0.005, 3.0, 8.0
     HICCUP = 4.0  # a step that lost more was interrupted by something else
 
     def __init__(self) -> None:

@@ -431,35 +431,6 @@ def test_what_is_not_right_is_refused(engine_of, llama, other_lm, server, what, 
     assert store_of(third).hits == 8, "it was written again"
 
 
-@pytest.mark.parametrize("fault", ["deaf", "dribble", "delay", "cut", "garbage", "http"])
-def test_a_bad_line(engine_of, server, fault):
-    """Each engine with a line of its own, which is good, then bad, then good again."""
-    expected = serve([engine_of(num_blocks=400)], 4)
-    with line_to(server) as line:
-        line.seconds = 0.5
-        engines = [engine_of(**TINY, host_blocks=8, store=line.url(server)) for _ in range(2)]
-        assert serve(engines, 4, between=lambda: [e.tiers.flush() for e in engines]) == expected
-        hits = [store_of(engine).hits for engine in engines]
-        assert sum(hits) > 0
-        line.fault = fault
-        for engine in engines:
-            engine.tiers.shared.tier.timeout = 0.3
-            engine.cache.clear()
-        started = time.perf_counter()
-        assert serve(engines, 4) == expected
-        assert time.perf_counter() - started < 20, "the breaker ends it"
-        line.fault = "none"
-        for engine in engines:
-            always_try(engine)
-            engine.tiers.shared.tier.timeout = LONG
-            engine.tiers.flush()
-            engine.cache.clear()
-        assert serve(engines, 4) == expected
-        assert sum(store_of(engine).hits for engine in engines) > sum(hits)
-        for engine in engines:
-            assert_empty(engine)
-
-
 def test_a_bad_day(engine_of, server):
     """Engines short of memory, a server short of memory, and a line that does all of it in turn."""
     rng = random.Random(1)

@@ -392,6 +392,29 @@ def test_a_helper_that_is_about_to_be_free_takes_the_next_job():
     assert helpers._pool[0].jobs.empty() and not never
 
 
+ENDS = """
+import atexit, threading
+atexit.register(lambda: print(threading.active_count()))  # runs after what minikv registers
+import torch
+torch.set_num_threads(2)
+import minikv
+from minikv.cpu import helpers
+engine = minikv.Engine(minikv.load("tinypy"))
+engine.add_request([1, 2, 3], minikv.SamplingParams(max_tokens=9))
+engine.step(), engine.step()
+assert len(helpers._pool) == 1
+"""
+
+
+@pytest.mark.thorough
+def test_an_interpreter_ends_right_after_a_step():
+    """Its helper still waits in compiled code for the next one, and must end before the
+    interpreter does."""
+    for _ in range(30):
+        done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
     """After three steps that took longer than one thread would have. A step that was long in all,
     or one such wait, changes nothing."""

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import random
 import shutil
 from collections import Counter
 
@@ -110,23 +109,6 @@ def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     if not prefix_cache:
         assert engine.stats().hit_tokens == engine.stats().blocks_cached == 0
     assert_empty(engine)
-
-
-@pytest.mark.parametrize("budget", [1, 2, 3, 7, 16, 31, 64])
-@pytest.mark.parametrize("name", ["llama", "mistral"])
-def test_chunked_prefill(checkpoint, name, budget):
-    """However a prompt is cut, beside whatever decodes, with and without hits."""
-    pair = checkpoint(name)
-    prompts = mixed_prompts(pair)
-    engine = careful_engine(pair.lm, small(max_batch_tokens=budget))
-    outputs = {}
-    ids = []
-    for prompt in prompts:  # later ones meet running ones
-        ids.append(engine.add_request(prompt, SamplingParams(max_tokens=12)))
-        step(engine, outputs)
-        step(engine, outputs)
-    drain(engine, outputs)
-    assert [outputs[i].token_ids for i in ids] == as_reference(pair, prompts, 12)
 
 
 def test_end_tokens(checkpoint):
@@ -434,38 +416,6 @@ def test_samples_follow_the_distribution(llama):
     assert chi_square(seconds, expected, firsts[first]) < 20.5
 
 
-def sampled_requests(pair):
-    rng = random.Random(4)
-    prompts = pair.prompts(5, 12, 20, 12, 3, 8, seed=21)
-    prompts[3] = prompts[1]  # the same prompt with another seed
-    return [
-        (prompt, SamplingParams(max_tokens=rng.randrange(6, 16), temperature=t, top_p=0.95, seed=i))
-        for i, (prompt, t) in enumerate(zip(prompts, [0.7, 1.0, 1.3, 1.0, 0.0, 2.0], strict=True))
-    ]
-
-
-@pytest.mark.parametrize(
-    "config",
-    [{}, {"num_blocks": 10}, {"num_blocks": 10, "preemption": "swap"}, {"max_batch_tokens": 5}],
-    ids=str,
-)
-def test_the_same_request_gives_the_same_tokens_in_any_company(llama, config):
-    requests = sampled_requests(llama)
-    alone = [Engine(llama.lm).generate(p, params)[0].token_ids for p, params in requests]
-    assert alone[1] != alone[3]
-    for order_seed in range(3):
-        order = random.Random(order_seed).sample(range(6), 6)
-        engine = careful_engine(llama.lm, small(**config))
-        ids, outputs = {}, {}
-        for i in order:
-            ids[i] = engine.add_request(*requests[i])
-            if order_seed:
-                step(engine, outputs)
-        drain(engine, outputs)
-        assert [outputs[ids[i]].token_ids for i in range(6)] == alone
-        assert ("num_blocks" in config) == (engine.stats().preemptions > 0)
-
-
 def test_without_a_seed_every_run_is_another(llama):
     engine = Engine(llama.lm, small())
     params = SamplingParams(max_tokens=20, temperature=2.0)
@@ -491,22 +441,6 @@ def test_samples_share_the_prompts_blocks(llama):
     assert [engine.pool.ref_count(s.table.block_ids[4]) for s in sequences] == [1] * 4
     drain(engine)
     assert_empty(engine)
-
-
-@pytest.mark.parametrize("config", [{}, {"num_blocks": 14}, {"prefix_cache": False}], ids=str)
-@pytest.mark.parametrize("n", [2, 5])
-def test_sample_0_is_the_run_with_one_sample(llama, n, config):
-    prompts = llama.prompts(10, 13, seed=7)
-    params = dict(max_tokens=14, temperature=1.0, seed=11)
-    single = [Engine(llama.lm).generate(p, SamplingParams(**params))[0].token_ids for p in prompts]
-    engine = careful_engine(llama.lm, small(**config))
-    outputs = generate(engine, prompts, SamplingParams(**params, n=n))
-    assert [output.token_ids for output in outputs] == single
-    for output in outputs:
-        assert [sample.finish_reason for sample in output.samples] == ["length"] * n
-        assert len({tuple(sample.token_ids) for sample in output.samples}) == n
-    if "num_blocks" in config:
-        assert engine.stats().preemptions > 0
 
 
 def test_samples_end_one_by_one(llama):

@@ -169,7 +169,9 @@ def test_the_order_that_is_kept_is_that_of_a_search(policy):
         for _ in range(80):
             word = "".join(rng.choice("aab") for _ in range(rng.randint(1, 5)))
             if len(word) <= case.pool.num_free:
-                case.cache.retain(case.insert(word), rng.choice([0, 0, 3, 9]))
+                node, seconds = case.insert(word), rng.choice([0, 0, 3, 9])
+                if seconds:
+                    case.cache.pin(node, seconds)
             if rng.random() < 0.3:
                 case.cache.lock(case.match(word[:2]))
                 case.locked.append(case.match(word[:2]))
@@ -190,7 +192,7 @@ def test_the_order_that_is_kept_is_that_of_a_search(policy):
 def test_the_heap_does_not_grow_with_the_uses():
     case = Case()
     for _ in range(500):
-        case.cache.retain(case.insert("ab"), 5)
+        case.cache.pin(case.insert("ab"), 5)
     assert len(case.cache.order) + len(case.cache.deadlines) < 80
 
 
@@ -217,15 +219,21 @@ def test_check_finds_damage(damage):
 # ── In the engine ─────────────────────────────────────────────────────────────
 
 
-def test_a_hint_keeps_a_prefix_that_age_would_evict(llama):
+@pytest.mark.parametrize("host_blocks", [0, 32])
+def test_a_hint_keeps_a_prefix_that_age_would_evict(llama, host_blocks):
+    """With a host below, age moves the prefix there, and the pin keeps it on the device."""
     agent, *others = llama.prompts(20, 20, 20, 20)
-    for seconds, cached in ((0, 0), (30, 20)):
-        engine = careful_engine(llama.lm, small(num_blocks=16, retention="pinned"))
+    for seconds, cached in ((0, 20 if host_blocks else 0), (30, 20)):
+        config = small(num_blocks=16, retention="pinned", host_blocks=host_blocks)
+        engine = careful_engine(llama.lm, config)
         [first] = generate(engine, [agent], SamplingParams(**ANSWER, retain_s=seconds))
         for other in others:
             generate(engine, [other], SamplingParams(**ANSWER))
         [again] = generate(engine, [agent + first.token_ids], SamplingParams(**ANSWER))
-        assert engine.stats().hit_tokens == cached
+        stats = engine.stats()
+        assert stats.hit_tokens == cached
+        if host_blocks:
+            assert stats.tiers["host"].hits == (0 if seconds else 5)
         expected = llama.lm.generate_naively(agent + first.token_ids, 4)
         assert again.token_ids == expected
 

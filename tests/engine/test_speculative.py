@@ -642,6 +642,27 @@ def test_a_gpu_and_unknown_drafters_are_refused(llama):
         minikv.speculative.speculate(llama.lm, runner, small(speculative="ngram"), None)
 
 
+class Guesses(Drafter):
+    """Nonsense: levels and lengths of any kind."""
+
+    def __init__(self, seed):
+        self.rng = random.Random(seed)
+
+    def propose(self, sequence, most):
+        count = self.rng.randrange(most + 1)
+        first = self.rng.randrange(60)
+        return Proposal([self.rng.randrange(300) for _ in range(count)], range(first, first + most))
+
+
+def test_levels_and_lengths_of_any_kind_are_taken(llama):
+    engine = drafting_engine(llama.lm, small(), Guesses(2))
+    prompts = llama.prompts(7, 3, 12, seed=4)
+    outputs = generate(engine, prompts, SamplingParams(max_tokens=24))
+    assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 24) for prompt in prompts]
+    assert engine.stats().speculation.drafts > 10
+    assert_empty(engine)
+
+
 # ── Bugs that real engines shipped ────────────────────────────────────────────
 
 
@@ -974,65 +995,3 @@ def test_the_scale_of_a_wrong_draft_is_seen(tinypy, request, monkeypatch):
     keeps_the_larger_scale(monkeypatch)
     with pytest.raises(AssertionError):
         test_every_backend(tinypy, "torch", "int8", request)
-
-
-# ── Everything at once ────────────────────────────────────────────────────────
-
-
-class Guesses(Drafter):
-    """Nonsense: levels and lengths of any kind."""
-
-    def __init__(self, seed):
-        self.rng = random.Random(seed)
-
-    def propose(self, sequence, most):
-        count = self.rng.randrange(most + 1)
-        first = self.rng.randrange(60)
-        return Proposal([self.rng.randrange(300) for _ in range(count)], range(first, first + most))
-
-
-OPERATIONS = int(os.environ.get("MINIKV_OPERATIONS", "400"))
-
-
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
-@pytest.mark.parametrize("make", [Clairvoyant, lambda: "suffix", lambda: Guesses(2)],
-                         ids=["clairvoyant", "suffix", "guesses"])  # fmt: skip
-def test_random_operations(llama, tmp_path, make, kv_dtype):
-    """Speculation, preemption, prefix cache, tiers, forks, stops, aborts and quantised K and V:
-    `MINIKV_OPERATIONS=100000` for a long run."""
-    rng = random.Random(kv_dtype)
-    done = 0
-    while done < OPERATIONS:
-        block_size = rng.choice([1, 2, 3, 4, 8, 17])
-        config = small(
-            block_size=block_size, num_blocks=-(-rng.choice([40, 64, 200]) // block_size),
-            max_num_seqs=rng.randrange(2, 7), max_batch_tokens=rng.randrange(7, 40),
-            preemption=rng.choice(["recompute", "swap"]), host_blocks=rng.choice([3, 20]),
-            prefix_cache=rng.random() < 0.8, kv_dtype=kv_dtype,
-        )  # fmt: skip
-        engine = drafting_engine(llama.lm, config, make(), Engine)
-        alone = Engine(llama.lm, small(block_size=block_size, kv_dtype=kv_dtype, num_blocks=400,
-                                       prefix_cache=False))  # fmt: skip
-        live: dict[int, tuple] = {}
-        outputs: dict = {}
-        for _ in range(min(100, OPERATIONS - done)):
-            done += 1
-            kind = rng.random()
-            if kind < 0.25:
-                prompt = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 16))]
-                params = SamplingParams(
-                    max_tokens=rng.randrange(1, 20), n=rng.choice([1, 1, 1, 2]), seed=done,
-                    temperature=rng.choice([0.0, 0.0, 1.0]), stop=tuple(range(0, 300, 23)),
-                    cache_salt=rng.choice([None, "a"]),
-                )  # fmt: skip
-                live[engine.add_request(prompt, params)] = prompt, params
-            elif kind < 0.28 and engine._requests:
-                request_id = rng.choice(list(engine._requests))
-                engine.abort(request_id)
-                del live[request_id]
-            else:
-                step(engine, outputs)
-        drain(engine, outputs)
-        for request_id, (prompt, params) in live.items():
-            assert found([outputs[request_id]]) == found(alone.generate([prompt], params))
-        assert_empty(engine)

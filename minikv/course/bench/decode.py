@@ -10,12 +10,9 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 
-import torch
-
 import minikv
-from minikv.course.bench import ctranslate, openvino, peers
+from minikv.course.bench import llama_cpp, other_process, peers
 from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
-from minikv.course.bench.llama_cpp import contexts
 
 BATCHES = 1, 8, 32
 GOALS = {  # times the tokens per second of these, by model and batch
@@ -24,7 +21,11 @@ GOALS = {  # times the tokens per second of these, by model and batch
     ("ctranslate2", "tinypy"): (1, 1, 1), ("ctranslate2", "random-8m"): (1, 1, 1),
     ("openvino", "tinypy"): (1, 1, 1), ("openvino", "random-8m"): (1, 1, 1),
 }  # fmt: skip
-PEERS = "llama.cpp", "ctranslate2", "openvino"
+PEERS: dict[str, Callable] = {  # (config, model of `transformers`, batch, tokens of each)
+    "llama.cpp": llama_cpp.generator,
+    "ctranslate2": other_process.ctranslate2,
+    "openvino": other_process.openvino,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,20 +53,10 @@ def run(args: argparse.Namespace) -> BenchTable:
                     "generate": partial(peers.generate, peer, max_tokens=args.tokens),
                 }
                 with ExitStack() as stack:
-                    if args.peer == "ctranslate2":
-                        other = stack.enter_context(ctranslate.generator(peer))
-                        contenders[args.peer] = partial(other, max_tokens=args.tokens)
-                    if args.peer == "openvino":
-                        room = batch * (args.prompt + args.tokens)
-                        made = openvino.generator(lm.config, peer.state_dict(), room)
+                    if args.peer:
+                        made = PEERS[args.peer](lm.config, peer, batch, args.prompt + args.tokens)
                         other = stack.enter_context(made)
                         contenders[args.peer] = partial(other, max_tokens=args.tokens)
-                    if args.peer == "llama.cpp":
-                        make = stack.enter_context(contexts(lm.config, peer.state_dict()))
-                        cells = -(-(args.prompt + args.tokens) // 256) * 256  # of each sequence
-                        threads = torch.get_num_threads()
-                        context = make("float32", batch * cells, batch, threads, False)
-                        contenders[args.peer] = partial(context.generate, max_tokens=args.tokens)
                     result = race(contenders, inputs, progress)
                 for each in list(contenders)[1:]:
                     row = {"model": name, "batch": batch}

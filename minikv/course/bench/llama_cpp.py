@@ -323,5 +323,16 @@ def contexts(config: minikv.ModelConfig, state: dict) -> Iterator[Callable[..., 
         lib.llama_log_set(None, None)  # `quiet` must live until here
 
 
+@contextmanager
+def generator(
+    config: minikv.ModelConfig, peer: Any, batch: int, num_tokens: int
+) -> Iterator[Callable]:
+    """generate(prompts, max_tokens) -> the new tokens of each, with the weights of `peer`, a model
+    of `transformers`; so many prompts, each with its answer of at most `num_tokens`."""
+    cells = -(-num_tokens // 256) * 256  # of each sequence
+    with contexts(config, peer.state_dict()) as make:
+        yield make("float32", batch * cells, batch, torch.get_num_threads(), False).generate
+
+
 if __name__ == "__main__":
     serve(*map(int, sys.argv[1:]))

@@ -107,6 +107,9 @@ def compare(
                 taken[name].append(found[name])
             for name in servers:
                 alike[name] += texts[name] == texts["off"]
+            for engine in engines.values():
+                if (program := getattr(engine.runner.attention, "program", None)) is not None:
+                    program.crowd.goes_alone = lambda: False  # for which engine is chance
             progress.update()
         for name, values in taken.items():
             seconds[name].append(sum(values[1:]))  # the first turn is the warm-up

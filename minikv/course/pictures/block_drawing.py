@@ -172,10 +172,7 @@ class Pen:
     """
 
     def __init__(self, height: float):
-        self.figure = Figure(figsize=(WIDTH, height), facecolor=style.PAPER)
-        self.axes = self.figure.add_axes((0, 0, 1, 1))
-        self.axes.set(xlim=(0, WIDTH), ylim=(height, 0))
-        self.axes.axis("off")
+        self.figure, self.axes = style.canvas(height)
 
     def add(self, patch: Patch) -> None:
         self.axes.add_artist(patch).set_clip_on(False)

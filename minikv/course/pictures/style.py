@@ -79,6 +79,18 @@ def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> "tupl
     return figure, axes
 
 
+def canvas(height: float, width: float = WIDTH) -> "tuple[Figure, Axes]":
+    """A figure whose axes are inches from its upper left corner, or another unit, of which `width`
+    are as wide as the page."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, height * (WIDTH / width)), facecolor=PAPER)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return figure, axes
+
+
 def legible(figure: "Figure") -> None:
     """Enlarge what would be too small on a narrow page."""
     from matplotlib.text import Text

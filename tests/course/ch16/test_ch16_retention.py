@@ -1,6 +1,5 @@
 """The load of agents, and what each policy computes again."""
 
-from minikv import RadixCache
 from minikv.course.chapters.ch16_newer_models.retention import (
     BLOCK,
     agent_load,
@@ -9,6 +8,7 @@ from minikv.course.chapters.ch16_newer_models.retention import (
     serve,
     shape,
 )
+from minikv.retention import RetainingCache, by_age
 
 
 def test_the_load_has_the_recorded_shape():
@@ -23,7 +23,7 @@ def test_what_is_computed_again_is_what_was_there_before():
     turns = agent_load(agents=3, singles_per_s=0.2)
 
     def plain(pool, clock):
-        return RadixCache(pool, 1)
+        return RetainingCache(pool, 1, by_age, clock)
 
     distinct = len(set().union(*(turn.ids for turn in turns)))
     again, cache = serve(turns, distinct, plain)

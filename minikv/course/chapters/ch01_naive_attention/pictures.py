@@ -21,6 +21,7 @@ from minikv.course.pictures.style import (
     PAPER,
     WIDTH,
     Picture,
+    canvas,
     ink_on,
     new_axes,
     tint,
@@ -38,12 +39,8 @@ def panels(title: str, count: int, height: float, **options) -> tuple[Figure, Se
     return figure, figure.subplots(1, count, squeeze=False, **options)[0]
 
 
-def canvas(title: str, width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure whose axes are units, `width` of them over the page, y downwards."""
-    figure = Figure(figsize=(WIDTH, height * WIDTH / width), facecolor=PAPER)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
+def titled(title: str, width: float, height: float) -> tuple[Figure, Axes]:
+    figure, axes = canvas(height, width)
     axes.text(0.1, 0.5, title, fontsize=11, fontweight="bold", color=INK, va="center")
     return figure, axes
 
@@ -80,7 +77,7 @@ def label(axes, rows=(), columns=(), first=0, size=8) -> None:
 def layer() -> Picture:
     """One layer of the transformer, and where `attend` is called."""
     title = "One layer: rows meet in attend, and nowhere else"
-    figure, axes = canvas(title, 25, 6.3)
+    figure, axes = titled(title, 25, 6.3)
     middle, above = 3.6, 1.6
 
     def box(x, width, text, shade, height=1.5):
@@ -131,7 +128,7 @@ def four_tokens(names, q, k, products, masked, weights, v, result) -> Picture:
     """Attention in tables of squares, from the vectors to the result."""
     share = 100 * float(weights[3, 0] + weights[3, 2])
     title = f"'+' looks for names: {share:.0f}% of its weight goes to x and y"
-    figure, axes = canvas(title, 28.4, 7.2)
+    figure, axes = titled(title, 28.4, 7.2)
     x, top = 1.3, 2.6
 
     def table(name, numbers):

@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
@@ -26,15 +25,6 @@ ENDS = 3  # slots that are drawn at the beginning of a long stretch, and as many
 
 def color_of(name: str) -> str:
     return style.color(ord(name[0]) - ord("A"))
-
-
-def canvas(height: float) -> tuple[Figure, Axes]:
-    """A figure whose axes are inches from its upper left corner."""
-    figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, style.WIDTH), ylim=(height, 0))
-    axes.axis("off")
-    return figure, axes
 
 
 def draw_slot(axes, x: float, y: float, state: str, name: str, size: float = SLOT) -> None:
@@ -93,7 +83,7 @@ def reservation_picture(
         rows.append((start, f"{name} has {size:,}", stretches))
     for start, size in memory.holes:
         rows.append((start, f"hole of {size:,}", [("free", "", size, f"{size:,} free")]))
-    figure, axes = canvas(1.0 + 0.72 * len(rows))
+    figure, axes = style.canvas(1.0 + 0.72 * len(rows))
     used = sum(use.used for _, use in held.values())
     title = (
         f"{used} of {memory.size:,} slots hold a token; {memory.num_free:,} are free, "
@@ -242,7 +232,7 @@ class MemoryFilm:
         letters = max(8, int(self.wide / 0.075))
         words = [textwrap.fill(moment.words, letters) for moment in self.moments]
         self.top = 0.65 + 0.15 * max(text.count("\n") + 1 for text in words)
-        figure, axes = canvas(self.y(self.memory.size) + 0.85)
+        figure, axes = style.canvas(self.y(self.memory.size) + 0.85)
         for address in range(0, self.memory.size + 1, max(1, self.memory.size // 5)):
             label = f"{address} {self.unit}" if address == 0 else f"{address}"
             axes.text(

@@ -20,7 +20,6 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-from minikv.course.chapters.ch03_kv_memory.pictures import canvas
 from minikv.course.chapters.ch06_continuous_batching.serving import ACCELERATORS
 from minikv.course.pictures import style
 from minikv.course.pictures.player import Player
@@ -216,7 +215,7 @@ def grid_picture(size: int, tile: int) -> style.Picture:
     the mask leaves out. Each program writes its number into memory that held -1.
     """
     programs = -(-size // tile)
-    figure, axes = canvas(2.3)
+    figure, axes = style.canvas(2.3)
     step = min(0.5, (style.WIDTH - 1.5) / (programs * tile + 0.4 * programs))
     last = programs * tile - size
     title = f"{size} elements, {tile} per program: {programs} programs"
@@ -265,7 +264,7 @@ def launches_picture(launches: Seq[Launch]) -> style.Picture:
     """Every program of each launch in a row: the physical blocks that it reads, turn by turn."""
     most = max(launch.num_turns for launch in launches)
     wide = (style.WIDTH - LEFT - 0.1) / most
-    figure, axes = canvas(
+    figure, axes = style.canvas(
         0.75 + sum(0.58 + ROW * len(launch.programs) for launch in launches) + 0.1
     )
     first, *_, last = [*launches] * 2
@@ -353,7 +352,7 @@ def launches_frame(launches: Seq[Launch], turn: int) -> Figure:
     lines = -(-launches[0].num_blocks // COLUMNS)
     per_line = int(wide / 0.18)
     programs = max(-(-len(launch.programs) // per_line) for launch in launches)
-    figure, axes = canvas(0.62 + lines * size + 0.3 + 0.2 * programs + 0.3)
+    figure, axes = style.canvas(0.62 + lines * size + 0.3 + 0.2 * programs + 0.3)
     for place, launch in enumerate(launches):
         left = 0.1 + place * (wide + GAP)
         axes.text(left, 0.17, _capital(launch.way), fontsize=9.5, fontweight="bold", va="center",
@@ -504,7 +503,7 @@ def chunk_picture(
     """A chunk's rectangular mask; which tiles of keys are read with it, without it, or never."""
     tiles = chunk_tiles(context, num_queries, tile_queries, tile_keys)
     size = min(0.26, (style.WIDTH - 2.6) / context)
-    figure, axes = canvas(0.75 + size * num_queries + 0.55)
+    figure, axes = style.canvas(0.75 + size * num_queries + 0.55)
     left, top, counts = 1.0, 0.75, {"without a mask": 0, "with a mask": 0, "never": 0}
     for query in range(num_queries):
         position = context - num_queries + query

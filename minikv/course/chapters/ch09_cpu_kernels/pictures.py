@@ -16,7 +16,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator
 
-from minikv.course.chapters.ch03_kv_memory.pictures import canvas
 from minikv.course.chapters.ch08_triton_paged_attention.pictures import Roof
 from minikv.course.chapters.ch09_cpu_kernels.watch import Watch, Watched, plainly
 from minikv.course.pictures import style
@@ -81,7 +80,7 @@ def walk(
 def walks_picture(walks: Seq[Walk]) -> style.Picture:
     """A row for each thread, a column for each fetch; the number is the block's id."""
     rows = sum(len(walk.threads) for walk in walks)
-    figure, axes = canvas(0.35 + 0.32 * len(walks) + 0.34 * rows + 0.5)
+    figure, axes = style.canvas(0.35 + 0.32 * len(walks) + 0.34 * rows + 0.5)
     last = max(walk.last for walk in walks)
     left, wide = 0.95, (style.WIDTH - 1.05) / last
     y = 0.1
@@ -150,7 +149,7 @@ def walks_widget(walks: Seq[Walk]) -> Player:
 
 def walks_frame(walks: Seq[Walk], step: int) -> Figure:
     """The pool under each walk: what is being fetched in this step, and what has been."""
-    figure, axes = canvas(0.1 + 0.98 * len(walks))
+    figure, axes = style.canvas(0.1 + 0.98 * len(walks))
     size = min(0.62, (style.WIDTH - 0.2) / walks[0].num_blocks)
     for place, one in enumerate(walks):
         y = 0.1 + 0.98 * place

@@ -135,13 +135,6 @@ class StoreFlow(Recording):
         return counts | {"fetched in this step": self.steps[i].num_fetched}
 
     def draw(self, chosen: Sequence[int]) -> Figure:
-        return self._drawn(chosen)
-
-    def frame(self, i: int) -> Figure:
-        self.taken()
-        return self._drawn([i])
-
-    def _drawn(self, chosen: Sequence[int]) -> Figure:
         """Panels two by two, in inches from the upper left corner."""
         rows = list(self.steps[0].held)
         rows.insert(1, rows.pop(rows.index(STORE)))  # between the engines
@@ -150,11 +143,7 @@ class StoreFlow(Recording):
         down = -(-len(chosen) // across)
         beside = across == 1 and panel[0] + 2.5 < style.WIDTH  # room for the legend at the right
         height = down * panel[1] + 0.1 + (0 if beside else FOOT)
-        figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, style.WIDTH)
-        axes.set_ylim(height, 0)
-        axes.axis("off")
+        figure, axes = style.canvas(height)
         for n, i in enumerate(chosen):
             x, y = (n % across) * (panel[0] + 0.3) + 0.1, (n // across) * panel[1] + 0.1
             axes.text(x, y + 0.13, f"Step {i}: {self.steps[i].words}", fontsize=8.5,

@@ -48,8 +48,9 @@ class Inbox:
     def collect(self) -> Delta:
         """What is new since the last `collect`. In the loop's thread, after a wake-up.
 
-        Returns the tokens and the text that were added, and the output's `finish_reason`. Raises
-        what was put, if that was an exception. The next `take` then waits for the next `put`.
+        Returns Delta(token_ids, text, finish_reason): what was added, and the output's own
+        `finish_reason`. Raises what was put, if that was an exception. The next `take` then waits
+        for the next `put`, which may come while this one runs.
         """
         with self.lock:
             self.woken.clear()
@@ -82,8 +83,9 @@ class TextStream:
     def add(self, token_ids: list[int], finished: bool) -> str:
         """The text to send now that the answer has these further tokens.
 
-        If the prompt ends inside a character, the answer begins with that character, whole. No
-        other text of the prompt is sent. The pieces join to the `visible_text` of the answer.
+        If the prompt ends inside a character, the answer begins with that character, whole, or with
+        U+FFFD if it does not complete it. No other text of the prompt is sent. The pieces join to
+        the `visible_text` of the answer.
 
         Worked example: the prompt is "é" without its last byte. The answer's first token is that
         byte: "é" is sent.
@@ -171,8 +173,9 @@ def quantile(
 def hit_rate(lookups: Sequence[Lookup]) -> float:
     """The share of looked-up tokens that the prefix cache had, 0.0 if none was looked up.
 
-    Only what was saved counts: a look-up after which the request was not admitted is repeated in
-    the next step, and one after a preemption finds the request's own blocks.
+    Each has num_tokens looked up, num_found, is_admitted, and num_preemptions until then. Only what
+    was saved counts: a look-up after which the request was not admitted is repeated in the next
+    step, and one after a preemption finds the request's own blocks.
     """
     counted = [one for one in lookups if one.is_admitted and one.num_preemptions == 0]
     looked_up = sum(one.num_tokens for one in counted)

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -25,18 +26,24 @@ def calls(name: str, mine, program, log: Log) -> None:
 # ── 15.1 From one thread to many readers ──────────────────────────────────────
 
 # A program is steps: "3" hands over a request with 3 tokens, "3!" its end, "x" an error; "take"
-# lets a reader take, and what it got is seen when it has; "close" ends the reader's event loop.
+# lets a reader take, and what it got is seen when it has; of "take+4" the 4 tokens are handed over
+# while it reads what it takes; "close" ends the reader's event loop.
 
 
 class State:
     """Like a RequestOutput. A token has two characters; of the last only one is final."""
 
-    def __init__(self, step: str):
+    def __init__(self, step: str, is_read: Callable[[], None]):
         count = int(step.rstrip("!"))
-        self.token_ids = list(range(10, 10 + count))
+        self.ids, self.is_read = list(range(10, 10 + count)), is_read
         self.finish_reason = "length" if step.endswith("!") else None
         text = "".join(f"{chr(97 + place % 26)}{place % 10}" for place in range(count))
         self.text = text if self.finish_reason else text[:-1]
+
+    @property
+    def token_ids(self) -> list[int]:
+        self.is_read()
+        return self.ids
 
 
 class Hands:
@@ -46,6 +53,8 @@ class Hands:
         self.log, self.inbox = log, mine.Inbox()
         self.reader: asyncio.Task | None = None
         self.states: WeakSet[State] = WeakSet()
+        self.meanwhile = ""  # to be put while the reader reads
+        self.pending: Callable[[], None] | None = None  # ends that put
         self.wakes, self.loop = 0, asyncio.get_running_loop()
         self.loop.set_debug(True)  # refuses what another thread does to it
         self.loop.slow_callback_duration = 60.0
@@ -58,9 +67,17 @@ class Hands:
         self.loop.call_soon_threadsafe = count  # type: ignore[assignment]
 
     def put(self, step: str) -> None:
-        """In another thread, as the engine does."""
+        self.begin(step, 2.0)()
+
+    def is_read(self) -> None:
+        if self.meanwhile:
+            step, self.meanwhile = self.meanwhile, ""
+            self.pending = self.begin(step, 0.3)  # it may have to wait for the reader's lock
+
+    def begin(self, step: str, seconds: float) -> Callable[[], None]:
+        """In another thread, as the engine does. To call when it must have ended."""
         raised: list[Exception] = []
-        found: Any = ValueError("the step has failed") if step == "x" else State(step)
+        found: Any = ValueError("the step has failed") if step == "x" else State(step, self.is_read)
         if step != "x":
             self.states.add(found)
 
@@ -73,6 +90,10 @@ class Hands:
         thread = Thread(target=run, args=[found], daemon=True)
         del found
         thread.start()
+        thread.join(seconds)
+        return partial(self.end, step, thread, raised)
+
+    def end(self, step: str, thread: Thread, raised: list[Exception]) -> None:
         thread.join(2.0)
         if raised and isinstance(raised[0], NotImplementedError):
             raise raised[0]
@@ -81,17 +102,20 @@ class Hands:
         if step != "x":
             what = f"put(a request of {counted(int(step.rstrip('!')), 'token')}{end})"
         came = "it waits" if thread.is_alive() else type(raised[0]).__name__ if raised else "fine"
-        del thread
         self.log(what, {"in the engine's thread:": came})
         if not self.loop.is_closed():  # else a wake-up may be tried, or not
             self.log("", {"wake-ups sent:": self.wakes})
         self.log("", {"outputs kept:": at_most(1, len(self.states))})
 
-    async def take(self) -> None:
+    async def take(self, meanwhile: str) -> None:
         if self.reader is None:
             self.reader = asyncio.create_task(self.inbox.take())
+        self.meanwhile = meanwhile
         await self.turn()
         self.look("take()")
+        if self.pending is not None:
+            self.log("while it reads")
+            self.pending()
 
     async def turn(self) -> None:
         for _ in range(8):
@@ -117,8 +141,8 @@ def handing(mine, program, log: Log) -> None:
     async def inside() -> Hands:
         hands = Hands(mine, log)
         for step in steps[:at]:
-            if step == "take":
-                await hands.take()
+            if step.startswith("take"):
+                await hands.take(step[5:])
                 continue
             hands.put(step)
             if hands.reader is not None:
@@ -155,6 +179,11 @@ scenario(
         "a slow reader",
         ["1 2 take", "1 2 3 4 take 5 take", "1 2 3! take", "1 take 2 3 4 take", "1 2 3 4 5 6 7 8"],
         look="how many outputs are kept, and how many wake-ups sent, until the reader takes?",
+    ),
+    Group(
+        "a put while the reader takes",
+        ["1 take+2 take", "2 take 3 take+5! take"],
+        look="what if the engine's thread comes between two lines of `collect`?",
     ),
     Group(
         "a step fails",
@@ -247,7 +276,7 @@ scenario(
          ("aEND b END", ("END",), False), ("x\n", ("\n\n", "\nclass"), False),
          ("aab", ("abc", "b."), False), ("a.b", ("b", "."), True), ("aEND", ("ND", "END"), True),
          (f"aE{BAD}", ("END",), False), ("abE", ("x", "END"), False),
-         ("aaa", ("aaaa", "ab"), False)],
+         ("abE", (7, "END"), False), ("aaa", ("aaaa", "ab"), False)],
         look="of all beginnings that the text ends with, how long is the longest?",
     ),
 )  # fmt: skip
@@ -265,7 +294,7 @@ scenario(
         "the prompt ends inside a character",
         [(b"ab\xc3", [b"\xa9", b"c"], ()), (b"\xe2\x86", [b"\x92", b"x"], ()),
          (b"caf\xe2", [b"\x86", b"\x92", b"x"], ()), (b"\xc3", [b"\xa9END", b""], ("END",)),
-         (b"ab\xe2\x86", [b"\x92ab", b"c"], ("c",))],
+         (b"ab\xe2\x86", [b"\x92ab", b"c"], ("c",)), (b"ab\xc3", [b"c", b"d"], ())],
         look="of decode(prompt), what is certain before the answer has begun?",
     ),
     Group(

@@ -87,21 +87,10 @@ class GroupFilm(Recording):
                 "of layers with a window": len(windowed) - windowed.count(NONE)}  # fmt: skip
 
     def draw(self, chosen: Sequence[int]) -> Figure:
-        return self._drawn(chosen)
-
-    def frame(self, i: int) -> Figure:
-        self.taken()
-        return self._drawn([i])
-
-    def _drawn(self, chosen: Sequence[int]) -> Figure:
         """Panels under each other, in inches from the upper left corner."""
         panel = HEAD + 2 * ROW + 0.12
         height = len(chosen) * panel + FOOT
-        figure = Figure(figsize=(style.WIDTH, height), facecolor=style.PAPER)
-        axes = figure.add_axes((0, 0, 1, 1))
-        axes.set_xlim(0, style.WIDTH)
-        axes.set_ylim(height, 0)
-        axes.axis("off")
+        figure, axes = style.canvas(height)
         for n, i in enumerate(chosen):
             y = n * panel + 0.1
             axes.text(0.1, y + 0.12, f"Step {i}: {self.steps[i].words}", fontsize=9.5,

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from minikv.blocks import BlockPool
 from minikv.course.pictures import style
-from minikv.radix import Node, RadixCache
+from minikv.radix import Node
 from minikv.retention import (
     Policy,
     Rank,
@@ -117,7 +117,7 @@ def shape(turns: Seq[Turn]) -> dict[str, float]:
 
 # ── Serving it ────────────────────────────────────────────────────────────────
 
-MakeCache = Callable[..., RadixCache]  # of a pool and a `clock`
+MakeCache = Callable[..., RetainingCache]  # of a pool and a `clock`
 
 
 def knows_the_future(turns: Seq[Turn]) -> Policy:
@@ -135,7 +135,7 @@ def knows_the_future(turns: Seq[Turn]) -> Policy:
     return policy
 
 
-def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, RadixCache]:
+def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, RetainingCache]:
     """Tokens of all prompts that are computed though they had been computed before. Also returns
     the cache as it is then."""
     now = 0.0
@@ -155,7 +155,8 @@ def serve(turns: Seq[Turn], num_blocks: int, make: MakeCache) -> tuple[int, Radi
         for block_id in new:
             pool.release(block_id)  # the cache holds it
         cache.unlock(hit.node)
-        cache.retain(node, turn.retain_s)
+        if turn.retain_s:
+            cache.pin(node, turn.retain_s)
     return BLOCK * again, cache
 
 
