@@ -72,14 +72,34 @@ class SpeculativeLoop(Loop):
         self.drafter.start_over()
 
     def step(self, engine: Engine) -> bool:
-        """A step: plain, or with the drafts that pay. What speculation does beside the step is
-        timed apart from it, for the account."""
+        """A step: plain, or with the drafts that pay."""
         started = perf_counter()
         plan = engine.scheduler.schedule()
+        drafts: list[list[int]] = []
+        written: list[list[int]] = []
+        if plan.num_decodes > 0 and self.account.is_open:
+            ready, drafts, written = self.draft_and_run(engine, plan, started)
+        else:
+            token_ids = engine.runner.run(plan)
+            ready = engine.scheduler.commit(plan)
+            engine.append(ready, token_ids)
+            if 0 < plan.num_decodes == len(plan.sequences):
+                self.costs.note(plan.num_decodes, perf_counter() - started)
+                self.account.note()
+        if self.drafter.reads_hidden and self.account.is_open:
+            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
+        return len(plan.sequences) > 0
+
+    def draft_and_run(
+        self, engine: Engine, plan: Plan, started: float
+    ) -> tuple[list[Sequence], list[list[int]], list[list[int]]]:
+        """Run a plan with the drafts that pay, perhaps none. Returns the sequences that got a
+        token; for each decode its drafts and what was written, if there were drafts. What
+        speculation does beside the step is timed apart from it, for the account."""
         planned = perf_counter()
-        decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
+        decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
-        proposals = self.propose(engine, decodes) if decodes else []
+        proposals = self.propose(engine, decodes)
         drafts, worth = self.choose(engine, plan, proposals) if any(proposals) else ([], 0.0)
         drafted = perf_counter()
         if any(drafts):
@@ -101,20 +121,16 @@ class SpeculativeLoop(Loop):
                 self.chances.compare(
                     proposal.levels, proposal.token_ids, sequence.token_ids[length:]
                 )
-        num_decodes = plan.num_decodes
-        if 0 < num_decodes == len(plan.sequences):
-            seconds, gained = ended - drafted + planned - started, 0.0
-            self.costs.note(num_decodes + sum(map(len, drafts)), seconds)
-            if decodes:
-                plain, cost = self.costs.of(num_decodes), perf_counter() - ended + drafted - planned
-                if written:
-                    cost += seconds - plain
-                    gained = worth * (sum(map(len, written)) - num_decodes)
-                gained -= cost / plain
-            self.account.note(gained, in_vain=bool(decodes) and not written)
-        if self.drafter.reads_hidden and self.account.is_open:
-            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
-        return len(plan.sequences) > 0
+        if len(decodes) == len(plan.sequences):
+            seconds = ended - drafted + planned - started
+            self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
+            plain, gained = self.costs.of(len(decodes)), 0.0
+            cost = perf_counter() - ended + drafted - planned
+            if written:
+                cost += seconds - plain
+                gained = worth * (sum(map(len, written)) - len(decodes))
+            self.account.note(gained - cost / plain, in_vain=not written)
+        return ready, drafts, written
 
     def remember(
         self, hidden: torch.Tensor, plan: Plan, ready: list[Sequence], drafts: list[list[int]],

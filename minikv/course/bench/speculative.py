@@ -93,7 +93,7 @@ def compare(
         # New ones each time: where an engine's memory lies may cost or save a few per cent.
         engines = {
             name: peers.engine_for(lm, [length] * batch, speculative=name.split()[0])
-            for name in names[:: 1 if repeat % 2 else -1]
+            for name in random.Random(repeat).sample(names, len(names))
         }
         taken: dict[str, list[float]] = {name: [] for name in seconds}
         for _ in range(TURNS):
