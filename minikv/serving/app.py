@@ -196,14 +196,18 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
+    def __init__(self, echoes: Callable[[int], str]):
+        self._echoes = echoes  # what stands before the text of a choice
+
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        return self.whole(index, delta.text, delta.token_ids, delta.finish_reason)
+        text = self._echoes(index) + delta.text if is_first else delta.text
+        choice = {"index": index, "text": text, "token_ids": delta.token_ids, "logprobs": None}
+        return {**choice, "finish_reason": delta.finish_reason}
 
     def whole(
         self, index: int, text: str, token_ids: list[int], reason: str | None
     ) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "token_ids": token_ids, "logprobs": None}
-        return {**choice, "finish_reason": reason}
+        return self.chunk(index, Delta(token_ids, text, reason), is_first=True)
 
 
 class Chat:
@@ -386,7 +390,12 @@ class Api:
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompts = [await self._encode(prompt) for prompt in body.prompts]
-        return await self._answer(request, body, prompts, Completion(), 16)
+
+        def echo(index: int) -> str:
+            prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
+            return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
+
+        return await self._answer(request, body, prompts, Completion(echo), 16)
 
     async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompt = await self._chat_prompt(body.messages)
