@@ -134,12 +134,6 @@ def test_without_a_key_nothing_is_told(tinypy, by, key):
         assert (found.status_code, found.text) == (200, "{}")
 
 
-def test_without_keys_everybody_comes_in(tinypy):
-    with server(tinypy.lm, keys=()) as at:
-        for key in ("", "whatever"):
-            assert at.ask(body={"prompt": "x", "max_tokens": 2}, key=key).status_code == 200
-
-
 def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy, by):
     """Whatever a client says of its salt, it never meets another key's prefixes."""
     with server(tinypy.lm, served_by=by, keys=("ann", "bob")) as at:
