@@ -62,10 +62,6 @@ class SampleOutput:
         """`length`: tokens at that time, the prompt's included."""
         self._sequence, self._length, self.decode = sequence, length, decode
 
-    def now(self) -> "SampleOutput":
-        """The sample as it stands now. Any thread may ask, also while the engine steps."""
-        return SampleOutput(self._sequence, len(self._sequence.token_ids), self.decode)
-
     @property
     def token_ids(self) -> list[int]:
         """The new tokens so far, without the prompt's."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput, SoFar
+from minikv.outputs import Delta, Outputs, RequestOutput, SoFar
 
 
 class Busy(Exception):
@@ -132,11 +132,13 @@ class Inbox:
         return news or await self.take()
 
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
+        """What its request has got until now, which may be more than when it was put."""
         news = []
+        [output] = Outputs([output.request], output.samples[0].decode)
         for index, sample in enumerate(output.samples):
             if index in self._over:
                 continue
-            delta = self._taken.setdefault(index, SoFar()).news(sample.now())
+            delta = self._taken.setdefault(index, SoFar()).news(sample)
             if delta.token_ids or delta.finish_reason is not None:
                 news.append((index, delta))
             if delta.finish_reason is not None:
