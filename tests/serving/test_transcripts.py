@@ -13,11 +13,12 @@ BLOCKS = re.findall(r"```console\n(.*?)```", DOCS.read_text(), re.DOTALL)
 
 
 def shape(value):
-    """Names and kinds, in place of values."""
+    """Names and kinds, in place of values. Of token ids one stands for all."""
     if isinstance(value, dict):
         return {name: shape(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [shape(one) for one in value]
+        kinds = [shape(one) for one in value]
+        return kinds[:1] if set(map(str, kinds)) == {"int"} else kinds
     return type(value).__name__
 
 

@@ -113,9 +113,10 @@ class Hands:
         self.meanwhile = meanwhile
         await self.turn()
         self.look("take()")
-        if self.pending is not None:
+        pending, self.pending = self.pending, None
+        if pending is not None:
             self.log("while it reads")
-            self.pending()
+            pending()
 
     async def turn(self) -> None:
         for _ in range(8):
