@@ -122,14 +122,18 @@ class Inbox:
 
     async def take(self) -> list[tuple[int, Delta]]:
         """(sample, what it got) since the last call; as `arrive`."""
-        await self.arrive()
-        with self._lock:
-            self._woken.clear()
-            self.has_news = False
-            output, self._output = self._output, None
-            added, self._added = self._added, {}
-        news = self._since(output) if output is not None else sorted(added.items())
-        return news or await self.take()
+        news: list[tuple[int, Delta]] = []
+        while not news:  # the last call may have taken what was put since
+            await self.arrive()
+            with self._lock:
+                self._woken.clear()
+                self.has_news = False
+                output, self._output = self._output, None
+                added, self._added = self._added, {}
+            news = self._since(output) if output is not None else sorted(added.items())
+        if self._error is not None:  # it came meanwhile; what it ended must not look cancelled
+            raise self._error
+        return news
 
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         """What its request has got until now, which may be more than when it was put."""

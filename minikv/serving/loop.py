@@ -220,5 +220,5 @@ class EngineLoop:
     def _fail(self, why: str) -> None:
         """End all requests under way. What failed is not quoted: it may have words of others."""
         for answer in list(self._answers.values()):
+            answer.reader.put(RequestFailed(why))  # first: a reader may look at the request now
             self._drop(answer)
-            answer.reader.put(RequestFailed(why))
