@@ -14,7 +14,7 @@ from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 IDEA = "what is evicted goes one tier down, and a conversation outlives its process"
-SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch")  # as other rungs
+SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch", kv_groups="one")  # as other rungs
 
 
 def run_from_host(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:

@@ -13,7 +13,7 @@ from minikv.sampling import SamplingParams
 from minikv.tiers import tiers_of
 
 IDEA = "many engines: a prefix is computed once, and found by all of them"
-SETTINGS: dict[str, Any] = dict(num_blocks=64, host_blocks=64, attention="torch")
+SETTINGS: dict[str, Any] = dict(num_blocks=64, host_blocks=64, attention="torch", kv_groups="one")
 
 
 def run_from_another(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
