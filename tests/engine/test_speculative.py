@@ -572,9 +572,10 @@ def test_every_backend(tinypy, attention, kv_dtype, request):
     assert engine.stats().speculation.drafts > engine.stats().speculation.accepted
 
 
-def test_blocks_are_those_without(llama):
-    """After every step the pool holds what it holds without drafts."""
-    engine = drafting_engine(llama.lm, small(block_size=2, prefix_cache=False), Clairvoyant())
+@pytest.mark.parametrize("cached", [False, True])
+def test_blocks_are_those_without(llama, cached):
+    """After every step pool and prefix cache hold what they hold without drafts."""
+    engine = drafting_engine(llama.lm, small(block_size=2, prefix_cache=cached), Clairvoyant())
     for prompt in llama.prompts(3, 8, 5):
         engine.add_request(prompt, SamplingParams(max_tokens=25))
     while engine.has_unfinished:
@@ -582,7 +583,11 @@ def test_blocks_are_those_without(llama):
         tables = [s.table for s in engine.scheduler.running]
         needed = sum(-(-s.num_computed // 2) for s in engine.scheduler.running)
         assert sum(len(t.block_ids) for t in tables) == needed
-        assert engine.pool.num_free == 128 - needed
+        assert all(
+            s.num_inserted == cached * (s.num_computed // 2) for s in engine.scheduler.running
+        )
+        if not cached:
+            assert engine.pool.num_free == 128 - needed
 
 
 def test_stats_count_what_was_written(llama):
@@ -751,13 +756,14 @@ def never_shrinks(settle):
     return changed
 
 
-def keeps_the_slot(settle):
+def keeps_the_slot(append_rest):
     """Somebody else knew the length: the slot of the next token."""
 
-    def changed(self, sequence, num_drafts, num_accepted):
-        slot = sequence.next_slot
-        settle(self, sequence, num_drafts, num_accepted)
-        sequence.next_slot = slot
+    def changed(self, engine, decodes, written):
+        slots = [sequence.next_slot for sequence in decodes]
+        append_rest(self, engine, decodes, written)
+        for sequence, slot in zip(decodes, slots, strict=True):
+            sequence.next_slot = slot
 
     return changed
 
@@ -845,7 +851,7 @@ BUGS = {
     "looks for a stop in the last token only": without("append_rest", looks_at_the_last_only),
     "counts tokens that nobody gets": counts_what_nobody_gets,
     "never shrinks": without("settle", never_shrinks),
-    "keeps the next slot": without("settle", keeps_the_slot),
+    "keeps the next slot": without("append_rest", keeps_the_slot),
     "shrinks by a block too many": shrinks_too_much,
     "forgets to release": forgets_to_release,
     "draws the same number again": draws_again,
