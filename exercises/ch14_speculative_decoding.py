@@ -15,8 +15,8 @@ from minikv.radix import RadixCache
 
 # ── 14.1 Which drafts are kept ────────────────────────────────────────────────────
 def keep_equal(drafts: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The tokens that are written: as many of the target's own `token_ids` (one after each draft
-    and one before them: k + 1) as follow from drafts that equal them, and one more."""
+    """The tokens that are written: the target's own `token_ids` (k + 1, for k drafts) up to and
+    with the first that differs from its draft; all of them if none does."""
     raise NotImplementedError("Exercise 14.1: keep_equal")
 
 
