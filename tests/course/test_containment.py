@@ -97,7 +97,7 @@ def test_processes_that_leave_their_group_run_into_a_limit(monkeypatch, then):
 @LINUX
 @pytest.mark.thorough
 def test_memory_is_counted_over_all_processes(check, monkeypatch):
-    """That the check ends it, too; that it ends what breaks another limit, the flood below shows."""
+    """That it ends a check; that what breaks another limit ends it, the flood above shows."""
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
     report = check(
         "import mmap, os, time\npage = bytes(1 << 20)\nfor _ in range(3):\n"
