@@ -636,7 +636,8 @@ def run_step(weights, buffers, num_chunks, patience):
 @inline
 def _prepare(w, b, part):
     """What comes before a phase and is too little work to be shared: the embedding, the scale of
-    each row for RMSNorm, K and V into their slots, and what the head multiplies."""
+    each row for RMSNorm, K and V into their slots, which rows go on, and what the head multiplies.
+    """
     num_tokens, size = b.shared[TOKENS], b.x.shape[1]
     layer, phase = part // PHASES, part % PHASES
     if part == 0:
@@ -655,12 +656,29 @@ def _prepare(w, b, part):
         kv = layer_of(b.kv, layer)
         for kv_head in range(dims_of(kv)[1]):
             write_new(kv, b.heads, b.slots, kv_head, 0, num_tokens)
-    if layer == len(w.qkv):  # the last token of each sequence
+        if layer == len(w.qkv) - 1:
+            _keep_last(b)
+    if layer == len(w.qkv):
         for row in range(b.shared[SEQS]):
-            token = b.query_start[row + 1] - 1
-            hidden, x, scale = b.hidden[row], b.x[token], b.scale[token]
+            hidden, x, scale = b.hidden[row], b.x[row], b.scale[row]
             for i in range(size):
                 hidden[i] = x[i] * scale * w.norm[i]
+
+
+@inline
+def _keep_last(b):
+    """Go on with the last token of each sequence alone, in row s that of sequence s. Behind the
+    last layer no other token is read, and there the others have done their part: their K and V are
+    in their slots. No row is overwritten before it has moved, for each sequence has a token."""
+    for row in range(b.shared[SEQS]):
+        token = b.query_start[row + 1] - 1
+        if token > row:
+            for i in range(b.x.shape[1]):
+                b.x[row, i] = b.x[token, i]
+            for i in range(b.qkv.shape[1]):
+                b.qkv[row, i] = b.qkv[token, i]
+        b.query_start[row + 1] = row + 1
+    b.shared[TOKENS] = b.shared[SEQS]
 
 
 @inline
