@@ -70,7 +70,7 @@ help:
 	@echo "make setup      only make .venv and install into it"
 	@echo "make lint       ruff over Python files and notebooks, mypy over the package and the kernels"
 	@echo "make test CHAPTER=05  the tests of one chapter alone: its exercises and its notebook"
-	@echo "make test-class    nbgrader and clients of the server, in an environment of their own"
+	@echo "make test-class    nbgrader and clients of the server, in environments of their own"
 	@echo "make test-site     build the pages and the slides, and look at them in a browser"
 	@echo "make test-install  the wheel, Colab's and Binder's steps, each in an empty environment: slow"
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
@@ -169,10 +169,18 @@ $(CLASS)/installed: $(STAMP)
 	@$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) nbgrader langchain-openai litellm guidellm \
 		&& touch $@ || echo "They could not be installed; their tests will be skipped"
 
-test-class: $(CLASS)/installed
+# aiperf needs an older huggingface-hub than the course, and so one more.
+AIPERF := $(CLASS)/aiperf
+$(AIPERF)/installed: $(CLASS)/installed
+	@$(BIN)/python -m venv --clear $(AIPERF)
+	@$(AIPERF)/bin/python $(INSTALL) --quiet "aiperf~=0.13.0" \
+		&& touch $@ || echo "aiperf could not be installed; its test will be skipped"
+
+test-class: $(CLASS)/installed $(AIPERF)/installed
 	@echo "== A class: nbgrader's round trip; clients of the server"
 	@PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=$(QUICK) \
-		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter $(CLASS)/bin/python -m pytest --durations=5 \
+		JUPYTER_PATH=$(CURDIR)/.venv/share/jupyter \
+		MINIKV_AIPERF=$(CURDIR)/$(AIPERF)/bin/aiperf $(CLASS)/bin/python -m pytest --durations=5 \
 		tests/classroom tests/serving/test_clients.py || [ $$? = 5 ]  # 5: all is skipped
 
 # While one worker waits for a browser, a kernel or a clock, another has room for its tests.

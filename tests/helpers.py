@@ -190,8 +190,9 @@ def _naive_logits(transformer, token_ids: tuple[int, ...]) -> torch.Tensor:
 
 def fearless(engine: Engine) -> Engine:
     """The engine, which from now on verifies all that its drafter proposes."""
-    engine.loop.chances = SimpleNamespace(of=[0.99] * 32, compare=lambda *_: None)
-    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, note=lambda *_: None)
+    chances = SimpleNamespace(of_drafts=lambda _, count: [0.99] * count, compare=lambda *_: None)
+    engine.loop.chances = chances
+    engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
     engine.loop.account = SimpleNamespace(is_open=True, note=lambda *_, **__: None)
     return engine
 

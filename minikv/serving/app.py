@@ -64,7 +64,7 @@ MAX_CHOICES = 128  # of one request
 # Chunks per second, of all streams together: each one is a call of the operating system, which can
 # cost more than computing its token. Tokens that come sooner go together, but none waits for longer
 # than LONGEST seconds.
-CHUNKS, LONGEST = 1000, 0.1
+CHUNKS, LONGEST = 500, 0.1
 
 Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
@@ -196,14 +196,18 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
+    def __init__(self, echoes: Callable[[int], str]):
+        self._echoes = echoes  # what stands before the text of a choice
+
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        return self.whole(index, delta.text, delta.token_ids, delta.finish_reason)
+        text = self._echoes(index) + delta.text if is_first else delta.text
+        choice = {"index": index, "text": text, "token_ids": delta.token_ids, "logprobs": None}
+        return {**choice, "finish_reason": delta.finish_reason}
 
     def whole(
         self, index: int, text: str, token_ids: list[int], reason: str | None
     ) -> dict[str, Any]:
-        choice = {"index": index, "text": text, "token_ids": token_ids, "logprobs": None}
-        return {**choice, "finish_reason": reason}
+        return self.chunk(index, Delta(token_ids, text, reason), is_first=True)
 
 
 class Chat:
@@ -243,8 +247,11 @@ class Events(Response):
             await self._events.aclose()  # type: ignore[attr-defined]
 
 
+encode = json.JSONEncoder(default=vars).encode
+
+
 def event(content: Any) -> bytes:
-    return b"data: " + json.dumps(content, default=vars).encode() + b"\n\n"
+    return b"data: " + encode(content).encode() + b"\n\n"
 
 
 async def client_leaves(request: Request) -> None:
@@ -293,20 +300,23 @@ class Work:
             self._leave(inbox)
             self._streams.discard(inbox)
 
-    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
-        """(choice, what it got). Raises RequestFailed, ClientLeft, or ValueError for what can never
+    async def begin(self) -> None:
+        """Wait for the first token. Raises what `deltas` does, and ValueError for what can never
         run."""
+        await self._running[0][1].arrive()
+
+    async def deltas(self) -> AsyncIterator[tuple[int, Delta]]:
+        """(choice, what it got). Raises RequestFailed or ClientLeft."""
         for place, (running, inbox) in enumerate(self._running):
             lengths, before = [0] * self._params.n, 0.0
             num_open = self._params.n
             while num_open:
                 news = await inbox.take()
-                now = inbox.newest
+                now = time.monotonic()  # as the client sees it
                 assert inbox.first is not None
                 if not before:
                     before = inbox.first
-                    waited = time.monotonic() - self._came  # as the client sees it
-                    self._metrics.begun(waited, running.num_prompt, running.num_cached)
+                    self._metrics.begun(now - self._came, running.num_prompt, running.num_cached)
                 for sample, delta in news:
                     if delta.finish_reason == "abort":
                         raise RequestFailed("the request was cancelled")
@@ -320,6 +330,11 @@ class Work:
                     self._num_over = place + (num_open == 0)
                     yield place * self._params.n + sample, delta
                 before = now
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing comes after the newest delta."""
+        return self._num_over == len(self._running)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -375,7 +390,12 @@ class Api:
 
     async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompts = [await self._encode(prompt) for prompt in body.prompts]
-        return await self._answer(request, body, prompts, Completion(), 16)
+
+        def echo(index: int) -> str:
+            prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
+            return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
+
+        return await self._answer(request, body, prompts, Completion(echo), 16)
 
     async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompt = await self._chat_prompt(body.messages)
@@ -519,11 +539,10 @@ class Api:
             self.metrics.samples.observe(params.n)
             self.metrics.max_tokens.observe(params.max_tokens)
             work.watch(request)
-            deltas = work.deltas()
-            first = await anext(deltas)  # raises for what cannot run, before anything is sent
+            await work.begin()  # raises for what cannot run, before anything is sent
             if not body.stream:
-                return await self._whole(body, shape, work, first, deltas)
-            events = Events(self._events(body, shape, work, first, deltas))
+                return await self._whole(shape, work)
+            events = Events(self._events(body, shape, work))
         except BaseException as error:
             if work is not None:
                 work.close()
@@ -545,14 +564,11 @@ class Api:
         name = f"{shape.prefix}-{self.began}-{self._next_id}"
         return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
 
-    async def _whole(
-        self, body: Options, shape: Completion | Chat, work: Work, first: tuple[int, Delta],
-        deltas: AsyncIterator[tuple[int, Delta]],
-    ) -> Response:  # fmt: skip
+    async def _whole(self, shape: Completion | Chat, work: Work) -> Response:
         texts: dict[int, list[str]] = {}
         token_ids: dict[int, list[int]] = {}
         reasons: dict[int, str | None] = {}
-        async for index, delta in joined(first, deltas):
+        async for index, delta in work.deltas():
             texts.setdefault(index, []).append(delta.text)
             token_ids.setdefault(index, []).extend(delta.token_ids)
             reasons[index] = delta.finish_reason
@@ -565,35 +581,30 @@ class Api:
         return reply({**head, "choices": choices, "usage": work.usage})
 
     async def _events(
-        self, body: Options, shape: Completion | Chat, work: Work, first: tuple[int, Delta],
-        deltas: AsyncIterator[tuple[int, Delta]],
-    ) -> AsyncIterator[bytes]:  # fmt: skip
+        self, body: Options, shape: Completion | Chat, work: Work
+    ) -> AsyncIterator[bytes]:
         options = body.stream_options
         tells = options is not None and options.include_usage
         tells_always = options is not None and options.continuous_usage_stats
         head, begun = self._head(shape, shape.chunk_kind), set()
         try:
-            async for index, delta in joined(first, deltas):
+            async for index, delta in work.deltas():
                 chunk = {**head, "choices": [shape.chunk(index, delta, index not in begun)]}
                 if tells or tells_always:
                     chunk["usage"] = work.usage if tells_always else None
                 begun.add(index)
-                yield event(chunk)
-            if tells:
-                yield event({**head, "choices": [], "usage": work.usage})
-            yield b"data: [DONE]\n\n"
+                data = event(chunk)
+                if work.is_over:  # the last events go together
+                    if tells:
+                        data += event({**head, "choices": [], "usage": work.usage})
+                    data += b"data: [DONE]\n\n"
+                yield data
         except ClientLeft:
             pass
         except RequestFailed as error:  # the status is sent already
             yield event(error_body(500, str(error)))
         finally:
             work.close()
-
-
-async def joined(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    yield first
-    async for one in rest:
-        yield one
 
 
 def make_app(

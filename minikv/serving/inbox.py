@@ -5,8 +5,7 @@
                                        Rounds   wake the readers of all inboxes together
 
 The engine never waits for a reader, and nothing piles up for a slow one: an inbox keeps one state,
-the newest, so a reader that comes late takes more tokens at once. An inbox therefore holds at most
-the tokens of its request.
+and a reader that comes late takes all tokens of its request until then.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput, SoFar
+from minikv.outputs import Delta, Outputs, RequestOutput, SoFar
 
 
 class Busy(Exception):
@@ -87,9 +86,8 @@ class Inbox:
         self._output: RequestOutput | None = None  # an engine's: as it stands now
         self._added: dict[int, Delta] = {}  # a cluster's: what was added, by sample
         self._error: Exception | None = None
-        self._is_waking = False
+        self.has_news = False  # that were not taken: only the end need be put
         self.first: float | None = None  # when there was a token, by `time.monotonic`
-        self.newest = 0.0  # when there was something last
         self._taken: dict[int, SoFar] = {}  # by sample
         self._over: set[int] = set()  # samples whose end was taken
 
@@ -106,31 +104,41 @@ class Inbox:
             else:
                 self._error = found
             is_last = isinstance(found, Exception) or found.finish_reason is not None
-            is_first, self.newest = self.first is None and self._error is None, monotonic()
+            is_first = self.first is None and self._error is None
             if is_first:
-                self.first = self.newest
-            is_urgent = is_first or is_last
-            if not is_urgent and (self._patient or self._is_waking):
-                return
-            self._is_waking = True
+                self.first = monotonic()
+            is_told, self.has_news = self.has_news, True
+        is_urgent = is_first or is_last
+        if not is_urgent and (is_told or self._patient):
+            return
         with suppress(RuntimeError):  # the event loop is closed: there is no reader any more
             self._rounds.join(self._loop, self._woken, is_urgent)
 
-    async def take(self) -> list[tuple[int, Delta]]:
-        """(sample, what it got) since the last call; waits until there is something. Raises what
-        was put."""
+    async def arrive(self) -> None:
+        """Wait until there is something. Raises what was put."""
         await self._woken.wait()
-        with self._lock:
-            self._woken.clear()
-            self._is_waking = False
-            if self._error is not None:
-                raise self._error
-            output, self._output = self._output, None
-            added, self._added = self._added, {}
-        return self._since(output) if output is not None else sorted(added.items())
+        if self._error is not None:
+            raise self._error
+
+    async def take(self) -> list[tuple[int, Delta]]:
+        """(sample, what it got) since the last call; as `arrive`."""
+        news: list[tuple[int, Delta]] = []
+        while not news:  # the last call may have taken what was put since
+            await self.arrive()
+            with self._lock:
+                self._woken.clear()
+                self.has_news = False
+                output, self._output = self._output, None
+                added, self._added = self._added, {}
+            news = self._since(output) if output is not None else sorted(added.items())
+        if self._error is not None:  # it came meanwhile; what it ended must not look cancelled
+            raise self._error
+        return news
 
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
+        """What its request has got until now, which may be more than when it was put."""
         news = []
+        [output] = Outputs([output.request], output.samples[0].decode)
         for index, sample in enumerate(output.samples):
             if index in self._over:
                 continue

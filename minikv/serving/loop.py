@@ -26,7 +26,7 @@ from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
 from minikv.engine import Engine
-from minikv.outputs import RequestOutput, Stats
+from minikv.outputs import Outputs, RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
 from minikv.serving.inbox import RequestFailed
@@ -47,7 +47,8 @@ class Health(NamedTuple):
 
 
 class Reader(Protocol):
-    """Takes what an engine has for one request. Must not block, and not raise."""
+    """Takes what an engine has for one request. Must not block, and not raise. While it has an
+    attribute `has_news` that is true, only the end is put: it reads the request itself."""
 
     def put(self, found: RequestOutput | Exception) -> None: ...
 
@@ -163,8 +164,8 @@ class EngineLoop:
                     num_failures = 0
             else:
                 num_failures = 0
-                for output in outputs:
-                    self._hand_over(output)
+                for request in outputs.requests:
+                    self._hand_over(request)
             self._busy_since = None
         self._do_calls(waits=False)  # nothing is submitted any more
         self._fail("the engine is closed")
@@ -205,15 +206,19 @@ class EngineLoop:
             with suppress(ValueError):  # the failed step before had finished it
                 self.engine.abort(request_id)
 
-    def _hand_over(self, output: RequestOutput) -> None:
-        answer = self._answers.get(output.request_id)
-        if answer is not None:  # else it was dropped after a failed step
-            if output.finish_reason is not None:
-                del self._answers[output.request_id]
-            answer.reader.put(output)
+    def _hand_over(self, request: Request) -> None:
+        answer = self._answers.get(request.request_id)
+        if answer is None:  # it was dropped after a failed step
+            return
+        if all(one.finish_reason is not None for one in request.sequences):
+            del self._answers[request.request_id]
+        elif getattr(answer.reader, "has_news", False):
+            return
+        [output] = Outputs([request], self.engine.lm.decode)
+        answer.reader.put(output)
 
     def _fail(self, why: str) -> None:
         """End all requests under way. What failed is not quoted: it may have words of others."""
         for answer in list(self._answers.values()):
+            answer.reader.put(RequestFailed(why))  # first: a reader may look at the request now
             self._drop(answer)
-            answer.reader.put(RequestFailed(why))

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 from minikv.sampling import SamplingParams
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "echo": (False,), "frequency_penalty": (0,), "functions": ([],),
+    "best_of": (1,), "frequency_penalty": (0,), "functions": ([],),
     "function_call": ("none", "auto"), "logit_bias": ({},), "logprobs": (False,), "min_p": (0,),
     "min_tokens": (0,), "modalities": (["text"],), "no_stop_trim": (False,),
     "presence_penalty": (0,), "reasoning_effort": ("none",), "repetition_penalty": (1,),
@@ -84,9 +84,10 @@ class Options(Lenient):
 
 
 class CompletionRequest(Options):
-    """`prompt`: text or token ids, or a list of several."""
+    """`prompt`: text or token ids, or a list of several. `echo`: begin the text with it."""
 
     prompt: Any
+    echo: bool | None = None
 
     @property
     def prompts(self) -> list[Any]:

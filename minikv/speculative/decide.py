@@ -1,20 +1,20 @@
-"""How many drafts pay: what a longer step costs, against the tokens that it may give.
+"""How many drafts pay: what a longer step costs, against the time that it may save.
 
-    tokens per second of a step with d drafts = (decodes + chances of the d best drafts) / cost(d)
+    a sequence's tokens of a step = 1 + the chances of its drafts
+    its time per token            = cost of the step / its tokens
 
-A draft's chance is that of being kept: that it and all before it are right. The drafts of the whole
-batch are sorted by it, and the d with the best rate is taken, 0 included. Both the chances and the
-costs are measured while running.
+A draft's chance is that of being kept: that it and all before it are right. The mean of the time
+per token over all sequences is to be the least. So every sequence counts alike: one that gets ten
+tokens at once does not make up for many that wait for it. No drafts at all is one of the choices.
+Both the chances and the costs are measured while running.
 """
 
-from bisect import bisect
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Iterable, Iterator, Sequence
 
-MOST = 15  # drafts of a sequence in one step
+MOST, TOGETHER = 15, 64  # drafts of a sequence in one step; of all
 LEVELS = 32  # of a proposal that are told apart
 HOPELESS = 0.1  # a draft of less chance is not looked at
-GAIN = 1.05  # what drafts must promise at least: the estimates are not better than that
+GAIN = 1.1  # what drafts must promise at least: the step after them is slower, too, by a tenth
 
 
 class Chances:
@@ -27,6 +27,10 @@ class Chances:
         self._right = [2 * (level + 1) / (level + 2) for level in range(LEVELS)]
         self._seen = [2.0] * LEVELS
         self.of = [right / 2 for right in self._right]  # by level
+
+    def of_drafts(self, levels: Sequence[int], count: int) -> Iterator[float]:
+        """The chances of the first `count` drafts of a proposal, one after the other."""
+        return (self.of[min(level, LEVELS - 1)] for level in levels[:count])
 
     def note(self, level: int, is_right: bool) -> None:
         level = min(level, LEVELS - 1)
@@ -46,57 +50,47 @@ class Chances:
 
 
 class Costs:
-    """Seconds of a step by the number of its tokens.
+    """Seconds of a step by the number of its tokens: a straight line through the last hundred steps
+    or so. Contexts grow, and other programs come and go, so what is old is forgotten."""
 
-    Of each size the median of the last few is taken; between two known sizes the line. What is not
-    known is taken to be cheap, so that it is tried: below the smallest size the cost goes to 0 in
-    proportion, above the largest it stays. What is old is forgotten: contexts grow, and other
-    programs come and go.
-    """
-
-    KEEP, FORGET_AFTER = 5, 400  # samples of a size; steps
+    FORGET = 0.99  # what an old step counts after a new one
+    ROW = 0.3  # of what a token of a step costs: another one, before that is known
+    DOUBT = 1.0  # how soon it is known: so many squares of a difference in tokens
+    HICCUP = 2.0  # times as long as expected, and more is not believed
 
     def __init__(self) -> None:
-        self._samples: dict[int, tuple[float, ...]] = {}
-        self._medians: dict[int, float] = {}
-        self._when: dict[int, int] = {}
-        self._steps = 0
-        self._sizes = [0]
-        self._seconds = [0.0]
+        self._weight = self._tokens = self._seconds = 0.0  # of the steps, and their means
+        self._squares = self._products = 0.0  # of differences from these means
+        self.row = 0.0  # seconds that one more token costs
 
     def note(self, num_tokens: int, seconds: float) -> None:
-        self._steps += 1
-        size = rounded(num_tokens)
-        samples = self._samples.get(size, ())
-        if len(samples) == self.KEEP and self._steps % 4:
-            return  # it is known well enough, and this takes microseconds
-        self._samples[size] = samples = (*samples, seconds)[-self.KEEP :]
-        self._medians[size], self._when[size] = median(samples), self._steps
-        for old in [s for s, when in self._when.items() if self._steps - when > self.FORGET_AFTER]:
-            del self._samples[old], self._medians[old], self._when[old]
-        self._sizes = [0, *sorted(self._samples)]
-        self._seconds = [0.0, *(self._medians[size] for size in self._sizes[1:])]
+        if self._weight > 0:
+            seconds = min(seconds, self.HICCUP * self.of(num_tokens))
+        self._weight = self._weight * self.FORGET + 1
+        more = num_tokens - self._tokens
+        self._tokens += more / self._weight
+        self._seconds += (seconds - self._seconds) / self._weight
+        self._squares = self._squares * self.FORGET + more * (num_tokens - self._tokens)
+        self._products = self._products * self.FORGET + more * (seconds - self._seconds)
+        a_token = self._seconds / self._tokens
+        row = (self._products + self.DOUBT * self.ROW * a_token) / (self._squares + self.DOUBT)
+        self.row = min(max(row, 0.0), a_token)  # the step itself costs something, too
 
     def of(self, num_tokens: int) -> float:
         """0 if nothing is known."""
-        at = bisect(self._sizes, num_tokens)
-        if at == len(self._sizes):
-            return self._seconds[-1]
-        low, high = self._sizes[at - 1], self._sizes[at]
-        part = (num_tokens - low) / (high - low)
-        return self._seconds[at - 1] * (1 - part) + self._seconds[at] * part
+        return self._seconds + self.row * (num_tokens - self._tokens)
 
 
 class Account:
     """Whether to ask the drafter at all, in units of a step without drafts.
 
     What the tokens of a step are worth comes in, what the step costs goes out, asking and drafts in
-    vain included: without drafts both are 1. A hundredth of all steps is added, so if drafts never
-    pay, looking for them takes a hundredth of the time, and if they pay again, that is found out.
+    vain included: without drafts both are 1. To this 0.005 steps are added each time, so if drafts
+    never pay, looking for them takes 0.5 % of the time, and if they pay again, that is found out.
     After a step that asked in vain, the next one does not ask.
     """
 
-    SHARE, FIRST, MOST = 0.01, 2.0, 8.0
+    SHARE, FIRST, MOST = 0.005, 3.0, 8.0
     HICCUP = 4.0  # a step that lost more was interrupted by something else
 
     def __init__(self) -> None:
@@ -113,46 +107,40 @@ class Account:
         self.steps = min(self.MOST, self.steps + self.SHARE + max(gained, -self.HICCUP))
 
 
-def rounded(num_tokens: int) -> int:
-    """To five binary digits: 1, 2, …, 31, 32, 34, 36, …, 62, 64, 68, …"""
-    shift = max(0, num_tokens.bit_length() - 5)
-    return num_tokens >> shift << shift
-
-
 def how_many(
-    chances: Sequence[Sequence[float]],
-    cost: Callable[[int], float],
-    num_tokens: int,
-    num_decodes: int,
-    budget: int,
-) -> list[int]:
-    """How many drafts of each sequence to verify.
+    chances: Iterable[Iterable[float]], step: float, row: float, budget: int
+) -> tuple[list[int], float]:
+    """How many drafts of each sequence to verify, and what a token that they give is worth, in
+    steps without drafts.
 
     chances: of each sequence's drafts, in order, the chance that it is right if those before it
-    are. cost(n): seconds of a step of n tokens. The plan without drafts has `num_tokens`, of which
-    `num_decodes` give a token each; at most `budget` drafts may be added.
+    are. step: seconds without drafts; row: more with each of them. At most `budget` are verified.
 
-    Worked example: one sequence, cost 1 ms and 0.25 ms more with each draft, chances 0.8, 0.5, 0.5:
-    1 / 1, 1.8 / 1.25, 2.2 / 1.5 and 2.4 / 1.75 tokens per ms. So verify 2.
+    Worked example: one sequence, a step of 1 ms and 0.25 ms more with each draft, chances 0.8, 0.5,
+    0.5: 1 / 1, 1.25 / 1.8, 1.5 / 2.2 and 1.75 / 2.4 ms per token. So verify 2. Beside a second
+    sequence, which has none, the mean is 1, 0.97, 1.09, 1.24 ms: less than GAIN is saved, verify 0.
     """
-    candidates = []
-    for row, row_chances in enumerate(chances):
-        kept = 1.0
-        for chance in row_chances:
+    places, kept_at, saved_at, counts = [], [], [], []
+    for place, of_drafts in enumerate(chances):
+        counts.append(0)
+        kept = tokens = 1.0
+        for chance in of_drafts:
             kept *= chance
             if kept < HOPELESS:
                 break
-            candidates.append((kept, row))
-    candidates.sort(reverse=True)
-    best, most = 0, num_decodes * GAIN
-    seconds = cost(num_tokens)
-    tokens = float(num_decodes)
-    for count, (kept, _) in enumerate(candidates[:budget], 1):
-        tokens += kept
-        rate = tokens * seconds / cost(num_tokens + count) if seconds > 0 else tokens
-        if rate > most:
-            best, most = count, rate
-    counts = [0] * len(chances)
-    for _, row in candidates[:best]:
-        counts[row] += 1
-    return counts
+            places.append(place)
+            kept_at.append(kept)
+            saved_at.append(1 / tokens - 1 / (tokens + kept))  # of a step; less with each draft
+            tokens += kept
+    best_first = sorted(range(len(places)), key=saved_at.__getitem__, reverse=True)[:budget]
+    steps = least = float(len(counts))  # for one token of each sequence, and the time of these
+    more, best, worth = 0.0, 0, 0.0
+    for count, draft in enumerate(best_first if step > 0 else (), 1):
+        steps -= saved_at[draft]
+        more += kept_at[draft]
+        time = GAIN * steps * (1 + count * row / step)
+        if time < least:
+            least, best, worth = time, count, (len(counts) / steps - 1) / more
+    for draft in best_first[:best]:
+        counts[places[draft]] += 1
+    return counts, worth

@@ -18,7 +18,7 @@ from minikv.events import Listener
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
 from minikv.speculative.acceptance import keep_equal
-from minikv.speculative.decide import MOST, Account, Chances, Costs, how_many
+from minikv.speculative.decide import MOST, TOGETHER, Account, Chances, Costs, how_many
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
 
@@ -72,15 +72,35 @@ class SpeculativeLoop(Loop):
         self.drafter.start_over()
 
     def step(self, engine: Engine) -> bool:
-        """A step: plain, or with the drafts that pay. What speculation does beside the step is
-        timed apart from it, for the account."""
+        """A step: plain, or with the drafts that pay."""
         started = perf_counter()
         plan = engine.scheduler.schedule()
+        drafts: list[list[int]] = []
+        written: list[list[int]] = []
+        if plan.num_decodes > 0 and self.account.is_open:
+            ready, drafts, written = self.draft_and_run(engine, plan, started)
+        else:
+            token_ids = engine.runner.run(plan)
+            ready = engine.scheduler.commit(plan)
+            engine.append(ready, token_ids)
+            if 0 < plan.num_decodes == len(plan.sequences):
+                self.costs.note(plan.num_decodes, perf_counter() - started)
+                self.account.note()
+        if self.drafter.reads_hidden and self.account.is_open:
+            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
+        return len(plan.sequences) > 0
+
+    def draft_and_run(
+        self, engine: Engine, plan: Plan, started: float
+    ) -> tuple[list[Sequence], list[list[int]], list[list[int]]]:
+        """Run a plan with the drafts that pay, perhaps none. Returns the sequences that got a
+        token; for each decode its drafts and what was written, if there were drafts. What
+        speculation does beside the step is timed apart from it, for the account."""
         planned = perf_counter()
-        decodes = plan.sequences[: plan.num_decodes] if self.account.is_open else []
+        decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
-        proposals = self.propose(engine, decodes) if decodes else []
-        drafts = self.choose(engine, plan, proposals) if any(proposals) else []
+        proposals = self.propose(engine, decodes)
+        drafts, worth = self.choose(engine, plan, proposals) if any(proposals) else ([], 0.0)
         drafted = perf_counter()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
@@ -101,18 +121,16 @@ class SpeculativeLoop(Loop):
                 self.chances.compare(
                     proposal.levels, proposal.token_ids, sequence.token_ids[length:]
                 )
-        num_decodes = plan.num_decodes
-        if 0 < num_decodes == len(plan.sequences):
-            num_tokens, gained = num_decodes + sum(map(len, drafts)), 0.0
-            self.costs.note(num_tokens, ended - drafted + planned - started)
-            if decodes and (plain := self.costs.of(num_decodes)):
-                asking = perf_counter() - ended + drafted - planned
-                num_written = sum(map(len, written)) or num_decodes
-                gained = num_written / num_decodes - (asking + self.costs.of(num_tokens)) / plain
-            self.account.note(gained, in_vain=bool(decodes) and not written)
-        if self.drafter.reads_hidden and self.account.is_open:
-            self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
-        return len(plan.sequences) > 0
+        if len(decodes) == len(plan.sequences):
+            seconds = ended - drafted + planned - started
+            self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
+            plain, gained = self.costs.of(len(decodes)), 0.0
+            cost = perf_counter() - ended + drafted - planned
+            if written:
+                cost += seconds - plain
+                gained = worth * (sum(map(len, written)) - len(decodes))
+            self.account.note(gained - cost / plain, in_vain=not written)
+        return ready, drafts, written
 
     def remember(
         self, hidden: torch.Tensor, plan: Plan, ready: list[Sequence], drafts: list[list[int]],
@@ -141,8 +159,9 @@ class SpeculativeLoop(Loop):
             self.drafter.left(sequence)
         self.known.update(decodes)
         asked, limits, hidden = [], [], self.hidden
+        each = min(MOST, max(1, TOGETHER // len(decodes)))
         for sequence in decodes:
-            most = min(MOST, sequence.request.max_length - len(sequence.token_ids) - 1)
+            most = min(each, sequence.request.max_length - len(sequence.token_ids) - 1)
             if getattr(engine.store, "open", None) is not None:
                 # A block that is full is closed for good, so a draft must not fill one.
                 size = engine.config.block_size
@@ -160,26 +179,21 @@ class SpeculativeLoop(Loop):
 
     def choose(
         self, engine: Engine, plan: Plan, proposals: list[Proposal | None]
-    ) -> list[list[int]]:
-        """The drafts of each decode that are verified in this step, with blocks for them."""
-        drafts: list[list[int]] = [[] for _ in proposals]
+    ) -> tuple[list[list[int]], float]:
+        """The drafts of each decode that are verified in this step, with blocks for them; and what
+        a token that they give is worth, in steps."""
         num_tokens = sum(plan.num_tokens)
-        budget = engine.config.max_batch_tokens - num_tokens
-        if budget <= 0:
-            return drafts
-        last = len(self.chances.of) - 1
-        chances = [
-            [self.chances.of[min(level, last)] for level in one.levels[: len(one.token_ids)]]
-            if one is not None
-            else []
-            for one in proposals
-        ]
-        counts = how_many(chances, self.costs.of, num_tokens, len(proposals), budget)
+        counts, worth = how_many(
+            [self.chances.of_drafts(one.levels, len(one.token_ids)) if one is not None else ()
+             for one in proposals],
+            self.costs.of(num_tokens), self.costs.row, engine.config.max_batch_tokens - num_tokens,
+        )  # fmt: skip
+        drafts: list[list[int]] = [[] for _ in proposals]
         for row, (proposal, count) in enumerate(zip(proposals, counts, strict=True)):
             if proposal is not None and count > 0:
                 room = reserve(engine, plan, plan.sequences[row], count)
                 drafts[row] = proposal.token_ids[:room]
-        return drafts
+        return drafts, worth
 
     def append_rest(
         self, engine: Engine, decodes: list[Sequence], written: list[list[int]]

@@ -535,15 +535,6 @@ def test_health_says_whether_a_worker_can_answer(tinypy, monkeypatch):
         assert state()[0] == 503 and at.ask(body=body).status_code == 500
 
 
-def test_one_request_too_many_is_told_to_come_again(tinypy):
-    with server(tinypy.lm, served_by=Cluster(tinypy.lm, max_requests=1)) as at:
-        at.by.open.clear()
-        at.by.target.submit([5])
-        found = at.ask(body={"prompt": "x"})
-        assert found.status_code == 503 and found.headers["Retry-After"] == "1"
-        at.by.open.set()
-
-
 @pytest.mark.parametrize("words", [
     ["serve", "--replicas", "2"], ["serve-cluster"], ["serve", "--prefill", "1", "--decode", "1"],
 ])  # fmt: skip

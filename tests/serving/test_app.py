@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -131,12 +132,6 @@ def test_without_a_key_nothing_is_told(tinypy, by, key):
         assert by.engine.stats().computed_tokens == computed
         found = httpx.get(f"{at.url}/health", headers=shown)  # a load balancer's
         assert (found.status_code, found.text) == (200, "{}")
-
-
-def test_without_keys_everybody_comes_in(tinypy):
-    with server(tinypy.lm, keys=()) as at:
-        for key in ("", "whatever"):
-            assert at.ask(body={"prompt": "x", "max_tokens": 2}, key=key).status_code == 200
 
 
 def test_prefixes_are_shared_within_a_key_and_a_salt_alone(tinypy, by):
@@ -334,6 +329,24 @@ def test_metrics_under_the_names_of_vllm(tinypy, by):
         assert found["vllm:request_generation_tokens_sum",] == 14
         assert found["vllm:num_requests_running",] == found["vllm:kv_cache_usage_perc",] == 0
         assert found["vllm:num_preemptions_total",] == 0
+
+
+def test_metrics_of_drafts_and_of_what_comes_back(tinypy):
+    """A request that was preempted finds its own blocks in the cache: that is no hit."""
+    config = replace(CONFIG, num_blocks=12, speculative="ngram")
+    by = OneEngine(tinypy.lm, Engine(tinypy.lm, config))
+    with server(tinypy.lm, served_by=by) as at, ThreadPoolExecutor() as threads:
+        bodies = [{"prompt": [5 + i], "max_tokens": 120, "ignore_eos": True} for i in range(2)]
+        for found in threads.map(lambda body: at.ask(body=body), bodies):
+            details = found.json()["usage"]["prompt_tokens_details"]
+            assert details == {"cached_tokens": 0}
+        found, stats = metrics_of(at), by.engine.stats()
+        assert found["vllm:num_preemptions_total",] == stats.preemptions > 0
+        assert found["vllm:prefix_cache_hits_total",] == 0
+        drafted = stats.speculation
+        for name, number in (("drafts", drafted.verified), ("draft_tokens", drafted.drafts),
+                             ("accepted_tokens", drafted.accepted)):  # fmt: skip
+            assert found[f"vllm:spec_decode_num_{name}_total",] == number > 0
 
 
 def test_a_full_queue_is_told_to_come_again(tinypy, by):

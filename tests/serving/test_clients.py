@@ -1,6 +1,8 @@
 """Clients that others have made, beside OpenAI's own: `make test-class` installs them."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from os import environ
@@ -13,6 +15,7 @@ import minikv
 from minikv import Engine, SamplingParams
 
 PROMPT = "def fib(n):"
+MODEL = minikv.BUNDLED["tinypy"]
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +67,69 @@ def test_litellm(at, expected, monkeypatch):
         litellm.completion(**chat | {"temperature": -1})
 
 
+# Their prompts are long: what two processes do to measure is little beside such a prefill.
+PROMPT_TOKENS, NEW_TOKENS, REQUESTS = 700, 24, 20
+
+
+def benchmark(command, **environment):
+    ran = subprocess.run(
+        [str(word) for word in command], env=environ | environment, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def agrees_with_metrics(at, first, between):
+    """It and the server count the same, and their mean times differ by a tenth at most. Given in
+    milliseconds."""
+    metrics = at.ask("/metrics").text
+    found = dict(re.findall(r'^vllm:(\w+)\{engine="0",model_name="tinypy"\} (.+)$', metrics, re.M))
+    assert float(found["request_prompt_tokens_count"]) == REQUESTS
+    assert float(found["generation_tokens_total"]) == REQUESTS * NEW_TOKENS
+    for name, told in (("time_to_first_token", first), ("inter_token_latency", between)):
+        name = f"{name}_seconds"
+        own = 1e3 * float(found[f"{name}_sum"]) / float(found[f"{name}_count"])
+        assert told == pytest.approx(own, rel=0.1), name
+
+
 def test_guidellm(tinypy, tmp_path):
-    """A benchmark of 24 requests, four at a time, with texts that it makes by tinypy's tokenizer.
-    It and the server count the same."""
+    """Four at a time, with texts that it makes by tinypy's tokenizer."""
     command = Path(sys.executable).with_name("guidellm")
     if not command.exists():
         pytest.skip("needs guidellm")
-    model = Path(minikv.__file__).with_name("models") / "tinypy"
     with server(tinypy.lm, keys=()) as at:
-        asked = [
+        benchmark([
             command, "run", "--backend", f"kind=openai_http,target={at.url}",
-            "--profile", "kind=concurrent,streams=4", "--constraint", "kind=max_requests,count=24",
-            "--data", "kind=synthetic_text,prompt_tokens=60,output_tokens=24",
-            "--tokenizer", f"kind=huggingface_auto,model={model}",
+            "--profile", "kind=concurrent,streams=4",
+            "--constraint", f"kind=max_requests,count={REQUESTS}", "--data",
+            f"kind=synthetic_text,prompt_tokens={PROMPT_TOKENS},output_tokens={NEW_TOKENS}",
+            "--tokenizer", f"kind=huggingface_auto,model={MODEL}",
             "--output", f"kind=json,path={tmp_path}/found.json", "--disable-console",
-        ]  # fmt: skip
-        env = environ | {"HF_HUB_OFFLINE": "1"}
-        ran = subprocess.run(asked, env=env, capture_output=True, text=True, timeout=300)
-        assert ran.returncode == 0, ran.stderr
-        metrics = at.ask("/metrics").text
-    [found] = json.loads((tmp_path / "found.json").read_text())["benchmarks"]
-    totals = found["metrics"]["request_totals"]
-    assert totals == {"successful": 24, "errored": 0, "incomplete": 0, "total": 24}
-    for name, number in (("generation_tokens_total", 24 * 24), ("request_prompt_tokens_count", 24)):
-        assert f'vllm:{name}{{engine="0",model_name="tinypy"}} {number:.1f}' in metrics
+        ], HF_HUB_OFFLINE="1")  # fmt: skip
+        [found] = json.loads((tmp_path / "found.json").read_text())["benchmarks"]
+        metrics = found["metrics"]
+        totals = {"successful": REQUESTS, "errored": 0, "incomplete": 0, "total": REQUESTS}
+        assert metrics["request_totals"] == totals
+        names = "time_to_first_token_ms", "inter_token_latency_ms"
+        agrees_with_metrics(at, *(metrics[name]["successful"]["mean"] for name in names))
+
+
+def test_aiperf(tinypy, tmp_path):
+    """One at a time. It needs an older huggingface-hub than the course: MINIKV_AIPERF names the
+    program of another environment."""
+    command = shutil.which(environ.get("MINIKV_AIPERF", "aiperf"))
+    if command is None:
+        pytest.skip("needs aiperf, on the path or named by MINIKV_AIPERF")
+    with server(tinypy.lm, keys=()) as at:
+        benchmark([
+            command, "profile", "--model", "tinypy", "--tokenizer", MODEL, "--url", at.url,
+            "--endpoint-type", "completions", "--streaming", "--use-server-token-count",
+            "--concurrency", 1, "--request-count", REQUESTS, "--random-seed", 1,
+            "--isl", PROMPT_TOKENS, "--isl-stddev", 0, "--osl", NEW_TOKENS,
+            "--extra-inputs", "ignore_eos:true", "--ui", "none",
+            "--output-artifact-dir", tmp_path,
+        ], HF_ENDPOINT="http://127.0.0.1:9")  # fmt: skip
+        found = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
+        assert found["request_count"]["avg"] == REQUESTS and not found["error_summary"]
+        names = "time_to_first_token", "inter_token_latency"
+        agrees_with_metrics(at, *(found[name]["avg"] for name in names))

@@ -89,6 +89,26 @@ def test_nothing_piles_up_for_a_slow_reader(tinypy):
     assert (index, delta) == (0, Delta(expected.token_ids, expected.text, "length"))
 
 
+def test_a_reader_with_news_is_told_the_end_alone(tinypy):
+    told = {}
+
+    class Told:
+        def __init__(self, has_news):
+            self.has_news, self.is_over = has_news, threading.Event()
+
+        def put(self, found):
+            told.setdefault(self.has_news, []).append(len(found.token_ids))
+            if found.finish_reason is not None:
+                self.is_over.set()
+
+    with EngineLoop(Engine(tinypy.lm, CONFIG)) as loop:
+        for has_news in (False, True):
+            reader = Told(has_news)
+            loop.submit([5], SamplingParams(6, ignore_eos=True), reader=reader)
+            assert reader.is_over.wait(20)
+    assert told == {False: [1, 2, 3, 4, 5, 6], True: [6]}
+
+
 def like_llamas():
     """Decodes as Llama's first tokenizer: blanks as ▁, the first one left out; bytes as tokens."""
     words = ["▁a", "▁", "b", "▁é", "<s>", "<0xE2>", "<0x82>", "<0xAC>"]

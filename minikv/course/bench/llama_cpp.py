@@ -128,18 +128,22 @@ class Server:
         self.server = xllamacpp.Server(params)
         self.drafts = self.accepted = 0
 
-    def generate(self, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
-        answers = []
+    def generate(
+        self, prompts: Sequence[list[int]], num_tokens: int
+    ) -> tuple[float, list[list[int]]]:
+        """Its seconds for the tokens after the first, and all new tokens."""
+        seconds, answers = 0.0, []
         for prompt in prompts:
             answer = self.server.handle_completions(
                 dict(prompt=prompt, n_predict=num_tokens, temperature=0, ignore_eos=True,
                      cache_prompt=False)
             )  # fmt: skip
+            seconds += answer["timings"]["predicted_ms"] / 1000
             self.drafts += answer["timings"].get("draft_n", 0)
             self.accepted += answer["timings"].get("draft_n_accepted", 0)
             text = answer["choices"][0]["text"]  # token 7 is <7>
             answers.append([int(number) for number in re.findall(r"\d+", text)])
-        return answers
+        return seconds, answers
 
 
 # ── Logits ────────────────────────────────────────────────────────────────────

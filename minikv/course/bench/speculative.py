@@ -1,9 +1,13 @@
-"""Speculative decoding beside the same engine without: tokens per second, in turns, in one run.
+"""Speculative decoding beside the same engine without: tokens per second, prompts left out.
 
 Four workloads, greedy, on source that the model was not trained on: a function of the prompt begun
 again under another name; a text of the prompt begun again; source that is continued; random tokens.
 The tokens must be those of the engine without drafts, or the benchmark stops. With `--peer`, at
 batch 1 also llama.cpp with its own drafts, over llama.cpp without.
+
+All engines decode the same prompts at the same time, a few steps of one, then a few of the next:
+so whatever else the machine does reaches all alike. A repeat has new engines, a turn in which they
+get to know machine and text, and three more, whose times give one ratio for each drafter.
 """
 
 import argparse
@@ -11,16 +15,20 @@ import ast
 import random
 import re
 import tempfile
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter, sleep
+
+import numpy as np
+from tqdm import tqdm
 
 import minikv
 from minikv.checkpoint import BUNDLED, read_weights
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, bar, positive, race
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, short
 from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.measure.corpus import read_corpus
+from minikv.course.measure.timing import no_gc
 from minikv.speculative import DRAFT_MODELS, Speculation
 
 CONTROL = "off again"  # over itself: what a difference must exceed to mean anything
@@ -28,6 +36,8 @@ DRAFTERS = ("ngram", "suffix", "head", "model")
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row
+TURNS = 4  # of each repeat: its figure is that of all but the first
+STEPS, PAUSE = 16, 3e-3  # of an engine before the next one's; seconds until its threads are idle
 PEERS = {"llama.cpp": "", "llama.cpp n-gram": "NGRAM_SIMPLE", "llama.cpp model": "DRAFT_SIMPLE"}
 
 
@@ -40,74 +50,121 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer", action="store_true", help="llama.cpp with its own drafts, too")
 
 
+class Pairs(Spread):
+    """Ratios of the two times of a repeat. Told is the median, and the interval that it is in with
+    95 % confidence: the repeats are drawn again 2,000 times (bootstrap)."""
+
+    def __init__(self, slow: Sequence[float], fast: Sequence[float]):
+        super().__init__([one / other for one, other in zip(slow, fast, strict=True)])
+        again = np.random.default_rng(0).choice(self.values, (2000, len(self.values)))
+        self.low, self.high = np.quantile(np.median(again, axis=1), (0.025, 0.975)).tolist()
+
+    def __str__(self) -> str:
+        return f"{short(self.median)} ({short(self.low)}..{short(self.high)})"
+
+
 def run(args: argparse.Namespace) -> BenchTable:
     title = f"speculative: {args.tokens} tokens with drafts, over the same engine without"
     table = BenchTable(title, args.repeats)
-    table.notes.append("accepted length: tokens of a step that verified drafts, of one sequence")
-    lm = minikv.load("tinypy")
-    params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    turns = args.repeats + 1
-    names = ["off", CONTROL, *args.drafters]
+    table.notes.append("speed-up: its interval is that of 95 % confidence in the median")
+    table.notes.append("tokens of a step: of one sequence, the target's own included")
     files = peer_files(args.peer)
-    total = len(names) * turns * len(args.batch) * len(args.workloads)
-    total += len(PEERS) * turns * len(args.workloads) * (args.peer and 1 in args.batch)
-    with bar(total, "speculative") as progress:
-        for workload in args.workloads:
-            draw = random.Random(workload)
-            for batch in args.batch:
-                prompts = [
-                    [WORKLOADS[workload](lm, draw, args.prompt) for _ in range(batch)]
-                    for _ in range(turns)
-                ]
-                lengths = [args.prompt + args.tokens] * batch
-                engines = {
-                    name: peers.engine_for(lm, lengths, speculative=name.split()[0])
-                    for name in names
-                }
-                racers = {name: partial(peers.ours, engines[name], params=params) for name in names}
-                servers = {
-                    name: Server(files[0], kind, files[1], 2 * sum(lengths))
-                    for name, kind in PEERS.items()
-                    if args.peer and batch == 1
-                }
-                for name, server in servers.items():
-                    racers[name] = partial(server.generate, num_tokens=args.tokens)
-                result = race(racers, prompts, progress)
-                rows = {}
-                for name in names[1:]:
-                    if result.results[name] != result.results["off"]:
-                        raise AssertionError(f"{workload}, batch {batch}: {name} changed a token")
-                    counts = engines[name].stats().speculation or Speculation()
-                    rows[name] = {
-                        "workload": workload, "batch": batch, "drafter": name,
-                        "tokens/s": result.rate(name, batch * args.tokens),
-                        "speed-up": result.ratio("off", name),
-                        "drafts kept": share(counts.accepted, counts.drafts),
-                        "accepted length": counts.mean_accepted_length,
-                    }  # fmt: skip
-                table.add(rows.pop(CONTROL))
-                best = max(rows, key=lambda name: rows[name]["speed-up"].median)
-                for name, row in rows.items():
-                    goals = {"source": HELD_OUT if name == best else {}, "random": {}}
-                    goal = goals.get(workload, COPIES).get(batch, NEVER_BELOW)
-                    table.add(row, Aim("speed-up", ">=", goal))
-                for name in [name for name, kind in PEERS.items() if kind and servers]:
-                    server, mine = servers[name], result.results["off"]
-                    same = sum(map(list.__eq__, result.results[name], mine))
-                    table.notes.append(
-                        f"{workload}: {name} wrote {same} of {len(mine)} texts alike"
-                    )
-                    table.add({
-                        "workload": workload, "batch": batch, "drafter": name,
-                        "tokens/s": result.rate(name, args.tokens),
-                        "speed-up": result.ratio("llama.cpp", name),
-                        "drafts kept": share(server.accepted, server.drafts),
-                    })  # fmt: skip
+    cases = [(workload, batch) for workload in args.workloads for batch in args.batch]
+    with bar(len(cases) * args.repeats * TURNS, "speculative") as progress:
+        for workload, batch in cases:
+            compare(table, workload, batch, args, files if batch == 1 else [], progress)
     return table
 
 
-def share(accepted: int, drafts: int) -> str:
-    return f"{accepted / drafts:.0%} of {drafts:,}" if drafts else "none"
+def compare(
+    table: BenchTable, workload: str, batch: int, args: argparse.Namespace, files: list[Path],
+    progress: tqdm,
+) -> None:  # fmt: skip
+    """Add the rows of a workload at a batch. files: those of llama.cpp, if it runs, too."""
+    lm, draw, length = minikv.load("tinypy"), random.Random(workload), args.prompt + args.tokens
+    servers = {
+        name: Server(files[0], kind, files[1], 2 * length) for name, kind in PEERS.items() if files
+    }
+    names = ["off", CONTROL, *args.drafters]
+    seconds: dict[str, list[float]] = {name: [] for name in (*names, *servers)}
+    counts = {name: [0, 0] for name in names}  # drafts, and how many were right
+    alike = dict.fromkeys(servers, 0)
+    for repeat in range(args.repeats):
+        # New ones each time: where an engine's memory lies may cost or save a few per cent.
+        engines = {
+            name: peers.engine_for(lm, [length] * batch, speculative=name.split()[0])
+            for name in random.Random(repeat).sample(names, len(names))
+        }
+        taken: dict[str, list[float]] = {name: [] for name in seconds}
+        for _ in range(TURNS):
+            prompts = [WORKLOADS[workload](lm, draw, args.prompt) for _ in range(batch)]
+            found, texts = decode_in_turns(engines, prompts, args.tokens)
+            for name, server in servers.items():
+                found[name], texts[name] = server.generate(prompts, args.tokens)
+            for name, text in texts.items():
+                if name in engines and text != texts["off"]:
+                    raise AssertionError(f"{workload}, batch {batch}: {name} changed a token")
+                taken[name].append(found[name])
+            for name in servers:
+                alike[name] += texts[name] == texts["off"]
+            for engine in engines.values():
+                if (program := getattr(engine.runner.attention, "program", None)) is not None:
+                    program.crowd.goes_alone = lambda: False  # for which engine is chance
+            progress.update()
+        for name, values in taken.items():
+            seconds[name].append(sum(values[1:]))  # the first turn is the warm-up
+        for name, engine in engines.items():
+            done = engine.stats().speculation or Speculation()
+            counts[name] = [counts[name][0] + done.drafts, counts[name][1] + done.accepted]
+
+    def row(name: str, plain: str, drafts: int, accepted: int) -> dict:
+        a_turn = batch * args.tokens
+        total = a_turn * TURNS * args.repeats
+        return {
+            "workload": workload, "batch": batch, "drafter": name,
+            "tokens/s": Spread([a_turn * (TURNS - 1) / one for one in seconds[name]]),
+            "speed-up": Pairs(seconds[plain], seconds[name]),
+            "drafts kept": f"{accepted / drafts:.0%} of {drafts:,}" if drafts else "none",
+            "tokens of a step": total / (total - accepted),
+        }  # fmt: skip
+
+    rows = {name: row(name, "off", *counts[name]) for name in names}
+    table.add(rows[CONTROL])
+    best = max(args.drafters, key=lambda name: rows[name]["speed-up"].median)
+    for name in args.drafters:
+        goals = {"source": HELD_OUT if name == best else {}, "random": {}}
+        goal = goals.get(workload, COPIES).get(batch, NEVER_BELOW)
+        table.add(rows[name], Aim("speed-up", ">=", goal))
+    for name in [name for name in servers if PEERS[name]]:
+        table.add(row(name, "llama.cpp", servers[name].drafts, servers[name].accepted))
+        told = f"{alike[name]} of {TURNS * args.repeats} texts alike"
+        table.notes.append(f"{workload}: {name} wrote {told}")
+
+
+def decode_in_turns(
+    engines: dict[str, minikv.Engine], prompts: list[list[int]], num_tokens: int
+) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
+    """Each engine's seconds of decoding, and its new tokens, by name. The prompts are in its prefix
+    cache before its time begins."""
+    first = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
+    params = minikv.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
+    found: dict[str, dict[int, list[int]]] = {}
+    taken, ids = dict.fromkeys(engines, 0.0), {}
+    for name, engine in engines.items():
+        engine.generate(prompts, first)
+        ids[name] = [engine.add_request(prompt, params) for prompt in prompts]
+        found[name] = {}
+    with no_gc():
+        while any(engine.has_unfinished for engine in engines.values()):
+            for name, engine in engines.items():
+                sleep(PAUSE)
+                started = perf_counter()
+                for _ in range(STEPS if engine.has_unfinished else 0):
+                    found[name] |= {one.request_id: one.token_ids for one in engine.step()}
+                    if not engine.has_unfinished:
+                        break
+                taken[name] += perf_counter() - started
+    return taken, {name: [found[name][i] for i in ids[name]] for name in engines}
 
 
 def peer_files(wanted: bool) -> list[Path]:

@@ -98,6 +98,13 @@ def run_in_engine(
     engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))
+    return run_on(engine, prompt_ids, max_tokens, requests, samples)
+
+
+def run_on(
+    engine: Engine, prompt_ids: list[int], max_tokens: int, requests: int = 1, samples: int = 1
+) -> Run:
+    """The same on an engine that may have something of the prompt already."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=samples)
     outputs, counts, seconds = [], [], 0.0
     for _ in range(requests):

@@ -27,6 +27,7 @@ from minikv.course.chapters.ch14_speculative_decoding.trees import (
 )
 from minikv.kv_cache import PreallocatedCache
 from minikv.speculative import how_many
+from minikv.speculative.decide import GAIN
 from minikv.speculative.text import Text
 
 
@@ -52,10 +53,10 @@ def test_one_sequence_gets_the_engines_number_of_drafts():
     for acceptance in (0.3, 0.6, 0.8, 0.95):
         for more in (0.05, 0.2, 0.7):
             cost = [1 + more * place for place in range(9)]
-            [chosen] = how_many([[acceptance] * 8], lambda n, c=cost: c[n - 1], 1, 1, 8)
+            [chosen], _ = how_many([[acceptance] * 8], 1.0, more, 8)
             best = drafts_that_pay(cost, acceptance)
             rates = [expected_tokens(k, acceptance) / cost[k] for k in (chosen, best)]
-            assert rates[0] >= 0.95 * rates[1]  # it leaves out drafts of little chance or gain
+            assert rates[0] >= rates[1] / GAIN  # it leaves out drafts of little chance or gain
 
 
 def test_the_reports_by_counting():

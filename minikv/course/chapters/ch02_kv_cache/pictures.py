@@ -92,6 +92,7 @@ class Film:
 
     def __init__(self, lm: LanguageModel, prompt: str, grown, placed, passes: int = 8):
         self.capacity, self.passes = placed.capacity, []
+        placed.kv[0].fill_(7.0)  # reserved memory may still hold an earlier film's numbers
         texts: list[str] = []
         fed = lm.encode(prompt)
         for _ in range(passes):

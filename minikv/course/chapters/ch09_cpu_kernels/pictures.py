@@ -239,8 +239,8 @@ def cpu_roofline(roofs: dict[str, Roof], points: Seq[Point]) -> style.Picture:
     most = max(point.batch for point in points)
     shares = {p.name: p.rate / upper.attainable(p.intensity) for p in points if p.batch == most}
     least, best = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-    title = f"At batch {most}: {least} at {shares[least]:.0%} of its roof, {best} at "
-    title += f"{shares[best]:.0%}"
+    title = f"Batch {most}, share of the roof: {shares[least]:.0%} ({least}), {shares[best]:.0%} "
+    title += f"({best})"
     figure, axes = style.new_axes(
         title, "operations per byte that must be read", "GFLOP/s: 10⁹ operations per second",
         height=4.4,

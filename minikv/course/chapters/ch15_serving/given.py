@@ -252,7 +252,7 @@ async def offer(
             while delta.finish_reason is None:
                 [(_, delta)] = await inbox.take()
             first = inbox.first or 0.0
-            answered.append(Answered(first - came, (inbox.newest - first) / (num_new - 1)))
+            answered.append(Answered(first - came, (monotonic() - first) / (num_new - 1)))
         finally:
             answer.cancel()  # nothing, if it is over
 
