@@ -37,7 +37,8 @@ class Scored:
 
     def __init__(self, choose: ChooseTokens):
         """`choose`: the sampler around which it is put."""
-        self.choose = choose.choose if isinstance(choose, Scored) else choose
+        inner = choose.choose if isinstance(choose, Scored) else choose
+        self.choose: ChooseTokens = inner
 
     def __call__(
         self, logits: torch.Tensor, params: Seq[SamplingParams], draws: Seq[float | None]
