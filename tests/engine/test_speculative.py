@@ -2,9 +2,11 @@
 engines shipped, planted here, is seen."""
 
 import copy
+import inspect
 import itertools
 import os
 import random
+import textwrap
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -25,6 +27,7 @@ from helpers import (
 
 import minikv
 from minikv import BlockTable, Engine, SamplingParams, Sequence
+from minikv.course.exercises.skeletons import edited
 from minikv.quant.store import QuantisedStore
 from minikv.sequence import Request
 from minikv.speculative import (
@@ -84,22 +87,6 @@ def drafter(request):
 )
 def test_a_draft_is_kept_while_it_equals_the_targets_own_token(drafts, own, written):
     assert keep_equal(drafts, own) == written
-
-
-def never_checks_the_first(drafts, token_ids):
-    """Seen in lattice#243."""
-    kept = min(1, len(drafts))
-    while kept < len(drafts) and drafts[kept] == token_ids[kept]:
-        kept += 1
-    return [*drafts[:kept], token_ids[kept]]
-
-
-def takes_the_row_after(drafts, token_ids):
-    """Seen in openvino.genai#4190: of the wrong draft, too, and then the row behind it."""
-    written = keep_equal(drafts, token_ids)
-    if len(written) <= len(drafts):
-        return [*written[:-1], drafts[len(written) - 1], token_ids[len(written)]]
-    return written
 
 
 P = torch.tensor([[1, 2, 3, 2], [2, 2, 2, 2]]) / 8
@@ -362,17 +349,6 @@ def test_hidden_states_are_those_of_the_newest_token(llama):
         prompts = llama.prompts(20, 9, 3, 12)
         assert found(generate(engine, prompts, params)) == plain(llama.lm, prompts, params)
         assert drafter.seen > 20 and engine.stats().preemptions > 0
-
-
-def test_the_row_of_a_wrong_draft_is_seen(llama, monkeypatch):
-    remember = SpeculativeLoop.remember
-
-    def changed(self, hidden, plan, ready, drafts, written):
-        remember(self, hidden, plan, ready, drafts, [[0] * (len(ids) + 1) for ids in drafts])
-
-    monkeypatch.setattr(SpeculativeLoop, "remember", changed)
-    with pytest.raises(AssertionError):
-        test_hidden_states_are_those_of_the_newest_token(llama)
 
 
 @pytest.mark.parametrize("drafter", ["model", "head"])
@@ -671,12 +647,12 @@ def test_levels_and_lengths_of_any_kind_are_taken(llama):
 # ── Bugs that real engines shipped ────────────────────────────────────────────
 
 
-def serve(lm, make_table=BlockTable, kv_dtype="auto", steps=3):
+def serve(lm, kv_dtype):
     """Requests of all kinds, some while others run; fails if anything is not as without drafts."""
     rng = random.Random(1)
     config = small(num_blocks=40, block_size=4, kv_dtype=kv_dtype, max_batch_tokens=32)
     make = Engine if kv_dtype != "auto" else careful_engine
-    engine = drafting_engine(lm, config, Clairvoyant(1, 0.3), make, block_table=make_table)
+    engine = drafting_engine(lm, config, Clairvoyant(1, 0.3), make)
     base = [rng.randrange(1, 300) for _ in range(9)]
     prompts, params, ids, outputs = [], [], [], {}
     for i in range(10):
@@ -685,7 +661,7 @@ def serve(lm, make_table=BlockTable, kv_dtype="auto", steps=3):
         params.append(SamplingParams(max_tokens=rng.randrange(6, 24), n=1 + (i % 4 == 3), stop=stop,
                                      temperature=0.9 * (i % 2), seed=i))  # fmt: skip
         ids.append(engine.add_request(prompts[-1], params[-1]))
-        for _ in range(steps):
+        for _ in range(3):
             step(engine, outputs)
     drain(engine, outputs)
     generated = engine.stats().generated_tokens
@@ -706,298 +682,134 @@ def serve(lm, make_table=BlockTable, kv_dtype="auto", steps=3):
     assert_empty(engine)
 
 
-def without(name, change):
-    """A patch of the loop: its method after `change(method)`."""
-    return lambda patch: patch.setattr(
-        SpeculativeLoop, name, change(getattr(SpeculativeLoop, name))
-    )
+@pytest.mark.parametrize("kv_dtype", ["auto", "int4"])
+def test_serving_is_right(llama, kv_dtype):
+    serve(llama.lm, kv_dtype)
 
 
-def publishes_early(append_rest):
-    """Seen in vllm#41838: what is not verified is in the prefix cache."""
-
-    def changed(self, engine, decodes, written):
-        for sequence in decodes:
-            if sequence.finish_reason is None and sequence.table is not None:
-                room = sequence.table.num_tokens - sequence.num_computed
-                kept, computed = list(sequence.token_ids), sequence.num_computed
-                sequence.num_computed += room
-                sequence.token_ids += [0] * room
-                engine.scheduler.share_full_blocks(sequence)
-                sequence.token_ids, sequence.num_computed = kept, computed
-        append_rest(self, engine, decodes, written)
-
-    return changed
+def plant(patch, function, edits):
+    """A function of ours with its text changed: old, new, old, new, …"""
+    function = inspect.unwrap(function)
+    names = dict(function.__globals__)
+    exec(edited(textwrap.dedent(inspect.getsource(function)), edits), names)
+    patch.setattr(function, "__code__", inspect.unwrap(names[function.__name__]).__code__)
 
 
-def looks_at_the_last_only(append_rest):
-    """Seen in sglang#23802, sglang#31599: a stop in the middle of accepted drafts."""
-
-    def changed(self, engine, decodes, written):
-        for sequence, tokens in zip(decodes, written, strict=True):
-            if sequence.finish_reason is None and len(tokens) > 1:
-                sequence.token_ids += tokens[1:-1]
-                sequence.num_computed += len(tokens) - 1
-                engine.append([sequence], tokens[-1:])
-
-    return changed
-
-
-def never_shrinks(settle):
-    """Seen in sglang#13826, TensorRT-LLM#16448."""
-
-    def changed(self, sequence, num_drafts, num_accepted):
-        table = sequence.table
-        if table is not None:
-            sequence.table = None
-            settle(self, sequence, num_drafts, num_accepted)
-            sequence.table, sequence.next_slot = table, None
-
-    return changed
-
-
-def keeps_the_slot(append_rest):
-    """Somebody else knew the length: the slot of the next token."""
-
-    def changed(self, engine, decodes, written):
-        slots = [sequence.next_slot for sequence in decodes]
-        append_rest(self, engine, decodes, written)
-        for sequence, slot in zip(decodes, slots, strict=True):
-            sequence.next_slot = slot
-
-    return changed
-
-
-def counts_what_nobody_gets(patch):
-    """Seen in ik_llama.cpp#2358: the accepted block is charged before it is written."""
-
-    def changed(self, engine, decodes, written):
-        engine._generated += sum(len(tokens) - 1 for tokens in written)
-        engine._generated -= sum(
-            len(tokens) - 1
-            for s, tokens in zip(decodes, written, strict=True)
-            if s.finish_reason is None
-        )
-        return append_rest(self, engine, decodes, written)
-
-    append_rest = SpeculativeLoop.append_rest
-    patch.setattr(SpeculativeLoop, "append_rest", changed)
-
-
-def shrinks_too_much(patch):
-    """The block of a row that was right."""
-    right = BlockTable.shrink
-
-    def changed(table, num_tokens):
-        right(table, min(num_tokens + table.block_size, table.num_tokens))
-
-    patch.setattr(BlockTable, "shrink", changed)
-
-
-def forgets_to_release(patch):
-    """Seen in sglang-jax#1147: the counter goes back, the blocks do not."""
-
-    def changed(table, num_tokens):
-        table.num_tokens -= num_tokens
-        del table.block_ids[-(-table.num_tokens // table.block_size) :]
-
-    patch.setattr(BlockTable, "shrink", changed)
-
-
-def draws_again(patch):
-    """The numbers of the drafts' positions are those of the first: vllm#13196 and its kind."""
-    right = Sequence.draw
-    patch.setattr(Sequence, "draw", lambda s, index=None, ahead=0: right(s, index))
-
-
-def greedy_for_drafts(patch):
-    """Seen in vllm#42744: the request's parameters hold for one of its rows only."""
-    right = verify.run_with_drafts
-
-    def changed(runner, plan, drafts):
-        with pytest.MonkeyPatch.context() as inner:
-            draw = Sequence.draw
-            inner.setattr(
-                Sequence, "draw",
-                lambda s, index=None, ahead=0: None if ahead else draw(s, index),
-            )  # fmt: skip
-            return right(runner, plan, drafts)
-
-    patch.setattr(loop, "run_with_drafts", changed)
-
-
-def positions_one_too_high(patch):
-    """Seen in llama.cpp#26478: a gap in the positions."""
-    right = verify.build
-
-    def changed(builder, plan, drafts):
-        batch = right(builder, plan, drafts)
-        for row in range(1, batch.num_decodes):
-            if batch.context_lens[row] == batch.context_lens[row - 1] + 1:
-                batch.positions[row] += 1
-        return batch
-
-    patch.setattr(verify, "build", changed)
-
-
+# The function, the edits, and what sees it, if that is not `serve`.
 BUGS = {
-    "never checks the first draft": lambda patch: patch.setattr(
-        loop, "keep_equal", never_checks_the_first
+    "the first draft is never checked: lattice#243": (keep_equal, [
+        "kept = 0", "kept = min(1, len(drafts))",
+        "list(token_ids[: kept + 1])", "[*drafts[:kept], token_ids[kept]]",
+    ]),
+    "takes the wrong draft, and the row after it: openvino.genai#4190": (keep_equal, [
+        "return list(token_ids[: kept + 1])",
+        """right = kept == len(drafts)
+    return token_ids[:] if right else [*drafts[: kept + 1], token_ids[kept + 1]]""",
+    ]),
+    "publishes what is not verified: vllm#41838": (SpeculativeLoop.append_rest, [
+        "place = 1\n", """place = 1
+    for one in decodes:
+        if one.finish_reason is None:
+            ids, computed = one.token_ids, one.num_computed
+            one.num_computed = one.table.num_tokens
+            one.token_ids = ids + [0] * (one.num_computed - computed)
+            engine.scheduler.share_full_blocks(one)
+            one.token_ids, one.num_computed = ids, computed
+""",
+    ]),
+    "looks for a stop in the last token only: sglang#23802, #31599": (
+        SpeculativeLoop.append_rest, [
+            "place = 1\n", """for one, tokens in zip(decodes, written):
+        if one.finish_reason is None and len(tokens) > 1:
+            one.token_ids += tokens[1:-1]
+            one.num_computed += len(tokens) - 1
+            engine.append([one], tokens[-1:])
+    return
+""",
+        ], test_ends, "tinypy", Clairvoyant(wrong=0),
     ),
-    "takes the row after the wrong one": lambda patch: patch.setattr(
-        loop, "keep_equal", takes_the_row_after
+    "counts tokens that nobody gets: ik_llama.cpp#2358": (SpeculativeLoop.append_rest, [
+        "place = 1\n", """place = 1
+    engine._generated += sum(
+        len(tokens) - 1 for one, tokens in zip(decodes, written) if one.finish_reason
+    )
+""",
+    ]),
+    "never shrinks: sglang#13826, TensorRT-LLM#16448": (SpeculativeLoop.settle, [
+        "if table.num_tokens > room:", "if False:",
+    ]),
+    "keeps the slot of the next token": (SpeculativeLoop.append_rest, [
+        "sequence.next_slot = None", "sequence.next_slot",
+    ]),
+    "shrinks by a block too many": (BlockTable.shrink, [
+        "total = self.num_tokens - num_tokens",
+        "total = max(0, self.num_tokens - num_tokens - self.block_size)",
+    ]),
+    "the counter goes back, the blocks do not: sglang-jax#1147": (BlockTable.shrink, [
+        "self.pool.release(block_id)", "pass",
+    ]),
+    "draws the first number again: vllm#13196": (Sequence.draw, [" + ahead", ""]),
+    "n > 1: one number for all samples": (
+        Sequence.draw, ["self.index if", "0 if ahead else self.index if"],
+        test_sampled_tokens_are_the_same_too, "llama", 0.7, Clairvoyant(),
     ),
-    "publishes what is not verified": without("append_rest", publishes_early),
-    "looks for a stop in the last token only": without("append_rest", looks_at_the_last_only),
-    "counts tokens that nobody gets": counts_what_nobody_gets,
-    "never shrinks": without("settle", never_shrinks),
-    "keeps the next slot": without("append_rest", keeps_the_slot),
-    "shrinks by a block too many": shrinks_too_much,
-    "forgets to release": forgets_to_release,
-    "draws the same number again": draws_again,
-    "is greedy for drafts": greedy_for_drafts,
-    "has a gap in the positions": positions_one_too_high,
-}
-
-
-def test_serving_is_right(llama):
-    serve(llama.lm)
-
-
-@pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_seen(llama, bug, monkeypatch):
-    BUGS[bug](monkeypatch)
-    with pytest.raises((AssertionError, ValueError, IndexError, KeyError, RuntimeError)):
-        serve(llama.lm)
-
-
-def test_a_draft_that_fills_an_int4_block_is_seen(llama, monkeypatch):
-    serve(llama.lm, kv_dtype="int4")
-    propose = SpeculativeLoop.propose
-
-    def without_limit(self, engine, decodes):
-        store = engine.store
-        engine.store = None
-        try:
-            return propose(self, engine, decodes)
-        finally:
-            engine.store = store
-
-    monkeypatch.setattr(SpeculativeLoop, "propose", without_limit)
-    with pytest.raises((RuntimeError, AssertionError), match=r"closed|assert"):
-        serve(llama.lm, kv_dtype="int4")
-
-
-def keeps_what_it_read(patch):
-    """Seen in vllm#28558: what belongs to drafts is not forgotten at a preemption."""
-    patch.setattr(ModelDrafter, "freeing", lambda self, block_id: None)
-
-
-def keeps_the_aborted(patch):
-    """Seen in llama.cpp, pull request 27692: the state of a request that left is never freed."""
-    propose = SpeculativeLoop.propose
-
-    def changed(self, engine, decodes):
-        self.known = {one for one in self.known if one.finish_reason != "abort"}
-        return propose(self, engine, decodes)
-
-    patch.setattr(SpeculativeLoop, "propose", changed)
-
-
-def drafts_beyond_the_limit(patch):
-    """vLLM's scheduler cuts drafts at the end of the context; this one does not."""
-    propose = SpeculativeLoop.propose
-
-    def changed(self, engine, decodes):
-        for one in decodes:
-            one.request.max_length += 16
-        try:
-            return propose(self, engine, decodes)
-        finally:
-            for one in decodes:
-                one.request.max_length -= 16
-
-    patch.setattr(SpeculativeLoop, "propose", changed)
-
-
-def one_number_for_all_samples(patch):
-    """Of the drafts' positions: vllm#13196 and its kind."""
-    right = Sequence.draw
-    patch.setattr(
-        Sequence, "draw",
-        lambda s, index=None, ahead=0: right(s, 0 if ahead > 0 and index is None else index, ahead),
-    )  # fmt: skip
-
-
-def keeps_the_larger_scale(patch):
-    """Of all that was ever written to a slot, a wrong draft's included."""
-    put = QuantisedStore._put_tokens
-
-    def changed(self, name, layer, write, x):
-        scale = self.parts[f"{name}_scale"][layer]
-        before = scale.clone()
-        put(self, name, layer, write, x)
-        scale.copy_(torch.maximum(scale, before))
-
-    patch.setattr(QuantisedStore, "_put_tokens", changed)
-
-
-def takes_more_than_there_is(patch):
-    """Of a full pool."""
-    patch.setattr(loop, "OutOfBlocks", KeyError)
-
-
-def has_no_budget(patch):
-    right = loop.how_many
-    patch.setattr(loop, "how_many", lambda chances, step, row, _: right(chances, step, row, 999))
-
-
-def leaves_shared_blocks(patch):
-    """Only the block of the first token is copied before it is written."""
-    right = BlockTable.writable_slot
-
-    def changed(table, position):
-        if position % table.block_size == 0 and position > 0:
-            return table.block_ids[position // table.block_size] * table.block_size, None
-        return right(table, position)
-
-    patch.setattr(BlockTable, "writable_slot", changed)
-
-
-# Whom drafts meet: the bug, and which of the tests above sees it.
-MEETINGS = {
-    "preemption": (
-        keeps_what_it_read, test_a_draft_model_reads_what_its_blocks_lack, ("torch",)
+    "is greedy for drafts: vllm#42744": (verify.run_with_drafts, [
+        "sequence.draw(ahead=ahead)", "None if ahead else sequence.draw()",
+    ]),
+    "has a gap in the positions: llama.cpp#26478": (verify.build, [
+        "positions += places",
+        "positions += places; gaps += [at >= start + count for at in places]",
+        "counts: list[int] = []", "counts: list[int] = []; gaps = []",
+        "tokens, at_positions", "flat[1] += gaps; tokens, at_positions",
+    ]),
+    "fills an int4 block": (
+        SpeculativeLoop.propose, ['getattr(engine.store, "open", None) is not None', "False"],
+        test_serving_is_right, "llama", "int4",
     ),
-    "abort": (keeps_the_aborted, test_a_drafter_is_told_what_left, ()),
-    "max_tokens and the context": (
-        drafts_beyond_the_limit, test_to_the_end_of_the_context, (AsManyAsAllowed(),)
+    "int8: keeps the larger scale": (
+        QuantisedStore._put_tokens, [
+            "] = values", "] = values if piece != 'scale' else torch.maximum("
+            "self.parts[f'{name}_scale'][layer][write.block_ids, :, write.offsets], values)",
+        ], test_every_backend, "tinypy", "torch", "int8", None,
     ),
-    "n > 1": (
-        one_number_for_all_samples, test_sampled_tokens_are_the_same_too, (0.7, Clairvoyant())
+    "preemption: keeps what it read: vllm#28558": (
+        ModelDrafter.freeing, ["self.num_read[block_id] = 0", "pass"],
+        test_a_draft_model_reads_what_its_blocks_lack, "llama", "torch",
     ),
-    "n > 1, shared blocks": (leaves_shared_blocks, test_room_for_drafts_covers_shared_blocks, ()),
-    "a full pool": (takes_more_than_there_is, test_a_full_pool_takes_no_drafts, ()),
-    "max_batch_tokens": (has_no_budget, test_within_the_budget, (7, Clairvoyant(wrong=0))),
+    "abort: keeps the request's state: llama.cpp, pull request 27692": (
+        SpeculativeLoop.propose,
+        ["finish_reason is not None", "finish_reason not in (None, 'abort')"],
+        test_a_drafter_is_told_what_left, "llama",
+    ),
+    "max_tokens and the context: drafts beyond": (
+        SpeculativeLoop.propose,
+        ["sequence.request.max_length - len(sequence.token_ids) - 1", "15"],
+        test_to_the_end_of_the_context, "llama", AsManyAsAllowed(),
+    ),
+    "n > 1: leaves shared blocks": (
+        loop.reserve, ["_, copy = table.writable_slot(position)", "copy = None"],
+        test_room_for_drafts_covers_shared_blocks, "llama",
+    ),
+    "a full pool: takes more than there is": (
+        loop.reserve, ["OutOfBlocks:\n            num_drafts", "KeyError:\n            num_drafts"],
+        test_a_full_pool_takes_no_drafts, "llama",
+    ),
+    "max_batch_tokens: has no budget": (
+        SpeculativeLoop.choose, ["engine.config.max_batch_tokens - num_tokens", "999"],
+        test_within_the_budget, "llama", 7, Clairvoyant(wrong=0),
+    ),
+    "reads the hidden states of a wrong draft": (
+        SpeculativeLoop.remember, ["len(written[place]) - 1", "len(drafts[place])"],
+        test_hidden_states_are_those_of_the_newest_token, "llama",
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("meeting", MEETINGS)
-def test_a_bug_where_drafts_meet_something_else_is_seen(llama, meeting, monkeypatch):
-    plant, test, arguments = MEETINGS[meeting]
-    test(llama, *copy.deepcopy(arguments))
-    plant(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, minikv.OutOfBlocks)):
-        test(llama, *copy.deepcopy(arguments))
-
-
-def test_a_stop_string_within_accepted_drafts_is_seen(tinypy, monkeypatch):
-    without("append_rest", looks_at_the_last_only)(monkeypatch)
-    with pytest.raises(AssertionError):
-        test_ends(tinypy, Clairvoyant(wrong=0))
-
-
-def test_the_scale_of_a_wrong_draft_is_seen(tinypy, request, monkeypatch):
-    keeps_the_larger_scale(monkeypatch)
-    with pytest.raises(AssertionError):
-        test_every_backend(tinypy, "torch", "int8", request)
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_seen(bug, request, monkeypatch):
+    function, edits, *seen_by = BUGS[bug]
+    test, model, *arguments = seen_by or (test_serving_is_right, "llama", "auto")
+    model = request.getfixturevalue(model)
+    plant(monkeypatch, function, edits)
+    with pytest.raises((AssertionError, LookupError, RuntimeError, ValueError, minikv.OutOfBlocks)):
+        test(model, *copy.deepcopy(arguments))

@@ -48,6 +48,7 @@ class TicketQueue:
 
 
 TOGETHER = 8  # how often the request is asked for at once, on the rungs about company
+NEW_TOKENS = 32 if REPEATS > 1 else 8  # fewer where only that it runs is to be seen
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ class RunningTable(Table):
         self,
         lm: LanguageModel,
         prompt: str = WORKLOAD,
-        max_tokens: int = 32,
+        max_tokens: int = NEW_TOKENS,
         repeats: int = REPEATS,
         upto: str = "99",
         only: Collection[str] = (),
