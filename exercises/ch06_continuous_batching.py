@@ -100,8 +100,6 @@ class Scheduler(scheduler.Scheduler):
                 end = (position // size + 1) * size
                 table.grow(max(0, end - table.num_tokens))
                 slot, copy = table.writable_slot(position)
-                if copy is not None or position % size == 0:  # another block is in the table
-                    sequence.table_version += 1
                 plan.copies += [copy] if copy is not None else []
                 return slot
             except OutOfBlocks as shortage:

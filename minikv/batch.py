@@ -56,7 +56,7 @@ class BatchBuilder:
             num_decodes = next(i for i, count in enumerate(num_tokens) if count > 1)
             query_start = np.array([0, *accumulate(num_tokens)])
         starts, size = [sequence.num_computed for sequence in sequences], self.block_size
-        token_ids = self.ids_of_decodes(sequences[:num_decodes], starts)
+        token_ids = self.ids_of_decodes(sequences[:num_decodes])
         positions, slot_mapping = starts[:num_decodes], list(slots[:num_decodes])
         for i in range(num_decodes, len(sequences)):
             sequence, span = sequences[i], range(starts[i], starts[i] + num_tokens[i])
@@ -67,22 +67,27 @@ class BatchBuilder:
         flat = np.array([token_ids, positions, slot_mapping], dtype=np.int64)  # (3, T)
         context_lens = flat[1, query_start[1:] - 1] + 1
         width = blocks_for(int(context_lens.max()), size)
+        tables = self.tables(sequences, flat[1, :num_decodes], flat[2, :num_decodes])
         ids, places, targets = map(torch.from_numpy, flat)
         return Batch(
             token_ids=ids, positions=places, slot_mapping=targets,
-            block_tables=torch.from_numpy(self.tables(sequences)[:, :width].copy()),
+            block_tables=torch.from_numpy(tables[:, :width].copy()),
             context_lens=torch.from_numpy(context_lens), context_lens_host=context_lens,
             query_start=torch.from_numpy(query_start), query_start_host=query_start,
             num_decodes=num_decodes,
         )  # fmt: skip
 
-    def ids_of_decodes(self, decodes: Seq[Sequence], starts: list[int]) -> list[int]:
-        """The token at `starts[i]` of each decode."""
-        return [s.token_ids[n] for s, n in zip(decodes, starts, strict=False)]
+    def ids_of_decodes(self, decodes: Seq[Sequence]) -> list[int]:
+        """The one token of each that is computed."""
+        return [one.token_ids[one.num_computed] for one in decodes]
 
-    def tables(self, sequences: Seq[Sequence]) -> np.ndarray:
-        """Block tables of the sequences: (S, max_blocks), a view of this builder's own array."""
-        versions = [sequence.table_version for sequence in sequences]
+    def tables(self, sequences: Seq[Sequence], starts: np.ndarray, slots: np.ndarray) -> np.ndarray:
+        """Block tables of the sequences: (S, max_blocks), a view of this builder's own array.
+
+        starts (N,), slots (N,): where the first N begin to write. These name the blocks that the
+        step has added to tables.
+        """
+        versions, at = [one.table_version for one in sequences], starts // self.block_size
         if versions != self._versions or sequences != self._held:
             held = list(zip(self._held, self._versions, strict=True))
             self._held, self._versions = [], []  # until all rows are written
@@ -92,4 +97,5 @@ class BatchBuilder:
                     self._tables[row, : len(block_ids)] = block_ids
                     self._tables[row, len(block_ids) :] = 0
             self._held, self._versions = list(sequences), versions
+        self._tables[self._counting[: len(at)], at] = slots // self.block_size
         return self._tables[: len(sequences)]

@@ -103,10 +103,12 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            is_decode = sequence.next_slot is not None or (  # it was one in the last step, too
+            if sequence.next_slot is not None or (  # it was one in the last step, too
                 sequence.num_tokens - sequence.num_computed == 1 and not sequence.must_fork
-            )
-            (decoding if is_decode else prefilling).append(sequence)
+            ):
+                decoding.append(sequence)
+            else:
+                prefilling.append(sequence)
 
         preempted = self._add_decodes(decoding, prefilling, plan)
         budget -= len(decoding)
@@ -215,8 +217,6 @@ class Scheduler:
                 end = (position // size + 1) * size
                 table.grow(max(0, end - table.num_tokens))
                 slot, copy = table.writable_slot(position)
-                if copy is not None or position % size == 0:  # another block is in the table
-                    sequence.table_version += 1
                 plan.copies += [copy] if copy is not None else []
                 return slot
             except OutOfBlocks as shortage:

@@ -78,7 +78,9 @@ class Sequence:
         self.table: BlockTable | Any = None
         self.must_fork = request.params.n > 1 and index == 0  # when the prompt is computed
         self.next_slot: int | None = None  # of the next decode; None: ask the table
-        self.table_version = 0  # goes up with every change of the table's block ids
+        # Goes up with every change of the table's block ids, but for the block of the next decode:
+        # its slot tells which it is.
+        self.table_version = 0
         self.host_block_ids: list[int] | None = None  # set: swapped out to these
         self.node: Node | None = None  # locked in the prefix cache
         self.finish_reason: str | None = None  # "stop", "length" or "abort"

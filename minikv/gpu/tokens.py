@@ -75,11 +75,8 @@ class DeviceBatch(Batch):
 class DeviceBuilder(BatchBuilder):
     """Builds batches for sequences whose newest token may be in the pool."""
 
-    def ids_of_decodes(self, decodes: Seq[Sequence], starts: list[int]) -> list[int]:
-        return [
-            s.token_ids[n] if s.device_row is None else 0
-            for s, n in zip(decodes, starts, strict=False)
-        ]
+    def ids_of_decodes(self, decodes: Seq[Sequence]) -> list[int]:
+        return [one.token_ids[one.num_computed] if one.device_row is None else 0 for one in decodes]
 
     def build(self, sequences: Seq[Sequence], num_tokens: Seq[int], slots: Seq[int]) -> DeviceBatch:
         batch = super().build(sequences, num_tokens, slots)

@@ -211,6 +211,7 @@ class SpeculativeLoop(Loop):
                 return
             for sequence, _ in longer:
                 sequence.num_computed += 1  # the draft that was right
+                sequence.next_slot = None  # it was the draft's
             engine.append([sequence for sequence, _ in longer], [token for _, token in longer])
             place += 1
 
@@ -222,8 +223,6 @@ class SpeculativeLoop(Loop):
         table = sequence.table
         if table is None:  # it has ended, and its blocks are gone
             return
-        if num_accepted > 0:
-            sequence.next_slot = None  # it was the one after the first token
         room = blocks_for(sequence.num_computed, table.block_size) * table.block_size
         if table.num_tokens > room:
             table.shrink(table.num_tokens - room)

@@ -79,7 +79,9 @@ def build(builder: BatchBuilder, plan: Plan, drafts: Seq[Seq[int]]) -> Batch:
     query_start = np.array([0, *accumulate(counts)], dtype=np.int64)
     flat = np.array([token_ids, positions, slots], dtype=np.int64)  # (3, T)
     context_lens = flat[1, query_start[1:] - 1] + 1
-    tables = builder.tables(plan.sequences)[:, : blocks_for(max(positions) + 1, size)]
+    starts = np.array([sequence.num_computed for sequence in plan.sequences])
+    tables = builder.tables(plan.sequences, starts, np.array(plan.slots))
+    tables = tables[:, : blocks_for(max(positions) + 1, size)]
     tokens, at_positions, to_slots = map(torch.from_numpy, flat)
     return Batch(
         token_ids=tokens, positions=at_positions, slot_mapping=to_slots,
