@@ -21,7 +21,7 @@ NOTEBOOK := notebooks/00_start_here.ipynb
 NOTEBOOKS := notebooks/*.ipynb
 SITE := .venv-site
 PYTEST := $(BIN)/python -m pytest --durations=5
-# Processes that read notebooks begin two seconds sooner with what stands in this folder.
+# Processes begin and end sooner with what stands in this folder.
 QUICK := $(CURDIR)/tests/quick
 PARALLEL := --numprocesses=auto --no-loadscope-reorder
 NBVAL := --nbval --nbval-current-env
@@ -60,8 +60,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint environment \
-	notebooks site slides clean
+.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
+	environment notebooks site slides clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -191,14 +191,21 @@ units: environment
 		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
 		--ignore=tests/site tests notebooks
 
-# It also compiles the kernels of the CPU for each format of K and V, for the tests to find: two that
-# begin at once would both compile them.
-environment: setup
+doctor: setup
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
-	@$(BIN)/python -c 'import minikv as m; model = m.load("tinypy"); \
-		[m.Engine(model, m.EngineConfig(64, kv_dtype=one)).generate(["def"]) \
-		for one in ("bfloat16", "int8", "int4")]'
+
+# The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
+# tests to find: two that begin at once would both compile them.
+COMPILED := $(addprefix .venv/compiled-,bfloat16 int8 int4 windows)
+$(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
+	@$(BIN)/python -c 'import sys, minikv as m; [kind] = sys.argv[1:]; windows = kind == "windows"; \
+		model = m.load("tinypy-hybrid" if windows else "tinypy"); \
+		config = m.EngineConfig(64, kv_dtype="auto" if windows else kind); \
+		m.Engine(model, config).generate([70 * [1]])' $(@:.venv/compiled-%=%)
+	@touch $@
+
+environment: $(COMPILED)
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup

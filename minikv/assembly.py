@@ -87,17 +87,16 @@ def assemble(
 def kind_of_store(
     lm: LanguageModel, config: EngineConfig, attention: MakeBackend | None, classes: Classes
 ) -> str:
-    """How K and V are kept: "codes" in a `kv_dtype`; "groups" where layers with a window can give
-    back what they no longer see, and nothing else asks how K and V are stored; else "plain"."""
-    if config.kv_dtype != "auto":
-        return "codes"
+    """How K and V are kept: "groups" where layers with a window can give back what they no longer
+    see; else "codes" in a `kv_dtype`, or "plain". Raises ValueError for settings that exclude each
+    other."""
+    kind = "plain" if config.kv_dtype == "auto" else "codes"
     usual = attention is None and classes == (BlockPool, BlockTable, RadixCache)
-    on_cpu = lm.device.type == "cpu" and config.attention != "triton"
-    if not any(lm.config.windows) or not usual or not on_cpu or config.host_blocks:
-        return "plain"
-    from minikv.groups import layout_of
+    if config.kv_groups == "one" or not any(lm.config.windows) or not usual:
+        return kind
+    from minikv.groups import can_give_back
 
-    return "plain" if config.kv_groups == "one" or layout_of(lm.config) is None else "groups"
+    return "groups" if can_give_back(lm, config) else kind
 
 
 def tiers_below(runner: Runner, config: EngineConfig) -> LowerTiers:
@@ -154,9 +153,9 @@ def plain(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
 
 def triton(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
     """Raises ImportError without Triton."""
-    from minikv.gpu import triton_attention, triton_codes
+    from minikv.gpu import triton_attention
 
-    return (triton_codes if kind == "codes" else triton_attention)(config, store)
+    return triton_attention(kind, config, store)
 
 
 def compiled(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:

@@ -96,8 +96,7 @@ class BlockTable:
 
     def shrink(self, num_tokens: int) -> None:
         """Take back the room of the last `num_tokens` tokens; release the blocks that have no token
-        left, the last one first. What was written stays in the other blocks until it is
-        overwritten.
+        left. What was written stays in the other blocks until it is overwritten.
 
         All or nothing: raises ValueError, and changes nothing, if the table has too few tokens.
         """

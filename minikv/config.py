@@ -56,9 +56,9 @@ class EngineConfig:
         "int8", "int4" or "fp8". See `minikv.quant`.
     kv_memory: the pool's size as bytes, "256 MiB" or 268435456, in place of `num_blocks`.
     kv_groups: with "auto", layers with a sliding window give back what no later query sees. With
-        another kv_dtype, with host_blocks (tiers, swapping), on a GPU and with parts of your own,
-        all layers are treated alike, as with "one"; sessions need "one", and say so. See
-        `minikv.groups`.
+        "one", all layers keep K and V alike: so on a GPU and with parts of your own. A kv_dtype,
+        host_blocks (tiers, swapping) and sessions need "one" for a model that has such layers, and
+        say so. See `minikv.groups`.
     speculative: who drafts tokens that the model then verifies, several in one step: "off", "ngram"
         (the request's own text), "suffix" (and earlier answers), "head" (a small network on the
         model's last hidden state; bundled for tinypy), "model" (a small model), or a Drafter of

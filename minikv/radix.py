@@ -39,6 +39,9 @@ class Node:
         self.children: dict[Key, Node] = {}  # by the first key of the child
         self.lock_count = 0
 
+    def __repr__(self) -> str:
+        return f"<node with blocks {self.block_ids}>"
+
 
 class Root(Node):
     """The empty prefix of one salt."""

@@ -1,6 +1,5 @@
 """How tests are run: in which order, by how many processes, with how many threads."""
 
-import gc
 import os
 import re
 
@@ -25,9 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
 # all chapters before it: what notebooks measure three times is measured once.
 os.environ.setdefault("MINIKV_REPEATS", "1")
-
-# Nearly all that a worker makes stays to its end: to look for garbage less often is quicker.
-gc.set_threshold(20_000, 20, 20)
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
 settings.register_profile(

@@ -112,6 +112,7 @@ def any_setup(rng: random.Random) -> dict:
         host_blocks=rng.choice([3, 8, 24]) if tiers else 0,
         attention=rng.choice(["cpu", "cpu", "torch"]),
         kv_dtype=rng.choice(KV_DTYPES),
+        kv_groups="one",
     )
     if config["attention"] == "cpu" and config["kv_dtype"] == "float16":
         config["kv_dtype"] = "auto"  # the compiled kernels read the others
@@ -132,7 +133,8 @@ def any_setup(rng: random.Random) -> dict:
 def grouped_setup(rng: random.Random) -> dict:
     """The same, for a model with KV groups."""
     setup = any_setup(rng)
-    config = setup["config"] | dict(kv_dtype="auto", host_blocks=0, preemption="recompute")
+    plain = dict(kv_dtype="auto", host_blocks=0, preemption="recompute", kv_groups="auto")
+    config = setup["config"] | plain
     for name in ("disk_path", "disk_bytes", "write_through"):
         config.pop(name, None)
     windows = rng.choice([(None, 6), (6, 6), (11, None), (6, None, 6)])

@@ -29,6 +29,7 @@ from minikv.language_model import LanguageModel
 from minikv.outputs import RequestOutput, Stats
 from minikv.radix import RadixCache
 from minikv.sampling import SamplingParams
+from minikv.serving import Scored
 from minikv.tiers import (
     Name,
     Tiers,
@@ -97,6 +98,7 @@ class EngineWorker:
         self.turn_seconds = turn_seconds
         self.held = Held()
         self.engine = Engine(self.lm, config, listeners=[self.held])
+        self.engine.runner.sampler = Scored(self.engine.runner.sampler)
         if self.engine.tiers is not None:
             self.held.tiers = tiers_of(self.engine)
         self.arrived: deque[Job] = deque()  # not yet given to the engine

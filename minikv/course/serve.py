@@ -140,6 +140,7 @@ def engines(args: argparse.Namespace) -> Iterator[EngineLoop | Front]:
         retention="pinned",  # requests may say `retain_s`
         store=args.store,
         host_blocks=args.num_blocks if args.store is not None else 0,  # fetched by way of it
+        kv_groups="one" if args.store is not None or num_prefill else "auto",  # whole blocks travel
     )
     if most == 1 and args.address is None:
         with EngineLoop(minikv.Engine(minikv.load(args.model), config)) as loop:

@@ -234,17 +234,19 @@ def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, 
             for begin in range(start // COLUMNS * COLUMNS, end, COLUMNS):
                 unseen, count = max(start - begin, 0), min(COLUMNS, end - begin)
                 _lay_out(kv, block_tables[row], kv_head, begin, unseen, count, keys, values)
-                matmul(scaled[:num_rows], keys, scores, START, SET, START, count)
-                for r in range(num_rows):
+                top_row = max(begin - seen + 1, START) * group  # those above see none of these keys
+                seeing, found = scaled[top_row:num_rows], scores[top_row:num_rows]
+                matmul(seeing, keys, found, START, SET, START, count)
+                for r in range(top_row, num_rows):
                     hi = min(seen + r // group - begin, count)
                     lo = max(seen + r // group - window - begin, START) if window > 0 else START
                     _soften(scores[r], lo, hi, r, top, total, acc[r])
-                matmul(scores[:num_rows], values, acc, START, ADD, START, head_dim)
+                matmul(found, values, acc[top_row:], START, ADD, START, head_dim)
             for r in range(num_rows):
                 _finish(acc[r], total[r], out[query + r // group, kv_head * group + r % group])
 
 
-TILE, COLUMNS = 64, 64  # queries, and keys, that meet in one product
+TILE, COLUMNS = 128, 64  # queries, and keys, that meet in one product
 
 
 @kernel

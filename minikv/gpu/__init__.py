@@ -10,6 +10,7 @@ from minikv.backend import AttentionBackend
 from minikv.config import ModelConfig
 from minikv.gpu.ahead import AheadLoop
 from minikv.gpu.runner import DeviceRunner
+from minikv.groups import GroupedAttention
 from minikv.paged import KVStore
 from minikv.runner import Runner
 
@@ -29,15 +30,17 @@ def run_ahead(plain: Runner, max_num_seqs: int) -> tuple[DeviceRunner, AheadLoop
     return runner, AheadLoop(runner)
 
 
-def triton_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Over K and V as the model computes them. Raises ImportError without Triton."""
-    from minikv.gpu.attention import TritonAttention  # here, because it needs Triton
+def triton_attention(kind: str, config: ModelConfig, store: KVStore) -> AttentionBackend:
+    """Over K and V of a kind: see `minikv.assembly.kind_of_store`. Raises ImportError without
+    Triton."""
+    if kind == "codes":
+        from minikv.gpu.codes import TritonCodes  # here, because it needs Triton
 
-    return TritonAttention(config, store)
+        return TritonCodes(config, store)
+    from minikv.gpu.attention import TritonAttention
 
-
-def triton_codes(config: ModelConfig, store: KVStore) -> AttentionBackend:
-    """Over quantised K and V. Raises ImportError without Triton."""
-    from minikv.gpu.codes import TritonCodes
-
-    return TritonCodes(config, store)
+    return (
+        GroupedAttention(TritonAttention, config, store)
+        if kind == "groups"
+        else TritonAttention(config, store)
+    )

@@ -24,9 +24,10 @@ class TokenPool:
 
     def put(self, token_ids: torch.Tensor | list[int]) -> Callable[[], list[int]]:
         """Keep the ids of a step, one per row; returns the call that waits for them."""
-        token_ids = torch.as_tensor(token_ids)
         newest = self._newest[: len(token_ids)]
-        newest.copy_(token_ids, non_blocking=True)
+        newest.copy_(torch.as_tensor(token_ids), non_blocking=True)
+        if isinstance(token_ids, list):
+            return lambda: token_ids
         self._host.reverse()
         host = self._host[0][: len(token_ids)]
         host.copy_(newest, non_blocking=True)

@@ -14,17 +14,41 @@ The scheduler, the table of a sequence and the prefix cache go on counting block
 layers all see everything use nothing of this.
 """
 
+import logging
+
 from minikv.backend import AttentionBackend
-from minikv.config import ModelConfig
+from minikv.config import EngineConfig, ModelConfig
 from minikv.groups.attention import GroupedAttention
 from minikv.groups.blocks import GroupCache, GroupPool, GroupTable, classes_over
 from minikv.groups.layout import GroupedStore, Layout, layout_of
+from minikv.language_model import LanguageModel
 from minikv.paged import KVStore
+
+log = logging.getLogger("minikv")
 
 __all__ = [
     "GroupCache", "GroupPool", "GroupTable", "GroupedAttention", "GroupedStore", "Layout",
-    "classes_over", "compiled_attention", "layout_of",
+    "can_give_back", "classes_over", "compiled_attention", "layout_of",
 ]  # fmt: skip
+
+
+def can_give_back(lm: LanguageModel, config: EngineConfig) -> bool:
+    """Whether an engine keeps K and V of this model in groups. Raises ValueError for settings under
+    which every layer keeps K and V of all tokens, unless `kv_groups` asks for that."""
+    layout = layout_of(lm.config)
+    if layout is None:
+        return False
+    for name, usual in (("kv_dtype", "auto"), ("host_blocks", 0)):
+        if (value := getattr(config, name)) != usual:
+            raise ValueError(
+                f"{name}: with {value!r} every layer keeps K and V of all tokens, and layers of "
+                f"this model need only the last {layout.window}; leave {name} at {usual!r}, or "
+                "keep them all with kv_groups='one'"
+            )
+    if lm.device.type != "cpu":
+        log.warning("kv_groups: on a GPU every layer keeps K and V of all tokens")
+        return False
+    return True
 
 
 def compiled_attention(config: ModelConfig, store: KVStore) -> AttentionBackend:

@@ -20,20 +20,18 @@ class GroupedAttention(AttentionBackend):
     def __init__(self, make: MakeBackend, config: ModelConfig, store: KVStore):
         if not isinstance(store, GroupedStore):
             raise ValueError(f"store: must be a GroupedStore, was {type(store).__name__}")
-        self.store, self.layout = store, store.layout
+        self.store, groups = store, store.layout.groups
         self.place = {  # layer: (its group, which of the group's layers it is)
             layer: (group, i)
-            for group, layers in enumerate(store.layout.groups)
+            for group, layers in enumerate(groups)
             for i, layer in enumerate(layers)
         }
-        layers = len(store.layout.groups[0])
+        layers, windows = len(groups[0]), [store.layout.window_of(i) for i in range(len(groups))]
         of_window = {
             window: make(replace(config, num_layers=layers, windows=(window,) * layers), store)
-            for window in map(store.layout.window_of, range(len(store.layout.groups)))
+            for window in set(windows)
         }
-        self.backends = [
-            of_window[store.layout.window_of(group)] for group in range(len(store.layout.groups))
-        ]
+        self.backends = [of_window[window] for window in windows]
         self.part_of = torch.from_numpy(store.part_of)  # (groups, num_blocks), the same memory
 
     def bind(self, batch: Batch) -> Attend:

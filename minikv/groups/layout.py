@@ -19,10 +19,6 @@ class Layout:
     num_full: int  # groups at the front that see everything
     window: int  # of the others, in tokens
 
-    @property
-    def num_windowed(self) -> int:
-        return len(self.groups) - self.num_full
-
     def window_of(self, group: int) -> int | None:
         return None if group < self.num_full else self.window
 

@@ -1,6 +1,7 @@
 """An engine, or a cluster of them, served over HTTP to any client of OpenAI's interface.
 
 inbox      one stream's way from an engine's thread into an event loop
+scores     log-probabilities and a bias, around an engine's sampler
 loop       one engine in a thread of its own: submit, cancel, close
 requests   what clients may send
 chat       from messages to a prompt, by a checkpoint's template
@@ -10,11 +11,12 @@ watch      pictures of an engine for the page that draws them, in `page/`
 app        the application: OpenAI's endpoints, health and metrics
 server     the application behind an address
 
-All but the first two need `pip install "minikv[serve]"`. Busy and RequestFailed are what a server
+All but the first three need `pip install "minikv[serve]"`. Busy and RequestFailed are what a server
 may answer instead of tokens. A cluster's front raises them, too.
 """
 
 from minikv.serving.inbox import Busy, Inbox, RequestFailed
 from minikv.serving.loop import EngineLoop, Health
+from minikv.serving.scores import Scored
 
-__all__ = ["Busy", "EngineLoop", "Health", "Inbox", "RequestFailed"]
+__all__ = ["Busy", "EngineLoop", "Health", "Inbox", "RequestFailed", "Scored"]

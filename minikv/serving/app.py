@@ -24,6 +24,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
 from importlib.resources import files
+from itertools import accumulate
 from math import inf, nan
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -34,7 +35,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_text
-from minikv.outputs import Delta
+from minikv.outputs import REPLACEMENT, Decode, Delta
 from minikv.sampling import SamplingParams
 from minikv.serving.admission import Admission
 from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
@@ -47,6 +48,7 @@ from minikv.serving.requests import (
     TokenizeRequest,
     in_words,
 )
+from minikv.serving.scores import Asked, Token
 from minikv.serving.watch import View
 
 PAGE = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
@@ -196,13 +198,30 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, echoes: Callable[[int], str]):
-        self._echoes = echoes  # what stands before the text of a choice
+    def __init__(self, decode: Decode, echoes: Callable[[int], str]):
+        self._decode, self._echoes = decode, echoes  # what stands before the text of a choice
+        self._ends: dict[int, int] = {}  # of each choice's tokens, in characters
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         text = self._echoes(index) + delta.text if is_first else delta.text
-        choice = {"index": index, "text": text, "token_ids": delta.token_ids, "logprobs": None}
-        return {**choice, "finish_reason": delta.finish_reason}
+        choice = {"index": index, "text": text, "token_ids": delta.token_ids}
+        logprobs = self._logprobs(index, [one for one in delta.token_ids if isinstance(one, Token)])
+        return {**choice, "logprobs": logprobs, "finish_reason": delta.finish_reason}
+
+    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any] | None:
+        if not tokens:
+            return None
+        texts = [self._decode([one]) for one in tokens]
+        *offsets, self._ends[index] = accumulate(map(len, texts), initial=self._ends.get(index, 0))
+        return {
+            "tokens": texts, "text_offset": offsets,
+            "token_logprobs": [one.logprob for one in tokens],
+            # Several tokens may be half a character: the likeliest is told.
+            "top_logprobs": [
+                {self._decode([other]): value for other, value in reversed(one.top)}
+                for one in tokens
+            ],
+        }  # fmt: skip
 
     def whole(
         self, index: int, text: str, token_ids: list[int], reason: str | None
@@ -215,17 +234,35 @@ class Chat:
 
     prefix, chunk_kind, whole_kind = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
+    def __init__(self, decode: Decode):
+        self._decode = decode
+
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         message = {"role": "assistant"} if is_first else {}
-        choice = {"index": index, "delta": {**message, "content": delta.text}, "logprobs": None}
-        return {**choice, "token_ids": delta.token_ids, "finish_reason": delta.finish_reason}
+        choice = {"index": index, "delta": {**message, "content": delta.text}}
+        logprobs = self._logprobs([one for one in delta.token_ids if isinstance(one, Token)])
+        more = {"token_ids": delta.token_ids, "finish_reason": delta.finish_reason}
+        return {**choice, "logprobs": logprobs, **more}
+
+    def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
+        def told(token_id: int, value: float) -> dict[str, Any]:
+            text = self._decode([token_id])
+            known = None if REPLACEMENT in text else [*text.encode()]  # half a character has none
+            return {"token": text, "logprob": value, "bytes": known}
+
+        content = [
+            {**told(one, one.logprob), "top_logprobs": [told(*other) for other in one.top]}
+            for one in tokens
+        ]
+        return {"content": content, "refusal": None} if content else None
 
     def whole(
         self, index: int, text: str, token_ids: list[int], reason: str | None
     ) -> dict[str, Any]:
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": index, "message": message, "logprobs": None, "token_ids": token_ids}
-        return {**choice, "finish_reason": reason}
+        chunk = self.chunk(index, Delta(token_ids, text, reason), is_first=True)
+        del chunk["delta"]
+        return {**chunk, "message": message}
 
 
 class Events(Response):
@@ -395,12 +432,13 @@ class Api:
             prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
             return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
 
-        return await self._answer(request, body, prompts, Completion(echo), 16)
+        shape = Completion(self._piece, echo)
+        return await self._answer(request, body, prompts, shape, 16)
 
     async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
-        return await self._answer(request, body, [prompt], Chat(), room)
+        return await self._answer(request, body, [prompt], Chat(self._piece), room)
 
     async def tokenize(self, body: body_as(TokenizeRequest)) -> Response:  # type: ignore[valid-type]
         if (body.prompt is None) == (body.messages is None):
@@ -486,6 +524,16 @@ class Api:
                 404, f"model: {self.model!r} is served here, was {ascii(name)[:80]}"
             )
 
+    def _piece(self, token_ids: list[int]) -> str:
+        """The text of tokens, that of special ones included."""
+        return self.target.tokenizer.decode(token_ids, skip_special_tokens=False)
+
+    def _check_bias(self, params: Asked) -> None:
+        size = self.target.tokenizer.get_vocab_size()
+        for token_id, _ in params.logit_bias:
+            if token_id >= size:
+                raise ValueError(f"logit_bias: {token_id} is no token id; there are {size}")
+
     async def _encode(self, prompt: Any) -> Any:
         """Token ids. Long texts take a while, so other requests go on meanwhile."""
         if not isinstance(prompt, str):
@@ -524,6 +572,8 @@ class Api:
         work = None
         try:
             params = body.params(max_tokens, salt)
+            if isinstance(params, Asked):
+                self._check_bias(params)
             if len(prompts) * params.n > MAX_CHOICES:
                 number = len(prompts) * params.n
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")

@@ -30,6 +30,7 @@ from minikv.outputs import Outputs, RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
 from minikv.serving.inbox import RequestFailed
+from minikv.serving.scores import Scored
 from minikv.validation import Prompt, make_request
 
 log = logging.getLogger("minikv")
@@ -89,6 +90,7 @@ class EngineLoop:
 
     def __init__(self, engine: Engine):
         self.engine, self.tokenizer = engine, engine.lm.tokenizer
+        engine.runner.sampler = Scored(engine.runner.sampler)
         config = engine.config
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles

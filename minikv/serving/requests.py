@@ -11,15 +11,16 @@ fields with every request.
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
 """
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from minikv.sampling import SamplingParams
+from minikv.serving.scores import Asked
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "frequency_penalty": (0,), "functions": ([],),
-    "function_call": ("none", "auto"), "logit_bias": ({},), "logprobs": (False,), "min_p": (0,),
+    "function_call": ("none", "auto"), "min_p": (0,),
     "min_tokens": (0,), "modalities": (["text"],), "no_stop_trim": (False,),
     "presence_penalty": (0,), "reasoning_effort": ("none",), "repetition_penalty": (1,),
     "response_format": ({"type": "text"},), "return_hidden_states": (False,),
@@ -61,6 +62,7 @@ class Options(Lenient):
     ignore_eos: bool | None = None
     cache_salt: str | None = None
     retain_s: int | None = None
+    logit_bias: dict[str, float] | None = None  # by token id
 
     @model_validator(mode="after")
     def _nothing_unknown(self) -> "Options":
@@ -80,7 +82,24 @@ class Options(Lenient):
         stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list):
             raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
-        return SamplingParams(max_tokens, stop=tuple(stop), cache_salt=cache_salt, **given)
+        given |= {"max_tokens": max_tokens, "stop": tuple(stop), "cache_salt": cache_salt}
+        if self.num_logprobs is None and not self.logit_bias:
+            return SamplingParams(**given)
+        bias = tuple(_bias(*one) for one in (self.logit_bias or {}).items())
+        return Asked(**given, logprobs=self.num_logprobs, logit_bias=bias)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are asked for; None: no log-probabilities at all."""
+        raise NotImplementedError
+
+
+def _bias(token_id: str, bias: float) -> tuple[int, float]:
+    if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 9):
+        raise ValueError(f"logit_bias: must have token ids, had {ascii(token_id)[:80]}")
+    if not -100 <= bias <= 100:
+        raise ValueError(f"logit_bias: must be from -100 to 100, was {bias}")
+    return int(token_id), bias
 
 
 class CompletionRequest(Options):
@@ -88,6 +107,17 @@ class CompletionRequest(Options):
 
     prompt: Any
     echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @model_validator(mode="after")
+    def _of_new_tokens(self) -> "CompletionRequest":
+        if self.echo and self.logprobs is not None:
+            raise ValueError("logprobs: a prompt's are not known; ask without echo")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def prompts(self) -> list[Any]:
@@ -119,6 +149,8 @@ class Message(Lenient):
 class ChatRequest(Options):
     messages: list[Message]
     max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> "ChatRequest":
@@ -126,7 +158,13 @@ class ChatRequest(Options):
             raise ValueError("messages: is empty")
         if self.max_completion_tokens is not None:  # the newer name
             self.max_tokens = self.max_completion_tokens
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs: need logprobs")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(Lenient):

@@ -18,8 +18,8 @@ import torch
 
 
 def keep_equal(drafts: Sequence[int], token_ids: Sequence[int]) -> list[int]:
-    """The tokens that are written: as many of the target's own `token_ids` (one after each draft
-    and one before them: k + 1) as follow from drafts that equal them, and one more."""
+    """The tokens that are written: the target's own `token_ids` (k + 1, for k drafts) up to and
+    with the first that differs from its draft; all of them if none does."""
     kept = 0
     while kept < len(drafts) and drafts[kept] == token_ids[kept]:
         kept += 1

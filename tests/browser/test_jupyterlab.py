@@ -210,7 +210,8 @@ def address(course, tmp_path_factory):
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
     }
     own |= {"JUPYTERLAB_SETTINGS_DIR": str(home), "JUPYTERLAB_WORKSPACES_DIR": str(home)}
-    own |= {"MINIKV_EXERCISES": str(course / "exercises"), "PYTHONPATH": str(ROOT)}
+    own |= {"MINIKV_EXERCISES": str(course / "exercises")}
+    own |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests/quick'}"}
     own |= {"OMP_NUM_THREADS": "1"}  # on a busy machine threads would wait for each other
     server = subprocess.Popen(
         [

@@ -14,6 +14,7 @@ import pytest
 from minikv.course.bench import (
     BENCHMARKS,
     ON_A_GPU,
+    cpu,
     harness,
     ladder,
     paging,
@@ -47,10 +48,14 @@ SMALL = {
 
 @pytest.fixture
 def small(monkeypatch):
-    """What no option makes small: four new tokens on each rung, one core to be kept busy, one block
-    size whose steps run."""
+    """What no option makes small: four new tokens on each rung, one core to be kept busy, sizes of
+    attention, one block size whose steps run."""
     monkeypatch.setattr(ladder, "RunningTable", partial(RunningTable, max_tokens=4))
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(cpu, "SIZES", ((2, 32), (1, 64)))
+    monkeypatch.setattr(cpu, "CONTEXT", 16)
+    sizes = dict(hidden_size=64, intermediate_size=96, num_heads=2, num_kv_heads=1)
+    monkeypatch.setattr(cpu, "LARGE", cpu.LARGE | sizes)
     step_times = tiers._step_times
 
     def some_step_times(lm, block_size, repeats):

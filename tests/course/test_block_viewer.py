@@ -329,6 +329,23 @@ def test_token_texts_stand_in_their_slots():
     assert {"def", "·fib", "↵"} <= set(drawn) and not any("not" in text for text in drawn)
 
 
+@pytest.mark.parametrize("panels", [1, 2, 3])
+def test_token_texts_keep_apart(panels):
+    pool = BlockPool(9)
+    history, table = History(pool), BlockTable(pool, 4)
+    table.grow(20)
+    for _ in range(panels):
+        history.snap("", {"A": table}, texts={"A": ["    ", "return", ".", "a", "\n    "] * 4})
+    figure = film(history)
+    style.legible(figure)
+    assert figure.get_figwidth() == block_drawing.WIDTH  # the paper that was laid out
+    drawn = [one for one in figure.axes[0].texts if one.get_family() == ["monospace"]]
+    boxes = sorted((one.get_window_extent() for one in drawn), key=lambda box: (box.y0, box.x0))
+    rows = [(a, b) for a, b in pairwise(boxes) if abs(a.y0 - b.y0) < a.height / 2 and a.x0 < b.x0]
+    assert len(drawn) == 20 * panels and len(rows) > 10
+    assert all(a.x1 < b.x0 for a, b in rows)
+
+
 def test_a_sequence_keeps_its_colour_everywhere():
     assert [block_drawing._number(style.letter(index)) for index in range(80)] == list(range(80))
 

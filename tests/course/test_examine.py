@@ -240,10 +240,11 @@ UNDER_OTHER_NAMES = {
         return pool.submit(minikv.BlockTable.fork, self).result()""",
     "found": """\
     import gc, types
-    functions = (one for one in gc.get_objects() if type(one) is types.FunctionType)
-    for one in functions:
-        if one.__qualname__ == "BlockTable.fork" and one is not type(self).fork:
-            return one(self)""",
+    if not hasattr(gc, "found"):
+        functions = (one for one in gc.get_objects() if type(one) is types.FunctionType)
+        name = "minikv.blocks", "BlockTable.fork"
+        gc.found = next(one for one in functions if (one.__module__, one.__qualname__) == name)
+    return gc.found(self)""",
 }
 
 

@@ -62,82 +62,98 @@ WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
 )
 @settings(max_examples=60, deadline=None)
 def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk, seed):
-    """Sequences that grow, fork, write, share, shrink and leave at random. Each token's mark, in
-    every group, is where the table says for as long as a query may look at it."""
+    """Sequences that begin with a prefix of others, are computed in chunks, fork, draft, shrink and
+    leave at random. Most have the same text. Each token's mark, in every group, is where the table
+    says for as long as a query may look at it."""
     rng = random.Random(seed)
     store = store_of(llama.lm.config, windows, 12, block_size)
-    layout, marks = store.layout, {}  # (group, part, offset): the token written there
+    layout, marks = store.layout, {}  # (group, part, offset): the tokens up to the one there
     pool = GroupPool(store, ahead, chunk)
     cache = GroupCache(pool, block_size)
-    live = []  # [table, tokens]
+    live, released = [], []  # (table, tokens that were computed); tables
 
-    def slot(table, position):
-        """Where in its block the position is written; a shared block is copied first."""
+    def text(count):
+        return rng.choices((0, 1), (9, 1), k=count)
+
+    def make_writable(table, position):
         _, copied = table.writable_slot(position)
         for group, (source, target) in enumerate(store.copies.pop(copied, ())):
             for offset in range(block_size):
                 marks[group, target, offset] = marks.get((group, source, offset))
-        return divmod(position, block_size)
 
     def write(table, tokens, count):
-        for token in [rng.randrange(3) for _ in range(count)]:
-            index, offset = slot(table, len(tokens))
+        """All of a chunk is written before its first query looks."""
+        start = len(tokens)
+        make_writable(table, start)
+        for token in text(count):
+            index, offset = divmod(len(tokens), block_size)
+            tokens.append(token)
             for group in range(len(layout.groups)):
                 part = pool.part_of[group, table.block_ids[index]]
-                marks[group, part, offset] = (*tokens, token)
-            tokens.append(token)
+                marks[group, part, offset] = tuple(tokens)
+        look(table, tokens, start)
 
-    def look(table, tokens):
-        """A query at the next position reads all that it may see."""
+    def look(table, tokens, query):
+        """A query reads all that it may see."""
         for group in range(len(layout.groups)):
             window = layout.window_of(group)
-            first = 0 if window is None else max(len(tokens) - window + 1, 0)
+            first = 0 if window is None else max(query - window + 1, 0)
             for position in range(first, len(tokens)):
                 index, offset = divmod(position, block_size)
                 part = pool.part_of[group, table.block_ids[index]]
                 assert part >= 0, f"group {group} has lost position {position} of {len(tokens)}"
                 assert marks[group, part, offset] == tuple(tokens[: position + 1])
 
+    def leave():
+        table, _ = live.pop(rng.randrange(len(live)))
+        table.release()
+        released.append(table)
+
     for _ in range(80):
-        action = rng.choice(["begin", "more", "more", "fork", "insert", "draft", "end", "evict"])
+        action = rng.choice(["begin", *["more"] * 3, "draft", "insert", "leave", "evict"])
         try:
             if action == "begin":
-                tokens = [rng.randrange(3) for _ in range(rng.randint(1, 12))]
-                table, found = GroupTable(pool, block_size), cache.match(tokens[:-1])
-                table.share(found.block_ids)
-                live.append((table, tokens[: found.num_tokens]))
-                table.grow(len(tokens) - found.num_tokens)
-                write(*live[-1], len(tokens) - found.num_tokens)
+                tokens = text(rng.randint(1, min(10 * block_size, 40)))
+                table = released.pop() if released else GroupTable(pool, block_size)
+                found = cache.match(tokens[:-1]).block_ids if rng.random() < 0.5 else []
+                if found:  # only then, as in the scheduler
+                    table.share(found)
+                live.append((table, tokens[: table.num_tokens]))
+                table.grow(len(tokens) - table.num_tokens)
             elif action == "evict":
                 cache.evict(rng.randint(0, 3))
             elif live:
                 table, tokens = rng.choice(live)
+                left = table.num_tokens - len(tokens)  # of its prompt
                 if action == "more":
-                    table.grow(1)
-                    write(table, tokens, 1)
-                elif action == "fork":
-                    live.append((table.fork(), list(tokens)))
-                elif action == "draft" and ahead:
+                    table.grow(1 if left == 0 else 0)
+                    write(table, tokens, rng.randint(1, min(left or 1, chunk)))
+                elif action == "draft" and left == 0:
                     table.grow(ahead)
-                    slot(table, len(tokens) + ahead - 1)
+                    if ahead and rng.random() < 0.5:
+                        make_writable(table, len(tokens) + ahead - 1)
+                    twins = [table.fork() for _ in range(rng.randrange(2))]
                     table.shrink(ahead)
+                    cache.check()
+                    for twin in twins:
+                        twin.shrink(ahead)
+                        live.append((twin, list(tokens)))
                 elif action == "insert":
                     full = len(tokens) // block_size
                     result = cache.insert(tokens[: full * block_size], table.block_ids[:full])
                     for index, block_id in enumerate(result.block_ids):
                         if table.block_ids[index] != block_id:
                             table.replace(index, block_id)
-                elif action == "end":
-                    live.remove((table, tokens))
-                    table.release()
+                elif action == "leave":
+                    leave()
         except OutOfBlocks:
             while live:
-                live.pop()[0].release()
+                leave()
             cache.evict(cache.num_cached_blocks)
             assert pool.num_free == 12
         cache.check()
         for table, tokens in live:
-            look(table, tokens)
+            look(table, tokens, len(tokens))
 
 
 def test_a_pool_has_room_for_more_sequences_than_whole_blocks(llama):
@@ -152,6 +168,32 @@ def test_a_pool_has_room_for_more_sequences_than_whole_blocks(llama):
                 tables[-1].grow(1)
                 tables[-1].writable_slot(position)
     assert len(tables) - 1 == 100 // 18 == 5  # whole blocks: 20 // 10 = 2
+    pool.check()
+
+
+def test_parts_that_another_table_needs_stay_where_they_are(llama):
+    """Two samples share a block, and the cache's block of the same tokens has lost its window."""
+    store = store_of(llama.lm.config, (None, 5), 8, 4)
+    pool = GroupPool(store, 0, 1)
+    cache = GroupCache(pool, 4)
+
+    def table_of(num_tokens):
+        table = GroupTable(pool, 4)
+        for position in range(num_tokens):
+            table.grow(1)
+            table.writable_slot(position)
+        return table
+
+    [cached] = cache.insert(range(4), table_of(24).block_ids).block_ids  # behind its window
+    table = table_of(4)
+    twin, [own] = table.fork(), table.block_ids
+    while pool.has_windows(cached):
+        table_of(4)
+    table.replace(0, cached)
+    assert table.block_ids == [own] and pool.has_windows(own)
+    twin.release()
+    table.replace(0, cached)
+    assert table.block_ids == [cached] and pool.has_windows(cached)
     pool.check()
 
 
@@ -263,21 +305,25 @@ def test_a_block_that_is_promised_is_no_hit(llama):
     assert found.num_tokens == 8 and engine.pool.promised.isdisjoint(found.block_ids)
 
 
-def test_what_needs_whole_blocks_gets_them_or_a_clear_error(llama, tmp_path):
+@pytest.mark.parametrize(
+    "changes", [dict(kv_dtype="int8"), dict(host_blocks=8), dict(preemption="swap")]
+)
+def test_what_needs_whole_blocks_asks_for_them(llama, changes):
     lm = with_windows(llama.lm, None, 6)
-    kinds = {
-        "one": dict(kv_groups="one"), "codes": dict(kv_dtype="int8"),
-        "tiers": dict(host_blocks=8), "a pool": dict(),
-    }  # fmt: skip
+    with pytest.raises(ValueError, match=r"all tokens, .* the last 6; leave .* kv_groups='one'"):
+        Engine(lm, small(**changes))
+    engine = Engine(lm, small(kv_groups="one", attention="torch", **changes))
+    assert type(engine.pool) is BlockPool
 
+
+def test_parts_of_ones_own_get_whole_blocks_and_sessions_ask_for_them(llama, tmp_path):
     class OwnPool(BlockPool):
         """As a reader's."""
 
-    for name, changes in kinds.items():
-        classes = dict(block_pool=OwnPool) if name == "a pool" else {}
-        engine = Engine(lm, small(**changes), **classes)
-        assert not isinstance(engine.pool, GroupPool), name
-    engine, (prompt,) = Engine(lm, small()), llama.prompts(20)
+    lm, (prompt,) = with_windows(llama.lm, None, 6), llama.prompts(20)
+    engine = Engine(lm, small(), block_pool=OwnPool)
+    assert isinstance(engine.pool, OwnPool)
+    engine = Engine(lm, small())
     for use in (
         lambda: engine.save_session(prompt, tmp_path / "session"),
         lambda: put_prefix(engine, prompt, {}),

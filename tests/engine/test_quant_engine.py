@@ -75,7 +75,7 @@ EVERY_WAY = pytest.mark.parametrize(
 
 @EVERY_WAY
 def test_tokens_of_every_architecture(pair, kv_dtype, attention):
-    config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=16)
+    config = small(kv_dtype=kv_dtype, attention=attention, max_batch_tokens=16, kv_groups="one")
     outputs = generate(Engine(pair.lm, config), pair.prompts(5, 1, 23, 8), greedy(14))
     assert_oracle(pair.lm, outputs, config)
 

@@ -203,6 +203,8 @@ def test_tokens_reach_the_next_step_and_the_host(as_list):
     read_second = pool.put(second if as_list else torch.tensor(second))
     assert pool.fill(torch.tensor([0, 0]), torch.tensor([0, 1])).tolist() == second
     assert (read_first(), read_second()) == (first, second)
+    # What a sampler of its own knows of its tokens comes along.
+    assert (read_second() is second) == as_list
 
 
 def test_nobody_sees_a_token_that_is_not_known(llama):

@@ -129,7 +129,7 @@ def test_any_scatter_equals_the_reference(data):
         bad("kv dtype", r"kv is torch.bfloat16", kv=torch.zeros(4, 4, 2, 2, 8).bfloat16()),
         bad("slots dtype", r"slot_mapping is torch.int16", slot_mapping=torch.arange(3).short()),
         bad("v device", r"v is on meta: want .* of k", v=torch.zeros(3, 2, 8, device="meta")),
-        bad("slots device", r"slot_mapping is on", slot_mapping=torch.arange(3, device="meta")),
+        bad("slots device", r"slot_mapping is on", slot_mapping=torch.arange(3).to("meta")),
         bad("k rows", r"k has strides \(16, 1, 2\)", k=torch.zeros(3, 8, 2).transpose(1, 2)),
         bad("v rows", r"v has strides \(32, 16, 2\)", v=torch.zeros(3, 2, 16)[..., ::2]),
         bad("kv strides", r"kv has strides", kv=torch.zeros(4, 8, 2, 2, 8)[:, ::2]),

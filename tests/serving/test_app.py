@@ -336,10 +336,14 @@ def test_metrics_of_drafts_and_of_what_comes_back(tinypy):
     config = replace(CONFIG, num_blocks=12, speculative="ngram")
     by = OneEngine(tinypy.lm, Engine(tinypy.lm, config))
     with server(tinypy.lm, served_by=by) as at, ThreadPoolExecutor() as threads:
-        bodies = [{"prompt": [5 + i], "max_tokens": 120, "ignore_eos": True} for i in range(2)]
+        common = {"max_tokens": 120, "ignore_eos": True, "logprobs": 1}
+        bodies = [{"prompt": [5 + i]} | common for i in range(2)]
         for found in threads.map(lambda body: at.ask(body=body), bodies):
             details = found.json()["usage"]["prompt_tokens_details"]
             assert details == {"cached_tokens": 0}
+            [choice] = found.json()["choices"]
+            told = choice["logprobs"]["token_logprobs"]
+            assert len(told) == 120 and all(value <= 0 for value in told)
         found, stats = metrics_of(at), by.engine.stats()
         assert found["vllm:num_preemptions_total",] == stats.preemptions > 0
         assert found["vllm:prefix_cache_hits_total",] == 0

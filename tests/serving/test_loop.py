@@ -3,6 +3,7 @@ fails, is slow or leaves disturbs nobody else."""
 
 import asyncio
 import logging
+import pickle
 import random
 import threading
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from minikv import Engine, EngineConfig, SamplingParams
 from minikv.outputs import Delta, SoFar
 from minikv.serving import EngineLoop, Inbox, RequestFailed
 from minikv.serving.inbox import Rounds
+from minikv.serving.scores import Token
 
 CONFIG = EngineConfig(num_blocks=128, max_num_seqs=8, attention="torch")
 
@@ -107,6 +109,13 @@ def test_a_reader_with_news_is_told_the_end_alone(tinypy):
             loop.submit([5], SamplingParams(6, ignore_eos=True), reader=reader)
             assert reader.is_over.wait(20)
     assert told == {False: [1, 2, 3, 4, 5, 6], True: [6]}
+
+
+def test_a_token_goes_to_another_process_with_what_is_known_of_it():
+    token = Token(7)
+    token.logprob, token.top = -0.5, [(7, -0.5)]
+    [found] = pickle.loads(pickle.dumps([token]))
+    assert (found, found.logprob, found.top) == (7, -0.5, [(7, -0.5)])
 
 
 def like_llamas():

@@ -120,6 +120,72 @@ def test_an_echo_of_the_prompt(client, expected, tinypy, stream):
     ]  # fmt: skip
 
 
+def logprobs_of(found, is_chat):
+    """(token, log-probability, likeliest ones) of every token of a reply or a stream."""
+    told = []
+    for one in [choice for part in found for choice in part.choices if choice.logprobs]:
+        if is_chat:
+            told += [
+                (each.token, each.logprob, {top.token: top.logprob for top in each.top_logprobs})
+                for each in one.logprobs.content
+            ]
+        else:
+            parts = one.logprobs
+            told += zip(parts.tokens, parts.token_logprobs, parts.top_logprobs, strict=True)
+    return told
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("is_chat", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_the_model(client, expected, tinypy, temperature, is_chat, stream):
+    params = {"temperature": temperature, "seed": 3, "max_tokens": 12}
+    common = params | {"model": "tinypy", "stream": stream}
+    if is_chat:
+        found = client.chat.completions.create(
+            messages=MESSAGES, logprobs=True, top_logprobs=3, **common
+        )
+    else:
+        found = client.completions.create(prompt=PROMPT, logprobs=3, **common)
+    told = logprobs_of(found if stream else [found], is_chat)
+    prompt = tinypy.lm.encode(PROMPT + ("\n" if is_chat else ""))
+    [sample] = expected(prompt, **params)
+    rows = tinypy.lm.logits([*prompt, *sample.token_ids])[len(prompt) - 1 : -1].log_softmax(-1)
+    assert len(told) == len(sample.token_ids) == len(rows)
+    for (token, value, top), token_id, row in zip(told, sample.token_ids, rows, strict=True):
+        assert token == tinypy.lm.decode([token_id])
+        assert value == pytest.approx(row[token_id].item(), abs=1e-3)
+        best = {
+            tinypy.lm.decode([other]): row[other].item() for other in row.topk(3).indices.tolist()
+        }
+        assert top == pytest.approx(best, abs=1e-3)
+
+
+def test_offsets_of_tokens_are_in_the_text(client):
+    chunks = list(client.completions.create(
+        model="tinypy", prompt=PROMPT, logprobs=0, stream=True, max_tokens=20
+    ))  # fmt: skip
+    text = "".join(one.choices[0].text for one in chunks)
+    parts = [one.choices[0].logprobs for one in chunks if one.choices[0].logprobs]
+    tokens = [(at, token) for one in parts
+              for at, token in zip(one.text_offset, one.tokens, strict=True)]  # fmt: skip
+    assert len(tokens) == 20 and "".join(token for _, token in tokens) == text
+    assert all(text[at:].startswith(token) for at, token in tokens)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_bias_forbids_or_forces_a_token(client, expected, tinypy, n):
+    [first, *_] = expected(PROMPT)[0].token_ids
+    params = {"n": n, "temperature": int(n > 1), "seed": 1}
+    plain = client.completions.create(model="tinypy", prompt=PROMPT, **params)
+    assert any(first in choice.token_ids for choice in plain.choices)
+    for bias, told in ((-100, lambda ids: first not in ids), (100, lambda ids: {first} == {*ids})):
+        found = client.completions.create(
+            model="tinypy", prompt=PROMPT, logit_bias={str(first): bias}, **params
+        )
+        assert all(told(choice.token_ids) for choice in found.choices)
+
+
 def test_several_prompts_and_samples_are_numbered_in_order(client, expected):
     params = {"n": 2, "temperature": 1, "seed": 9}
     found = client.completions.create(model="tinypy", prompt=["a", "b"], **params)
@@ -236,9 +302,13 @@ REFUSED = [
     (C, {"n": 10, "prompt": ["a"] * 20}, openai.BadRequestError, "n: at most 128"),
     (C, {"seed": -1}, openai.BadRequestError, "seed"),
     (C, {"stop": ""}, openai.BadRequestError, "stop"),
-    (C, {"logprobs": 2}, openai.BadRequestError, "logprobs: is not supported"),
+    (C, {"logprobs": 6}, openai.BadRequestError, "logprobs: "),
+    (C, {"logprobs": 1, "echo": True}, openai.BadRequestError, "logprobs: a prompt's"),
     (H, {"extra_body": {"echo": True}}, openai.BadRequestError, "echo: is not supported"),
-    (C, {"logit_bias": {"5": 10}}, openai.BadRequestError, "logit_bias: is not supported"),
+    (C, {"logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias: must be from"),
+    (C, {"logit_bias": {"-5": 1}}, openai.BadRequestError, "logit_bias: must have token ids"),
+    (C, {"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias: 99999 is no token id"),
+    (C, {"frequency_penalty": 0.5}, openai.BadRequestError, "frequency_penalty: is not"),
     (C, {"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
     (C, {"extra_body": {"invented": 1}}, openai.BadRequestError, "invented: is not supported"),
     (H, {"messages": []}, openai.BadRequestError, "messages: is empty"),
@@ -246,7 +316,8 @@ REFUSED = [
      "messages.0.role"),
     (H, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]},
      openai.BadRequestError, "messages.0.content"),
-    (H, {"logprobs": True}, openai.BadRequestError, "logprobs: is not supported"),
+    (H, {"top_logprobs": 3}, openai.BadRequestError, "top_logprobs: need logprobs"),
+    (H, {"logprobs": True, "top_logprobs": 21}, openai.BadRequestError, "top_logprobs: "),
     (H, {"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError,
      "tools: is not supported"),
 ]  # fmt: skip

@@ -11,11 +11,9 @@ import random
 from contextlib import ExitStack
 from functools import partial
 
-import minikv
 from minikv.cluster.local_server import local_server
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, race
-from minikv.course.bench.tiers import FIRST, SIZE, engine_of, model_of
-from minikv.course.measure.timing import timed
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, in_turns, over, random_ids
+from minikv.course.bench.tiers import FIRST, SIZE, engine_of, first_token, model_of
 from minikv.tiers import tiers_of
 
 GOAL = 0.5  # of computing it
@@ -25,20 +23,7 @@ def add_rows(table: BenchTable, args: argparse.Namespace) -> None:
     """Two rows, by a random model, for tinypy's prefill is too short to be worth fetching. Raises
     FileNotFoundError without a server, and ImportError without its client."""
     (lm, what), blocks = model_of(args), args.length // SIZE + 8
-    rng = random.Random("store")
-
-    def text(length: int) -> list[int]:
-        return [rng.randrange(1, lm.config.vocab_size) for _ in range(length)]
-
-    def first_token(engine: minikv.Engine, prompt: list[int]) -> float:
-        forget(engine)
-        before = engine.stats().computed_tokens
-        seconds, _ = timed(partial(engine.generate, [prompt], FIRST))
-        computed = engine.stats().computed_tokens - before
-        if engine.tiers is not None and computed > 3 * SIZE:
-            table.notes.append(f"store: {computed} tokens of a prompt were computed, not fetched")
-        return seconds
-
+    text = partial(random_ids, lm, random.Random("store"))
     prefix = text(args.length)
     with (
         local_server("1 GiB") as server,
@@ -50,27 +35,20 @@ def add_rows(table: BenchTable, args: argparse.Namespace) -> None:
         plain = stack.enter_context(engine_of(lm, False, num_blocks=blocks))
         writer.generate([prefix], FIRST)
         tiers_of(writer).flush()
-        ways = {"computed": partial(first_token, plain), "store": partial(first_token, store)}
+        ways = {
+            way: partial(first_token, table, engine, from_host=False)
+            for way, engine in (("computed", plain), ("store", store))
+        }
         prompts = [prefix + text(SIZE) for _ in range(args.repeats + 1)]
-        seconds = {way: took[1:] for way, took in race(ways, prompts, progress).results.items()}
+        seconds = in_turns(ways, prompts, progress)
     table.notes.append(
         f"a prefix: {args.length} tokens that another engine computed; {what}, median of "
         f"{args.repeats}"
     )
     table.add({"routing": "a prefix, computed", "first token, s": Spread(seconds["computed"])})
-    pairs = zip(seconds["store"], seconds["computed"], strict=True)
     row = {
         "routing": "a prefix, from the store",
         "first token, s": Spread(seconds["store"]),
-        "of computed": Spread([one / other for one, other in pairs]),
+        "of computed": over(seconds["store"], seconds["computed"]),
     }
     table.add(row, Aim("of computed", "<=", GOAL))
-
-
-def forget(engine: minikv.Engine) -> None:
-    """Empty the device's cache and the host's; what is in the store stays there."""
-    assert engine.cache is not None
-    engine.cache.evict(engine.cache.num_cached_blocks)
-    if engine.tiers is not None:
-        tiers_of(engine).flush()
-        tiers_of(engine).host.forget_all()

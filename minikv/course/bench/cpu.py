@@ -26,6 +26,7 @@ from minikv.course.bench.harness import (
     Spread,
     bar,
     in_turns,
+    over,
     positive,
     race,
     take_steps,
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> BenchTable:
             "a sum": lambda turn: memory_rate(size) / 1e9,
             "decode": lambda turn: size / decode_seconds(lm, args.tokens) / 1e9,
         }
-        found = in_turns(reads, args.repeats, progress)
+        found = in_turns(reads, range(args.repeats + 1), progress)
         table.add({"what": "memory read by a sum", "GB/s": Spread(found["a sum"])})
         pairs = zip(found["decode"], found["a sum"], strict=True)
         row = {"what": "decode at batch 1", "GB/s": Spread(found["decode"])}
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> BenchTable:
             engine = peers.engine_for(lm, lengths, attention="cpu", kv_dtype=kv_dtype)
             way = partial(attention_share, engine, share, batch, context)
             shares[f"attention, {name}, {batch} × {context:,} tokens, over a read"] = way
-        for what, values in in_turns(shares, args.repeats, progress).items():
+        for what, values in in_turns(shares, range(args.repeats + 1), progress).items():
             table.add({"what": what, "% of it": Spread(values)}, Aim("% of it", ">=", 70))
 
         def busy_over_alone(turn: int) -> float:
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> BenchTable:
             with busy_cores():
                 return decode_seconds(lm, 8 * args.tokens) / alone
 
-        [ratios] = in_turns({"busy": busy_over_alone}, args.repeats, progress).values()
+        [ratios] = in_turns({"busy": busy_over_alone}, range(args.repeats + 1), progress).values()
         row = {"what": "decode on a busy machine, over alone", "times": Spread(ratios)}
         table.add(row, Aim("times", "<=", 3))
 
@@ -107,11 +108,9 @@ def run(args: argparse.Namespace) -> BenchTable:
                 total = (args.repeats + 1) * args.tokens
                 engine = decoding(lm, batch, CONTEXT, total, batch_invariant=wanted)
                 decodes[name] = partial(seconds_of, engine, args.tokens)
-            found = in_turns(decodes, args.repeats, progress)
-            pairs = zip(found["invariant"], found["usual"], strict=True)
+            found = in_turns(decodes, range(args.repeats + 1), progress)
             row = {"what": f"batch invariant decode at batch {batch}, over the usual one"}
-            row["times"] = Spread([slow / fast for slow, fast in pairs])
-            table.add(row)
+            table.add(row | {"times": over(found["invariant"], found["usual"])})
     return table
 
 

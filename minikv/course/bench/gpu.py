@@ -21,7 +21,7 @@ from tqdm import tqdm
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.gpu_clock import COPIED, DTYPE, Copy, CudaClock, Product
-from minikv.course.bench.harness import Aim, BenchTable, Spread
+from minikv.course.bench.harness import Aim, BenchTable, Spread, over
 from minikv.course.bench.random_model import random_model
 from minikv.course.measure.timing import no_gc
 
@@ -79,8 +79,7 @@ def add_kernels(table: BenchTable, clock: CudaClock, copy: Copy) -> None:
             table.add(row, Aim("%", ">=", goal) if goal else None)
     for name, (other, most) in gpu_kernels.OVER.items():
         if name in shares and other in shares:
-            pairs = zip(shares[other], shares[name], strict=True)
-            row = {"what": name, "times": Spread([one / two for one, two in pairs])}
+            row = {"what": name, "times": over(shares[other], shares[name])}
             row["of"] = f"the time of: {other}"
             table.add(row, Aim("times", "<=", most))
 

@@ -12,6 +12,7 @@ import json
 import operator
 import os
 import platform
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +38,11 @@ class Spread:
 
     def __str__(self) -> str:
         return f"{short(self.median)} ({short(self.min)}..{short(self.max)})"
+
+
+def over(ones: Iterable[float], others: Iterable[float]) -> Spread:
+    """The ratio of two figures of the same turn, turn by turn."""
+    return Spread([one / other for one, other in zip(ones, others, strict=True)])
 
 
 class Aim(NamedTuple):
@@ -111,8 +117,7 @@ class Race(NamedTuple):
 
     def ratio(self, slow: str, fast: str) -> Spread:
         """How many times longer `slow` took, turn by turn."""
-        pairs = zip(self.seconds[slow], self.seconds[fast], strict=True)
-        return Spread([one / other for one, other in pairs])
+        return over(self.seconds[slow], self.seconds[fast])
 
     def rate(self, name: str, amount: float) -> Spread:
         """`amount` per second."""
@@ -138,10 +143,10 @@ def race(
 
 
 def in_turns(
-    measures: Mapping[str, Callable[[int], float]], repeats: int, progress: tqdm
-) -> dict[str, list[float]]:
-    """What each function says of each turn, all of them in turns; the first one is the warm-up."""
-    said = race(measures, range(repeats + 1), progress).results
+    measures: Mapping[str, Callable[[Any], Any]], inputs: Iterable[Any], progress: tqdm
+) -> dict[str, list[Any]]:
+    """What each function says of each input, in turns; the first one is the warm-up."""
+    said = race(measures, inputs, progress).results
     return {name: values[1:] for name, values in said.items()}
 
 
@@ -149,6 +154,11 @@ def take_steps(engine: minikv.Engine, steps: int, turn: int = 0) -> None:
     """`turn`: what `race` gives to each contender; it changes nothing."""
     for _ in range(steps):
         engine.step()
+
+
+def random_ids(lm: minikv.LanguageModel, draw: random.Random, length: int) -> list[int]:
+    """A prompt. Token 0 ends text, or pads it: it is left out."""
+    return [draw.randrange(1, lm.config.vocab_size) for _ in range(length)]
 
 
 def bar(total: int, text: str) -> tqdm:

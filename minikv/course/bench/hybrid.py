@@ -15,7 +15,16 @@ from functools import partial
 from time import perf_counter
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
+from minikv.course.bench.harness import (
+    Aim,
+    BenchTable,
+    Spread,
+    bar,
+    in_turns,
+    over,
+    positive,
+    random_ids,
+)
 from minikv.course.bench.random_model import random_model
 from minikv.course.bench.tiers import conversations, serve
 from minikv.course.measure.timing import no_gc
@@ -61,8 +70,7 @@ def engine_of(lm: minikv.LanguageModel, way: str, num_blocks: int, **more) -> mi
 
 def prompts_of(lm: minikv.LanguageModel, count: int, length: int) -> list[list[int]]:
     rng = random.Random(f"hybrid {length}")
-    size = lm.config.vocab_size
-    return [[rng.randrange(1, size) for _ in range(length)] for _ in range(count)]
+    return [random_ids(lm, rng, length) for _ in range(count)]
 
 
 def add_memory(table: BenchTable, lm: minikv.LanguageModel, length: int) -> None:
@@ -122,7 +130,7 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
     prompts = prompts_of(lm, 8, 256)
     params = minikv.SamplingParams(max_tokens=64, ignore_eos=True)
 
-    def decode(way: str, _) -> tuple[float, list[list[int]]]:
+    def decode(way: str, turn: int) -> tuple[float, list[list[int]]]:
         engine = engine_of(lm, way, 256, prefix_cache=False)
         for prompt in prompts:
             engine.add_request(prompt, params)
@@ -132,16 +140,14 @@ def add_decode(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Names
             rate = 8 * 63 / (perf_counter() - started)
         return rate, [one.token_ids for one in sorted(done, key=lambda one: one.request_id)]
 
-    turns = list(range(args.repeats + 1))
+    turns = range(args.repeats + 1)
     with bar(len(WAYS) * len(turns), "hybrid: decode") as progress:
-        ways = {way: partial(decode, way) for way in WAYS}
-        results = {way: found[1:] for way, found in race(ways, turns, progress).results.items()}
+        results = in_turns({way: partial(decode, way) for way in WAYS}, turns, progress)
     assert results["one"][0][1] == results["auto"][0][1]
+    rates = {way: [rate for rate, _ in results[way]] for way in WAYS}
     for way in WAYS:
-        rates = [rate for rate, _ in results[way]]
-        row = {"what": "decode, batch of 8", "way": way, "figure": Spread(rates)}
+        row = {"what": "decode, batch of 8", "way": way, "figure": Spread(rates[way])}
         row["unit"] = "tokens/s"
         if way == "auto":
-            pairs = zip(results["auto"], results["one"], strict=True)
-            row["over one"] = Spread([ours[0] / plain[0] for ours, plain in pairs])
+            row["over one"] = over(rates["auto"], rates["one"])
         table.add(row, Aim("over one", ">=", 0.97) if way == "auto" else None)

@@ -17,7 +17,7 @@ from time import perf_counter
 
 import minikv
 from minikv.course.bench import peers
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
 from minikv.course.measure.timing import no_gc, timed
 
 BLOCK = 16  # tokens
@@ -72,8 +72,7 @@ def add_probes(table: BenchTable, args: argparse.Namespace) -> None:
             figure = Spread(tree.times[what][1:])
             row = {"what": what, "nodes": tree.num_nodes, "figure": figure, "unit": f"µs a {unit}"}
             table.add(row, Aim("figure", "<=", bound) if bound else None)
-        pairs = zip(last.times[what][1:], first.times[what][1:], strict=True)
-        growth = Spread([large / small for large, small in pairs])
+        growth = over(last.times[what][1:], first.times[what][1:])
         unit = f"times that of {first.num_nodes:,}"
         row = {"what": "  growth", "nodes": last.num_nodes, "figure": growth, "unit": unit}
         table.add(row, Aim("figure", "<=", 1.3) if judged else None)

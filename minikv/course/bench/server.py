@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import minikv
 from minikv.course.bench import llama_cpp, server_load
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive
+from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
 from minikv.course.bench.peers import engine_for, ours, random_prompts
 from minikv.course.chapters.ch06_continuous_batching.serving import percentile
 from minikv.course.measure.timing import timed
@@ -82,11 +82,9 @@ def run(args: argparse.Namespace) -> BenchTable:
     table.add({"way": "generate, no server", "tokens/s": Spread(rates[1:])})
     for way, found in loads.items():
         found = found[1:]  # the first turn is the warm-up
-        over = [one.rate / rate for one, rate in zip(found, rates[1:], strict=True)]
-        row = {
-            "way": f"{way}'s server", "tokens/s": Spread([one.rate for one in found]),
-            "over generate": Spread(over),
-        }  # fmt: skip
+        served = [one.rate for one in found]
+        row = {"way": f"{way}'s server", "tokens/s": Spread(served)}
+        row["over generate"] = over(served, rates[1:])
         for what, name in (("first", "first token"), ("gaps", "between pieces")):
             for percent in (50, 99):
                 values = [1e3 * percentile(getattr(one, what), percent) for one in found]

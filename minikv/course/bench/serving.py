@@ -9,7 +9,7 @@ the oracle's.
 import argparse
 
 import minikv
-from minikv.course.bench.harness import BenchTable, Spread, positive
+from minikv.course.bench.harness import BenchTable, Spread, over, positive
 from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile, static_rate
 from minikv.course.measure.workload import shared_prompts
 
@@ -40,9 +40,7 @@ def run(args: argparse.Namespace) -> BenchTable:
         row = {
             "way": way,
             "requests/s": Spread([run.requests_per_second for run in runs]),
-            "over static": Spread(
-                [one.seconds / run.seconds for one, run in zip(slowest, runs, strict=True)]
-            ),
+            "over static": over([run.seconds for run in slowest], [run.seconds for run in runs]),
         }
         for what in ("latencies", "times_to_first_token"):
             for percent in (50, 99):

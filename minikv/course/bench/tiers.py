@@ -31,9 +31,18 @@ from typing import Any, NamedTuple
 import torch
 
 import minikv
-from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, race
+from minikv.course.bench.harness import (
+    Aim,
+    BenchTable,
+    Spread,
+    bar,
+    in_turns,
+    over,
+    positive,
+    random_ids,
+)
 from minikv.course.bench.random_model import random_model
-from minikv.course.measure.timing import no_gc
+from minikv.course.measure.timing import no_gc, timed
 from minikv.course.measure.workload import chat_like, write_code
 from minikv.tiers import tiers_of
 from minikv.tiers.blocks import read_block
@@ -74,10 +83,7 @@ def conversations(lm: minikv.LanguageModel, args: argparse.Namespace, seed: int)
     """Prompts in order: turn by turn, one of each conversation. A conversation begins with one of
     two documents of 192 tokens; each turn adds 96 tokens (message and answer, both made up)."""
     rng = random.Random(f"tiers {seed}")
-
-    def text(length: int) -> Prompt:
-        return [rng.randrange(1, lm.config.vocab_size) for _ in range(length)]
-
+    text = partial(random_ids, lm, rng)
     documents = [text(192) for _ in range(2)]
     said = [rng.choice(documents) for _ in range(args.conversations)]
     prompts = []
@@ -112,7 +118,7 @@ def serve(
     return Served(stats.hit_rate, first_token, stats.generated_tokens / seconds)
 
 
-def in_turns(
+def serve_in_turns(
     lm: minikv.LanguageModel, what: str, ways: dict[str, dict], inputs: list, answer: int = 8
 ) -> dict[str, list[Served]]:
     """Serve the prompts of each input by engines of these configurations, in turns."""
@@ -122,8 +128,7 @@ def in_turns(
             return serve(engine, prompts, answer=answer)
 
     with bar(len(ways) * len(inputs), what) as progress:
-        results = race({way: partial(serve_by, way) for way in ways}, inputs, progress).results
-    return {way: results[way][1:] for way in ways}  # the first is the warm-up
+        return in_turns({way: partial(serve_by, way) for way in ways}, inputs, progress)
 
 
 def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
@@ -136,7 +141,7 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         "no tiers": small, "host": small | dict(host_blocks=pool),
         "host + disk": small | dict(host_blocks=pool), "unlimited": dict(num_blocks=2 * distinct),
     }  # fmt: skip
-    runs = in_turns(lm, "served", ways, inputs)
+    runs = serve_in_turns(lm, "served", ways, inputs)
     for way, results in runs.items():
         row = {
             "what": "served", "way": way,
@@ -148,8 +153,8 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         if way != "host + disk":
             table.add(row)
             continue
-        pairs = zip(results, runs["unlimited"], strict=True)
-        row["hits of unlimited"] = Spread([one.hit_rate / other.hit_rate for one, other in pairs])
+        rates, best = ([one.hit_rate for one in runs[name]] for name in (way, "unlimited"))
+        row["hits of unlimited"] = over(rates, best)
         table.add(row, Aim("hits of unlimited", ">=", 1.0))
 
 
@@ -164,7 +169,7 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
     """In turns: everything is evicted, then the conversation's next turn is asked for."""
     blocks = args.length // SIZE + 8
     rng = random.Random("returning")
-    said = [rng.randrange(1, lm.config.vocab_size) for _ in range(args.length)]
+    said = random_ids(lm, rng, args.length)
     with (
         bar(3 * (args.repeats + 1), "returning") as progress,
         engine_of(lm, False, num_blocks=blocks) as plain,
@@ -173,38 +178,38 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
     ):
 
         def come_back(engine: minikv.Engine, message: Prompt) -> float:
-            assert engine.cache is not None
-            engine.cache.evict(engine.cache.num_cached_blocks)
-            if engine is disk:
-                tiers = tiers_of(engine)
-                assert tiers.disk is not None
-                tiers.disk.wait()
-                tiers.host.forget_all()
-            before = engine.stats().computed_tokens
-            started = perf_counter()
-            engine.generate([said + message], FIRST)
-            took = perf_counter() - started
-            computed = engine.stats().computed_tokens - before
-            if engine is not plain and computed > 3 * SIZE:
-                table.notes.append(f"returning: {computed} tokens were computed, not fetched")
-            return took
+            return first_token(table, engine, said + message, from_host=engine is host)
 
         engines = {"computed": plain, "host": host, "disk": disk}
         for engine in engines.values():
             engine.generate([said], FIRST)
             if engine.tiers is not None:
                 tiers_of(engine).flush()
-        messages = [[rng.randrange(1, lm.config.vocab_size) for _ in range(SIZE)]
-                    for _ in range(args.repeats + 1)]  # fmt: skip
+        messages = [random_ids(lm, rng, SIZE) for _ in range(args.repeats + 1)]
         ways = {way: partial(come_back, engine) for way, engine in engines.items()}
-        seconds = {way: took[1:] for way, took in race(ways, messages, progress).results.items()}
+        seconds = in_turns(ways, messages, progress)
     for way, goal in (("computed", None), ("host", 0.2), ("disk", 0.5)):
         row = {"what": f"returning, {args.length} tokens", "way": way,
                "first token P50, s": Spread(seconds[way])}  # fmt: skip
         if goal is not None:
-            pairs = zip(seconds[way], seconds["computed"], strict=True)
-            row["of computed"] = Spread([one / other for one, other in pairs])
+            row["of computed"] = over(seconds[way], seconds["computed"])
         table.add(row, Aim("of computed", "<=", goal) if goal is not None else None)
+
+
+def first_token(table: BenchTable, engine: minikv.Engine, prompt: Prompt, from_host: bool) -> float:
+    """Seconds, with the device's cache empty, and the host's, too, unless it is to be fetched from
+    there. A note says if a prefix was computed where it should have been fetched."""
+    assert engine.cache is not None
+    engine.cache.evict(engine.cache.num_cached_blocks)
+    if engine.tiers is not None and not from_host:
+        tiers_of(engine).flush()
+        tiers_of(engine).host.forget_all()
+    before = engine.stats().computed_tokens
+    seconds, _ = timed(partial(engine.generate, [prompt], FIRST))
+    computed = engine.stats().computed_tokens - before
+    if engine.tiers is not None and computed > 3 * SIZE:
+        table.notes.append(f"a prefix: {computed} tokens were computed, not fetched")
+    return seconds
 
 
 # ── No hits ───────────────────────────────────────────────────────────────────
@@ -213,18 +218,14 @@ def returning(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namesp
 def no_hits(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace) -> None:
     """The same prompts, which have nothing in common, with tiers and without, in turns."""
     rng = random.Random("no hits")
-    inputs = [
-        [[rng.randrange(1, lm.config.vocab_size) for _ in range(300)] for _ in range(8)]
-        for _ in range(args.repeats + 1)
-    ]
+    inputs = [[random_ids(lm, rng, 300) for _ in range(8)] for _ in range(args.repeats + 1)]
     small = dict(num_blocks=64)
     ways = {"no tiers": small} | dict.fromkeys(("host", "host + disk"), small | {"host_blocks": 64})
-    runs = in_turns(lm, "no hits", ways, inputs, answer=16)
+    runs = serve_in_turns(lm, "no hits", ways, inputs, answer=16)
     rates = {way: [one.tokens_per_second for one in results] for way, results in runs.items()}
     for way, values in rates.items():
         row = {"what": "no hits", "way": way, "tokens/s": Spread(values)}
-        pairs = zip(values, rates["no tiers"], strict=True)
-        row["of no tiers"] = Spread([one / other for one, other in pairs])
+        row["of no tiers"] = over(values, rates["no tiers"])
         table.add(row, Aim("of no tiers", ">=", 0.98) if way != "no tiers" else None)
 
 
@@ -260,7 +261,7 @@ def block_sizes(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Name
 def _step_times(lm: minikv.LanguageModel, block_size: int, repeats: int) -> list[float]:
     """Milliseconds of the processor per step, averaged over 16, `repeats` times."""
     rng = random.Random("steps")
-    prompts = [[rng.randrange(1, lm.config.vocab_size) for _ in range(512)] for _ in range(4)]
+    prompts = [random_ids(lm, rng, 512) for _ in range(4)]
     count = 4 * (-(-(514 + 16 * repeats) // block_size) + 1)
     config = minikv.EngineConfig(num_blocks=count, block_size=block_size, attention="torch")
     engine, times = minikv.Engine(lm, config), []

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cache
 from types import ModuleType
 
+from torch.utils._python_dispatch import TorchDispatchMode
+
 from minikv.blocks import BlockPool
 from minikv.course.exercises.manifest import find
 from minikv.course.exercises.mistakes import mistake_named
@@ -26,6 +28,14 @@ def counted(count: float, thing: str) -> str:
 def at_most(limit: int, found: int) -> int | str:
     """What is seen of a number that may be anything up to `limit`."""
     return f"at most {limit}" if found <= limit else found
+
+
+class OperationMode(TorchDispatchMode):
+    """Sees each of torch's operations: what inherits from it writes `__torch_dispatch__`."""
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # to tell torch's compiler to skip this, torch would import it: two seconds
 
 
 def scramble(pool: BlockPool, seed: int = 5) -> BlockPool:

@@ -255,9 +255,11 @@ def numbers(
         if key is None or isinstance(value, Words):
             return events
         if isinstance(value, int | float) and not isinstance(value, bool):
-            value = next((one for one in known(key) if abs(value - one) <= near * abs(one)), value)
+            given = [one for one in known(key) if isinstance(one, int | float)]
+            value = next((one for one in given if abs(value - one) <= near * abs(one)), value)
         right = type(value) in (int, float, bool, str) and value == known(key)[0]
-        words = Words("another number" if right else shown(value))
+        other = "another answer" if isinstance(known(key)[0], str) else "another number"
+        words = Words(other if right else shown(value))
         return [*events[:-1], Event(events[-1].text, {"result": words})]
 
     groups = [Group(key, [key], look) for key, (_, look) in looks.items()]

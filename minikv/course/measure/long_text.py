@@ -45,11 +45,10 @@ def sink_logits(lm: LanguageModel, ids: Sequence[int], num_sinks: int, window: i
 
 
 def self_extend_logits(
-    lm: LanguageModel, ids: Sequence[int], group: int, neighbours: int, border: str = "rolling"
+    lm: LanguageModel, ids: Sequence[int], group: int, neighbours: int
 ) -> torch.Tensor:
     """Every token sees all before it; those beyond `neighbours` at positions p // group."""
-    cache = SelfExtendCache(lm.config, len(ids), group, neighbours, border)
-    return _in_chunks(lm, ids, cache)
+    return _in_chunks(lm, ids, SelfExtendCache(lm.config, len(ids), group, neighbours))
 
 
 def context_shift_logits(

@@ -48,6 +48,7 @@ class TicketQueue:
 
 
 TOGETHER = 8  # how often the request is asked for at once, on the rungs about company
+NEW_TOKENS = 32 if REPEATS > 1 else 8  # fewer where only that it runs is to be seen
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,13 @@ def run_in_engine(
     engine = Engine(lm, config)
     if asked_before:
         engine.generate(prompt_ids, SamplingParams(max_tokens=1))
+    return run_on(engine, prompt_ids, max_tokens, requests, samples)
+
+
+def run_on(
+    engine: Engine, prompt_ids: list[int], max_tokens: int, requests: int = 1, samples: int = 1
+) -> Run:
+    """The same on an engine that may have something of the prompt already."""
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, n=samples)
     outputs, counts, seconds = [], [], 0.0
     for _ in range(requests):
@@ -165,7 +173,7 @@ class RunningTable(Table):
         self,
         lm: LanguageModel,
         prompt: str = WORKLOAD,
-        max_tokens: int = 32,
+        max_tokens: int = NEW_TOKENS,
         repeats: int = REPEATS,
         upto: str = "99",
         only: Collection[str] = (),

@@ -83,10 +83,11 @@ class Layout:
         self.top = 2.1 * self.line + 0.1 * slot  # under the headings
 
         texts = [text for step in steps for table in step.tables.values() for text in table.texts]
+        self.token_font = max(self.font - 1, style.least_points(WIDTH))
         self.logical_step = slot
         if texts:
             longest = max((visible(text, letters) for text in texts), key=len)
-            self.logical_step = max(slot, width_of(longest, self.font - 1, 0.6) + 0.05)
+            self.logical_step = max(slot, width_of(longest, self.token_font, 0.6) + 0.08)
 
         # The lanes, one for each table at a time.
         self.lanes = _lanes(steps)
@@ -143,7 +144,7 @@ class Layout:
         The arrows get some of the width that is left.
         """
         layouts: list[Layout] = []
-        for rows, letters in [(ROWS[0], 6), *((rows, 4) for rows in ROWS)]:
+        for rows, letters in [(ROWS[0], 6), (ROWS[0], 4), *((rows, 3) for rows in ROWS)]:
             slot = most
             while (layout := cls(steps, slot, rows, letters)).width > width and slot > 0.05:
                 slot -= 0.005
@@ -172,7 +173,7 @@ class Pen:
     """
 
     def __init__(self, height: float):
-        self.figure, self.axes = style.canvas(height)
+        self.figure, self.axes = style.canvas(height, WIDTH, WIDTH)
 
     def add(self, patch: Patch) -> None:
         self.axes.add_artist(patch).set_clip_on(False)
@@ -343,7 +344,7 @@ class Panel:
             text = visible(texts[offset], at.letters) if offset < len(texts) else ""
             pen.slot(
                 self.x + x, self.y + y, at.slot, names, (block_id, offset) in self.new,
-                at.logical_step, (text, at.font - 1),
+                at.logical_step, (text, at.token_font),
             )  # fmt: skip
         self._text(at.filled + 0.04, y, f"{filled} of {at.block_size}")
         height = 1.1 * at.slot

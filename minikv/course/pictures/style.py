@@ -79,23 +79,28 @@ def new_axes(title: str, xlabel: str, ylabel: str, height: float = 3.4) -> "tupl
     return figure, axes
 
 
-def canvas(height: float, width: float = WIDTH) -> "tuple[Figure, Axes]":
-    """A figure whose axes are inches from its upper left corner, or another unit, of which `width`
-    are as wide as the page."""
+def canvas(height: float, width: float = WIDTH, inches: float = WIDTH) -> "tuple[Figure, Axes]":
+    """A figure `inches` wide, whose axes are inches from its upper left corner, or another unit, of
+    which `width` are as wide as the page."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, height * (WIDTH / width)), facecolor=PAPER)
+    figure = Figure(figsize=(inches, height * (inches / width)), facecolor=PAPER)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(height, 0))
     axes.axis("off")
     return figure, axes
 
 
+def least_points(width: float = WIDTH) -> float:
+    """The smallest letters that can be read on a narrow page, in a figure `width` inches wide."""
+    return SMALLEST * 72 * width / NARROW
+
+
 def legible(figure: "Figure") -> None:
     """Enlarge what would be too small on a narrow page."""
     from matplotlib.text import Text
 
-    least = SMALLEST * 72 * figure.get_figwidth() / NARROW
+    least = least_points(figure.get_figwidth())
     for text in figure.findobj(
         lambda one: isinstance(one, Text) and float(one.get_fontsize()) < least
     ):

@@ -25,6 +25,10 @@ from minikv.course.chapters.ch14_speculative_decoding.trees import (
     rows_of,
     tree_logits,
 )
+from minikv.course.exercises.manifest import find
+from minikv.course.exercises.mistakes import reference_sources
+from minikv.course.exercises.skeletons import fill, skeleton
+from minikv.course.judge.examine import examine
 from minikv.kv_cache import PreallocatedCache
 from minikv.speculative import how_many
 from minikv.speculative.decide import GAIN
@@ -135,3 +139,12 @@ def test_a_wider_tree_is_never_shorter_and_a_chain_is_the_heads():
     chain, tree = (accepted_length(lm, texts, widths) for widths in ((1, 1), (2, 2)))
     assert 1.2 < chain < tree < 3
     assert [rows_of(widths) for widths in ((), (1, 1, 1), (2, 1), (3, 2))] == [1, 4, 5, 10]
+
+
+def test_a_number_where_a_word_belongs_is_a_wrong_answer():
+    exercise = find("14.6")
+    sources = reference_sources(exercise)
+    [(path, text)] = sources.items()
+    wrong = fill(skeleton(exercise.chapter), {path: text.replace('"2",', "2,")})
+    [line] = [line for line in examine(exercise, wrong).lines if not line.ok]
+    assert line.name == "right report" and "expected another answer" in line.what

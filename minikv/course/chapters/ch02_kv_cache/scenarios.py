@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import torch
 
 from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
-from minikv.course.judge.checking import plain, runs_model, tinypy, witness
+from minikv.course.judge.checking import plain, runs_model, same_as_oracle, tinypy, witness
 from minikv.course.judge.programs import counted
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.kv_cache import ConcatCache, PreallocatedCache
@@ -648,13 +648,7 @@ def _(mine, lm):
     shared = mine.SharedPrefix(lm, prefix, len(prefix) + max(map(len, requests)))
     for request in requests:
         found = int(shared.logits(request)[-1].argmax())
-        witness(found)
-        [expected] = lm.generate_naively(prefix + request, 1)
-        if found != expected:
-            raise AssertionError(
-                f"after {lm.decode(request)!r} tinypy says {lm.decode([found])!r}, "
-                f"the oracle {lm.decode([expected])!r}"
-            )
+        same_as_oracle(lm, prefix + request, [found])
     total, new = len(requests) * len(prefix) + sum(map(len, requests)), sum(map(len, requests))
     return (
         f"{len(requests)} requests after a prefix of {len(prefix)} tokens: same tokens as the "

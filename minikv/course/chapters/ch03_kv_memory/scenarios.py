@@ -14,7 +14,7 @@ from minikv.course.chapters.ch03_kv_memory.claims import figure
 from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
-from minikv.course.judge.checking import plain, runs_model, shown, witness
+from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
 from minikv.course.judge.programs import LINES_ABOVE, counted
 from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.measure.workload import Length, chat_like
@@ -389,8 +389,7 @@ def with_reservation(lm, prompt_ids: list[int], new: int, capacity: int):
     for _ in range(new):
         ids.append(int(lm.logits(ids[-1:] or prompt_ids, cache)[-1].argmax()))
         stored.append(cache.num_tokens)
-    if ids != lm.generate_naively(prompt_ids, new):
-        raise AssertionError(f"other tokens than the oracle's: {ids}")
+    same_as_oracle(lm, prompt_ids, ids)
     return ids, stored, cache
 
 
@@ -443,10 +442,9 @@ def _(mine, lm):
     new = [4, 10, 3, 8, 6, 5]
     memory = mine.ContiguousMemory(48)
     found, served = generate_in_pieces(lm, prompts, new, memory)
-    for prompt_ids, count, ids in zip(prompts, new, found, strict=True):
-        if ids != lm.generate_naively(prompt_ids, count):
-            raise AssertionError(f"other tokens than the oracle's: {ids}")
-    witness(found, memory.num_free)
+    for prompt_ids, ids in zip(prompts, found, strict=True):
+        same_as_oracle(lm, prompt_ids, ids)
+    witness(memory.num_free)
     if memory.num_free != 48:
         raise AssertionError(f"{memory.num_free} of 48 slots came back")
     return (

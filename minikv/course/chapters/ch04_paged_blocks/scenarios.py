@@ -10,7 +10,6 @@ from string import ascii_letters, ascii_uppercase
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import minikv
@@ -18,7 +17,7 @@ from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -407,7 +406,7 @@ def see(found, log: Log) -> None:
         log(text, {"result": found})
 
 
-class Copies(TorchDispatchMode):
+class Copies(OperationMode):
     """How many numbers of `kv` are ever brought together in one piece of new memory.
 
     Only what moves them counts; a product of them may be as large as it likes. All that was
@@ -422,10 +421,6 @@ class Copies(TorchDispatchMode):
     def __init__(self, kv: torch.Tensor):
         super().__init__()
         self.moved, self.largest = {kv.untyped_storage().data_ptr(): kv}, 0
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # to tell torch's compiler to skip this, torch would import it: two seconds
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         out = op(*args, **(kwargs or {}))

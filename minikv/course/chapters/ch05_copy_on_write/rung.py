@@ -1,14 +1,11 @@
-"""Rung 05 of the ladder and of the running table."""
+"""Rung 05 of the ladder and of the running table: samples of one request share its prompt's blocks.
 
-from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
-from minikv.language_model import LanguageModel
+Attention in PyTorch.
+"""
+
+from functools import partial
+
+from minikv.course.measure.running_table import TOGETHER, run_in_engine
 
 IDEA = "share a block until it is written to"
-
-
-def run_samples(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Several samples of one request share its prompt's blocks. Attention in PyTorch."""
-    return run_in_engine(lm, prompt_ids, max_tokens, samples=TOGETHER)
-
-
-RUNS = {f"{TOGETHER} samples, shared blocks": run_samples}
+RUNS = {f"{TOGETHER} samples, shared blocks": partial(run_in_engine, samples=TOGETHER)}

@@ -1,14 +1,11 @@
-"""Rung 06 of the ladder and of the running table."""
+"""Rung 06 of the ladder and of the running table: requests in one batch, each with its own blocks.
 
-from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
-from minikv.language_model import LanguageModel
+Attention in PyTorch.
+"""
+
+from functools import partial
+
+from minikv.course.measure.running_table import TOGETHER, run_in_engine
 
 IDEA = "requests join and leave at every step"
-
-
-def run_together(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """Several requests in one batch, each with blocks of its own. Attention in PyTorch."""
-    return run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER)
-
-
-RUNS = {f"{TOGETHER} requests, one batch": run_together}
+RUNS = {f"{TOGETHER} requests, one batch": partial(run_in_engine, requests=TOGETHER)}

@@ -16,8 +16,6 @@ from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from minikv.blocks import BlockPool
 from minikv.course.measure.workload import Job, Request
 from minikv.course.pictures import style
@@ -136,13 +134,12 @@ def hit_rates(
     streams: Seq[Ids],
     sizes: Iterable[int] | None = None,
     caches: Mapping[str, type] = CACHES,
-    progress: bool = False,
 ) -> HitRates:
     """Serve all prompts from an empty cache of each kind and size.
 
     `sizes`, in blocks: by default about two per octave, from the longest prompt on. The number of
     distinct blocks comes last; there nothing is ever evicted. `caches`: name: class, made with
-    the size; its `serve(ids)` returns the number of hits. `progress`: show a bar.
+    the size; its `serve(ids)` returns the number of hits.
     """
     longest = max(map(len, streams), default=0)
     if longest == 0:
@@ -154,13 +151,10 @@ def hit_rates(
     if sizes[0] < 1:
         raise ValueError(f"sizes: must be at least 1 block, were {sizes}")
     total = sum(map(len, streams))
-    rates: dict[str, list[float]] = {name: [] for name in caches}
-    with tqdm(total=len(sizes) * len(caches), leave=False, disable=not progress) as bar:
-        for name, cache in caches.items():
-            for size in sizes:
-                serve = cache(size).serve
-                rates[name].append(sum(map(serve, streams)) / total)
-                bar.update()
+    rates = {
+        name: [sum(map(cache(size).serve, streams)) / total for size in sizes]
+        for name, cache in caches.items()
+    }
     return HitRates(sizes, rates, len(streams), total, distinct)
 
 

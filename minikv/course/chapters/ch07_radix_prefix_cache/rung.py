@@ -1,14 +1,15 @@
-"""Rung 07 of the ladder and of the running table."""
+"""Rung 07 of the ladder and of the running table: the same, sent before.
 
-from minikv.course.measure.running_table import TOGETHER, Run, run_in_engine
-from minikv.language_model import LanguageModel
+So the prompt is in the prefix cache. Attention in PyTorch.
+"""
+
+from functools import partial
+
+from minikv.course.measure.running_table import TOGETHER, run_in_engine
 
 IDEA = "find what an earlier request has computed"
-
-
-def run_again(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
-    """The same, sent before: the prompt is in the prefix cache. Attention in PyTorch."""
-    return run_in_engine(lm, prompt_ids, max_tokens, requests=TOGETHER, asked_before=True)
-
-
-RUNS = {f"{TOGETHER} requests, prompt cached": run_again}
+RUNS = {
+    f"{TOGETHER} requests, prompt cached": partial(
+        run_in_engine, requests=TOGETHER, asked_before=True
+    )
+}

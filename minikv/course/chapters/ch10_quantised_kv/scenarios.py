@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import minikv
 from minikv.course.chapters.ch10_quantised_kv.given import (
@@ -12,7 +11,7 @@ from minikv.course.chapters.ch10_quantised_kv.given import (
     sample_together,
 )
 from minikv.course.judge.checking import Wrong, check, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 from minikv.quant.formats import quantise_int8
 
@@ -34,14 +33,10 @@ def kind(value: Any) -> Any:
 # A program is (a description, x): quantised, looked at, and read back.
 
 
-class NanToCode(TorchDispatchMode):
+class NanToCode(OperationMode):
     """Which integer NaN becomes differs between machines: in here it is -128, on all of them."""
 
     seen = False
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # as in `LargestFloat`
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
@@ -370,16 +365,12 @@ scenario(
 )  # fmt: skip
 
 
-class LargestFloat(TorchDispatchMode):
+class LargestFloat(OperationMode):
     """Notes the largest tensor of floats that any operation makes."""
 
     def __init__(self):
         super().__init__()
         self.largest = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # to tell torch's compiler to skip this, torch would import it: two seconds
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))

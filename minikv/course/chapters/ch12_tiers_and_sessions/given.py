@@ -1,6 +1,6 @@
 """Chapter 12: what its notebook and checks are given. No exercise is answered here."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -168,7 +168,7 @@ def evict_all(engine: minikv.Engine) -> None:
     engine.cache.evict(engine.config.num_blocks)
 
 
-def prefixes(text: str) -> Sequence[str]:
+def prefixes(text: str) -> list[str]:
     """The names of a text's blocks, one letter each: "ABC" has A, AB and ABC."""
     return [text[: end + 1] for end in range(len(text))]
 

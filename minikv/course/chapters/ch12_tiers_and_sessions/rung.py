@@ -1,5 +1,6 @@
 """Rung 12 of the ladder and of the running table."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -7,13 +8,13 @@ from typing import Any
 
 from minikv.config import EngineConfig
 from minikv.course.chapters.ch12_tiers_and_sessions.given import evict_all
-from minikv.course.measure.running_table import Run
+from minikv.course.measure.running_table import Run, run_on
 from minikv.engine import Engine
 from minikv.language_model import LanguageModel
 from minikv.sampling import SamplingParams
 
 IDEA = "what is evicted goes one tier down, and a conversation outlives its process"
-SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch")  # as other rungs
+SETTINGS: dict[str, Any] = dict(num_blocks=64, attention="torch", kv_groups="one")  # as other rungs
 
 
 def run_from_host(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
@@ -21,7 +22,7 @@ def run_from_host(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> 
     engine = Engine(lm, EngineConfig(host_blocks=64, **SETTINGS))
     engine.generate(prompt_ids, SamplingParams(max_tokens=1))
     evict_all(engine)
-    return run(engine, prompt_ids, max_tokens)
+    return run_on(engine, prompt_ids, max_tokens)
 
 
 def run_from_session(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) -> Run:
@@ -33,24 +34,8 @@ def run_from_session(lm: LanguageModel, prompt_ids: list[int], max_tokens: int) 
         started = perf_counter()
         engine.load_session(path)
         loaded = perf_counter() - started
-    return run(engine, prompt_ids, max_tokens, loaded)
-
-
-def run(engine: Engine, prompt_ids: list[int], max_tokens: int, seconds: float = 0.0) -> Run:
-    """Answer, and count what a single sequence reserves: blocks of which the last is not full."""
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    started = perf_counter()
-    [output] = engine.generate([prompt_ids], params)
-    seconds += perf_counter() - started
-    size = engine.config.block_size
-    stored = range(len(prompt_ids), len(prompt_ids) + max_tokens - 1)  # tokens, step by step
-    reserved = sum(-(-tokens // size) * size for tokens in stored)
-    return Run(
-        output.token_ids,
-        seconds,
-        round(engine.store.bytes_per_token),
-        1 - sum(stored) / reserved if reserved else None,
-    )
+    run = run_on(engine, prompt_ids, max_tokens)
+    return replace(run, seconds=loaded + run.seconds)
 
 
 RUNS = {"back from the host": run_from_host, "from a session file": run_from_session}

@@ -364,8 +364,9 @@ def even(mine, program, log: Log) -> None:
 
 
 def plan(mine, program, log: Log) -> None:
-    """Times in ms: of a host's and a disk's latency and block, and of computing a block."""
-    tiers, host, disk, compute = program
+    """Times in ms: of a host's and a disk's latency and block, and of computing a block; tiers by
+    their first letters."""
+    host, disk, compute, tiers = program
     names = {"h": "host", "d": "disk", "r": "remote"}
     block_size, block_bytes = (16, 8, 32)[len(tiers) % 3], 1000
     remote = 2 * disk[0], disk[1]
@@ -392,9 +393,10 @@ def random_plan(seed: int):
     # Such numbers that no two counts of blocks take equally long.
     host = draw.choice([0, 1.37, 3.91]), draw.choice([0.29, 1.13, 5.77])
     disk = draw.choice([0.53, 7.19, 23.3]), draw.choice([0.71, 2.39, 8.61])
-    return tiers, host, disk, draw.choice([1.03, 2.17, 4.49])
+    return host, disk, draw.choice([1.03, 2.17, 4.49]), tiers
 
 
+near = under((1, 1), (10, 2), 4)
 ALL_TIERS = ["".join(one) for n in range(1, 4) for one in itertools.product("hd", repeat=n)]
 scenario(
     "12.4",
@@ -430,57 +432,52 @@ scenario(
 scenario(
     "12.4",
     plan,
-    Group("no block", [("", (1, 1), (10, 2), 4)], look="an empty list"),
+    Group("no block", near(""), look="an empty list"),
     Group(
         "one tier",
         [
-            ("h", (1, 1), (10, 2), 4),
-            ("h", (5, 1), (10, 2), 4),
-            ("hh", (5, 1), (10, 2), 4),
-            ("hhhh", (5, 1), (10, 2), 4),
-            ("ddd", (1, 1), (10, 2), 4),
-            ("d" * 8, (1, 1), (10, 2), 4),
-            ("hhh", (1, 5), (10, 2), 4),
-            ("h" * 300, (1, 1), (10, 2), 4),
-            ("d" * 40, (1, 1), (59, 2), 4),
-            ("hh", (0, 5), (10, 2), 4),
-            ("hhhhh", (19.5, 0.01), (10, 2), 4),
-            ("hhhhh", (20.5, 0.01), (10, 2), 4),
+            *near("h"),
+            *under((5, 1), (10, 2), 4)("h", "hh", "hhhh"),
+            *near("ddd", "d" * 8),
+            ((1, 5), (10, 2), 4, "hhh"),
+            *near("h" * 300),
+            ((1, 1), (59, 2), 4, "d" * 40),
+            ((0, 5), (10, 2), 4, "hh"),
+            ((19.5, 0.01), (10, 2), 4, "hhhhh"),
+            ((20.5, 0.01), (10, 2), 4, "hhhhh"),
         ],
         look="latency once, and what every block gains: the first block alone may not pay",
     ),
     Group(
         "two tiers",
         [
-            ("hhd", (1, 1), (10, 2), 4),
-            ("hhdddddd", (1, 1), (10, 2), 4),
-            ("hdh", (1, 1), (3, 6), 4),
-            ("hdhhh", (1, 1), (3, 6), 4),
-            ("dh", (1, 1), (3, 2), 4),
-            ("dhd", (1, 1), (3.5, 2), 4),
-            ("d" + "h" * 20, (1, 1), (51, 2), 4),
-            ("dhhhh", (0, 1), (0, 9), 4),
-            ("hhdd", (0, 5), (9, 0.1), 4),
-            ("hd" * 30, (7, 0.1), (90, 3.9), 4),
+            *near("hhd", "hhdddddd"),
+            *under((1, 1), (3, 6), 4)("hdh", "hdhhh"),
+            ((1, 1), (3, 2), 4, "dh"),
+            ((1, 1), (3.5, 2), 4, "dhd"),
+            ((1, 1), (51, 2), 4, "d" + "h" * 20),
+            ((0, 1), (0, 9), 4, "dhhhh"),
+            ((0, 5), (9, 0.1), 4, "hhdd"),
+            ((7, 0.1), (90, 3.9), 4, "hd" * 30),
         ],
         look="a block can be used only with all blocks before it, and each tier's latency is paid "
         "once",
     ),
     Group(
         "a third tier",
-        [("r" * 6, (1, 1), (5, 2), 4), ("r" * 4, (1, 1), (5, 2), 4), ("hrrrrr", (1, 1), (5, 2), 4)],
+        under((1, 1), (5, 2), 4)("r" * 6, "r" * 4, "hrrrrr"),
         look="whose names are in `links`?",
     ),
     Group(
         "equally long: the smaller number",
-        [("h", (3, 1), (10, 2), 4), ("hh", (6, 1), (9, 2), 4), ("hhh", (0, 4), (9, 2), 4)],
+        [((3, 1), (10, 2), 4, "h"), ((6, 1), (9, 2), 4, "hh"), ((0, 4), (9, 2), 4, "hhh")],
         look="what if fetching takes exactly as long?",
     ),
     Group(
         "all short hits, and 60 random ones",
         [
-            *((one, (1.3, 1.1), (2.9, 2.3), 4.1) for one in ALL_TIERS),
-            *((one, (1.3, 4.7), (0.9, 0.3), 4.1) for one in ALL_TIERS),
+            *under((1.3, 1.1), (2.9, 2.3), 4.1)(*ALL_TIERS),
+            *under((1.3, 4.7), (0.9, 0.3), 4.1)(*ALL_TIERS),
             *map(random_plan, range(60)),
         ],
         look=LINES_ABOVE,

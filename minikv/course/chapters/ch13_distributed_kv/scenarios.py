@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import minikv
+from minikv.course.chapters.ch12_tiers_and_sessions.given import prefixes
 from minikv.course.chapters.ch13_distributed_kv.given import (
     Caches,
     Clock,
@@ -275,14 +276,15 @@ scenario(
 
 # ── 13.2 Fetch from an unreliable store ───────────────────────────────────────
 
-# A prefix is a text of one letter per block. `says`: what the store claims; `sends`: what it hands
-# out, "x" for another block's entry and "." for nothing; `fails`: a call that raises.
+# A program is (times in ms, a call that raises, "prefix/says/sends"): a letter per block of the
+# prefix, then what the store claims, and what it hands out, "x" for another block's entry and "."
+# for nothing.
 
 
 def fetched(mine, program, log: Log) -> None:
-    prefix, says, sends, times, fails = program
-    latency, block, compute = times
-    names = [text.encode() for text in ends(prefix)]  # each is the beginning of the next
+    (latency, block, compute), fails, texts = program
+    prefix, says, sends = texts.split("/")
+    names = [text.encode() for text in prefixes(prefix)]  # each is the beginning of the next
     entries = {
         name: (b"other" if letter == "x" else name, f"K and V of {prefix[place]}")
         for place, (name, letter) in enumerate(zip(names, sends, strict=False))
@@ -317,75 +319,52 @@ def random_fetch(seed: int):
     says = "".join(one for one in prefix if draw.random() < 0.9)
     sends = "".join(draw.choice([one] * 8 + list(".x")) for one in prefix)
     times = draw.choice([(1.1, 0.7, 2.3), (7.3, 1.1, 3.7), (3.1, 2.9, 2.3), (15.7, 0.3, 2.9)])
-    return prefix, says, sends, times, draw.choice([None] * 8 + ["contains", "get_many"])
+    fails = draw.choice([None] * 8 + ["contains", "get_many"])
+    return times, fails, f"{prefix}/{says}/{sends}"
 
 
 MANY = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 BLOCKS_OF_A_BOOK = "".join(map(chr, range(0x4E00, 0x4E00 + 1200)))
 FAST = (1, 1, 10)  # ms: latency, per block, to compute one
+fast, slow = under(FAST, None), under((10, 1, 3), None)
 scenario(
     "13.2",
     fetched,
     Group(
         "an honest store",
         [
-            ("abc", "abc", "abc", FAST, None),
-            ("abcd", "ab", "abcd", FAST, None),
-            ("abc", "", "", FAST, None),
-            ("", "", "", FAST, None),
-            (MANY, MANY, MANY, FAST, None),
-            *((long, long, long, FAST, None) for long in [BLOCKS_OF_A_BOOK]),
+            *fast("abc/abc/abc", "abcd/ab/abcd", "abc//", "//"),
+            *fast(*("/".join([text] * 3) for text in (MANY, BLOCKS_OF_A_BOOK))),
         ],
         look="which blocks are asked for, and which calls are of no use?",
     ),
     Group(
         "a gap in what it claims",
-        [
-            ("abc", "ac", "abc", FAST, None),
-            ("abc", "bc", "abc", FAST, None),
-            ("abcdef", "abdef", "abcdef", FAST, None),
-        ],
+        fast("abc/ac/abc", "abc/bc/abc", "abcdef/abdef/abcdef"),
         look="of what use is a block after a gap?",
     ),
     Group(
         "less comes than it claimed",
-        [
-            ("abc", "abc", "ab.", FAST, None),
-            ("abc", "abc", "a.c", FAST, None),
-            ("abc", "abc", ".bc", FAST, None),
-            ("abc", "abc", "...", FAST, None),
-        ],
+        fast("abc/abc/ab.", "abc/abc/a.c", "abc/abc/.bc", "abc/abc/..."),
         look="the first block that did not come ends the prefix",
     ),
     Group(
         "other entries come",
-        [
-            ("abc", "abc", "abx", FAST, None),
-            ("abc", "abc", "axc", FAST, None),
-            ("abc", "abc", "xbc", FAST, None),
-            ("abcde", "abcde", "abx.e", FAST, None),
-        ],
+        fast("abc/abc/abx", "abc/abc/axc", "abc/abc/xbc", "abcde/abcde/abx.e"),
         look="what does `unpack` say, and of what use is the rest of the prefix then?",
     ),
     Group(
         "fetched only if that is sooner",
         [
-            ("a", "a", "a", (10, 1, 3), None),
-            ("abcde", "abcde", "abcde", (10, 1, 3), None),
-            ("abcdef", "abcdef", "abcdef", (10, 1, 3), None),
-            ("abcdef", "abc", "abcdef", (10, 1, 3), None),
-            ("abcd", "abcd", "abcd", (1, 3, 3), None),
-            ("abcdefgh", "abcdefgh", "abcde.gh", (10, 1, 3), None),
-            ("abcdefgh", "abcd", "abcdefgh", (10, 1, 3), None),
+            *slow("a/a/a", "abcde/abcde/abcde", "abcdef/abcdef/abcdef", "abcdef/abc/abcdef"),
+            ((1, 3, 3), None, "abcd/abcd/abcd"),
+            *slow("abcdefgh/abcdefgh/abcde.gh", "abcdefgh/abcd/abcdefgh"),
         ],
         look="latency and all bytes against the time to compute these blocks",
     ),
     Group(
         "a store that does not answer",
-        [
-            ("abc", "abc", "abc", FAST, "contains"),
-            ("abc", "abc", "abc", FAST, "get_many"),
-        ],
+        [(FAST, call, "abc/abc/abc") for call in ("contains", "get_many")],
         look="OSError is a miss",
     ),
     Group("80 random stores", [random_fetch(seed) for seed in range(80)], look="the lines above"),
@@ -399,11 +378,6 @@ scenario(
 # which "x1" loses and "o1" brings back, empty.
 
 
-def ends(text: str) -> list[str]:
-    """The names of a prompt's blocks, one letter each: "ABC" has A, AB and ABC."""
-    return [text[: end + 1] for end in range(len(text))]
-
-
 def routed(mine, program, log: Log) -> None:
     workers, size, bound, steps = program
     router = mine.ByPrefix(workers, size, bound)
@@ -413,7 +387,7 @@ def routed(mine, program, log: Log) -> None:
         kind, rest = step[0], step[1:]
         if kind == "+":
             prompt = rest.rstrip("0123456789")
-            names, num_tokens = ends(prompt), int(rest[len(prompt) :])
+            names, num_tokens = prefixes(prompt), int(rest[len(prompt) :])
             text = f"a prompt of {num_tokens} tokens, blocks {', '.join(names) or 'none'}"
             ticket = log.call(text, router.route, names, num_tokens, see=False)
             tickets.append(ticket)
@@ -450,7 +424,7 @@ def chosen(mine, program, log: Log) -> None:
     router.loads, router.sent = list(loads), list(sent)
     router.holders = {name: set(workers) for name, workers in holders.items()}
     log(f"loads {loads}, sent {sent}, bound {bound}, holders {holders}")
-    names = ends(text)
+    names = prefixes(text)
     said = f"choose for {tokens} tokens, blocks {', '.join(names) or 'none'}"
     log.call(said, router.choose, names, tokens, None)
     if text:
@@ -477,7 +451,7 @@ def random_route(seed: int):
         elif count and draw.random() < 0.12:
             text = draw.choice(texts)
             worker, first = draw.randrange(2), draw.randrange(len(text))
-            steps.append(f"/{worker}:{','.join(ends(text)[first:])}")
+            steps.append(f"/{worker}:{','.join(prefixes(text)[first:])}")
         else:
             text = draw.choice(texts)
             text = text[: draw.randrange(1, len(text) + 1)]
@@ -561,7 +535,7 @@ scenario(
             ([0, 0], [10, 10], {"A": [0]}, 1.2, "A", 13),
             ([0, 3, 3], [60, 9, 9], {"A": [0], "AB": [0]}, 1.5, "AB", 13),
             ([1, 3], [60, 9], {"A": [0, 1], "AB": [0]}, 1.2, "AB", 13),
-            ([19, 0, 0], [9, 9, 9], {name: [0] for name in ends("ABCDE")}, 1.0, "ABCDE", 21),
+            ([19, 0, 0], [9, 9, 9], {name: [0] for name in prefixes("ABCDE")}, 1.0, "ABCDE", 21),
         ],
         look=OVER,
     ),

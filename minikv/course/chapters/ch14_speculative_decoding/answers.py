@@ -9,11 +9,12 @@ from minikv.radix import RadixCache
 
 
 def propose_ngram(token_ids: Sequence[int], width: int, most: int) -> list[int]:
-    """At most `most` drafts: what came after the last `width` tokens when they last occurred.
+    """At most `most` drafts: what came after the latest earlier occurrence of the last `width`
+    tokens, which are at least 1.
 
     An occurrence ends before the last token; it may overlap the end of the text. There are no
     drafts if there is none, or if the text has fewer than `width` tokens. If the copy reaches the
-    end of the text, it goes on with the drafts themselves.
+    end of the text, it goes on with the drafts themselves. `token_ids` is not changed.
 
     Worked example, width 2: after 7 8 1 7 8 come 1 7 8 1 7 …, after 7 8 1 2 come none.
     """
@@ -32,11 +33,12 @@ def settle(
     """After a verification: give back what only wrong drafts needed, and publish full blocks.
 
     table: has room for all tokens that were computed in the step, wrong drafts included.
-    token_ids: all tokens of the sequence. The last one is new: its K and V are computed by the next
-    step. num_computed: the tokens whose K and V are in the table's blocks.
+    token_ids: all tokens that are verified. The last one is new: its K and V are computed by the
+    next step. num_computed: how many of `token_ids`, from the first on, have their K and V in the
+    table's blocks.
 
-    Afterwards the table has room for `num_computed` tokens, and the cache holds every full block of
-    these. Returns how many blocks that is.
+    Afterwards the table has room for these `num_computed` tokens, and the cache holds every block
+    that is full of them. Returns the number of these blocks.
     """
     table.shrink(table.num_tokens - num_computed)
     full = num_computed // table.block_size

@@ -84,14 +84,14 @@ def film(
     while len(tokens) < len(prompt_ids) + num_tokens:
         drafts = propose(tokens)
         table.grow(1 + len(drafts))
-        words = f"the newest token and {plural(len(drafts), 'draft')}" if drafts else "no drafts"
-        history.snap(f"{words}: a step", {"A": table}, texts(drafts))
+        words = plural(len(drafts), "draft") if drafts else "no drafts"
+        history.snap(words, {"A": table}, texts(drafts))
         own = [int(row.argmax()) for row in lm.logits(tokens + drafts)[len(tokens) - 1 :]]
         written = keep_equal(drafts, own)
         tokens += written
         table.shrink(len(drafts) - (len(written) - 1))
         if drafts:
             kept = len(written) - 1
-            words = f"{kept} of {len(drafts)} kept, and one token of the target's"
+            words = f"{kept} of {len(drafts)} kept, 1 from the target"
             history.snap(words, {"A": table}, texts())
     return history

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import partial
 from string import ascii_lowercase
 from types import SimpleNamespace
 from typing import Any
@@ -90,7 +91,8 @@ def shrinking(mine, program, log: Log) -> None:
         log("", seen | {"free blocks:": pool.num_free})
         kept = before[: len(table.block_ids)] == list(table.block_ids)[: len(before)]
         log("", {"the first blocks are the same:": kept})
-        log("", {"counts:": [pool.ref_count(block_id) for block_id in table.block_ids]})
+        ever = dict.fromkeys([*before, *table.block_ids])  # also those that were given back
+        log("", {"counts:": [pool.ref_count(block_id) for block_id in ever]})
 
 
 def random_sizes(seed: int) -> tuple[int, str]:
@@ -252,10 +254,11 @@ scenario(
 
 # ── 14.5 Rejection sampling ───────────────────────────────────────────────────
 
-# A program is (p, q, drafts), in eighths. All numbers come from a grid that all borders are on, so
+# A program is (p, q, draft), in eighths. All numbers come from a grid that all borders are on, so
 # the shares of what is written are exact.
 
-GRID = [(2 * place + 1) / 48 for place in range(24)]
+GRID = [(2 * place + 1) / 24 for place in range(12)]
+COARSE = [(2 * place + 1) / 8 for place in range(4)]  # for two drafts, borders at quarters
 
 
 def numbers_from(given):
@@ -263,26 +266,23 @@ def numbers_from(given):
     return lambda: next(endless)
 
 
+def shares_of(mine, p, q, drafts, grid) -> dict[tuple[int, ...], float]:
+    """How often each text is written, over all numbers of the grid: one per draft and one more."""
+    shares: dict[tuple[int, ...], float] = {}
+    for given in itertools.product(grid, repeat=len(drafts) + 1):
+        found = mine.rejection_sample(
+            torch.tensor(p) / 8, torch.tensor(q) / 8, list(drafts), numbers_from(given)
+        )
+        written = tuple(int(one) for one in found)
+        shares[written] = shares.get(written, 0) + len(grid) ** -len(given)
+    return shares
+
+
 def rejections(mine, program, log: Log) -> None:
     p, q, draft = program
-    target, own = torch.tensor(p) / 8, torch.tensor(q) / 8
     log(f"p = {p} / 8, q = {q} / 8, the draft is {draft}")
-    shares: dict[tuple, float] = {}
-    failed: Any = None
-    for pair in itertools.product(GRID, GRID):
-        try:
-            found = mine.rejection_sample(target, own, [draft], numbers_from(pair))
-            written = tuple(int(one) for one in found)
-        except Exception as error:
-            failed = error
-            break
-        shares[written] = shares.get(written, 0) + 1 / len(GRID) ** 2
-    if failed is not None:
-
-        def fail():
-            raise failed
-
-        log.call("rejection_sample", fail)
+    shares = log.call("rejection_sample", partial(shares_of, mine, p, q, [draft], GRID), see=False)
+    if log.events[-1].error is not None:
         return
     kept = sum(share for written, share in shares.items() if len(written) == 2)
     log("", {"share of drafts that are kept": round(kept, 4)})
@@ -291,6 +291,16 @@ def rejections(mine, program, log: Log) -> None:
     log("", {"shares of the first token": [round(one, 4) for one in first]})
     second = [sum(s for w, s in shares.items() if len(w) > 1 and w[1] == t) for t in range(size)]
     log("", {"shares of the second token": [round(one, 4) for one in second]})
+
+
+def together(mine, program, log: Log) -> None:
+    """Two drafts: whether one is kept says nothing about the other."""
+    p, q, drafts = program
+    log(f"p = {p} / 8, q = {q} / 8, drafts {drafts}")
+    shares = log.call("rejection_sample", partial(shares_of, mine, p, q, drafts, COARSE), see=False)
+    if log.events[-1].error is None:
+        kept = [sum(s for w, s in shares.items() if len(w) == 1 + count) for count in range(3)]
+        log("", {"shares of 0, 1 and 2 drafts kept": [round(one, 4) for one in kept]})
 
 
 def fixed(mine, program, log: Log) -> None:
@@ -307,15 +317,15 @@ scenario(
     "14.5",
     rejections,
     Group(
-        "p and q are equal: every draft is kept",
-        [([[4, 4], [8, 0]], [[4, 4]], 0), ([[2, 6], [0, 8]], [[2, 6]], 1)],
-        look="p / q is 1: which numbers in [0, 1) are below it?",
-    ),
-    Group(
         "q is too high: the draft is kept in part",
         [([[2, 6], [8, 0]], [[4, 4]], 0), ([[2, 2, 4], [4, 4, 0]], [[8, 0, 0]], 0),
          ([[1, 2, 3, 2], [2, 2, 2, 2]], [[4, 2, 1, 1]], 0)],
         look="with which probability, and what is written in its place?",
+    ),
+    Group(
+        "p and q are equal: every draft is kept",
+        [([[4, 4], [8, 0]], [[4, 4]], 0), ([[2, 6], [0, 8]], [[2, 6]], 1)],
+        look="p / q is 1: which numbers in [0, 1) are below it?",
     ),
     Group(
         "p is higher: the draft is always kept",
@@ -329,10 +339,26 @@ scenario(
     ),
 )  # fmt: skip
 
+scenario(
+    "14.5",
+    together,
+    Group(
+        "two drafts are kept or not independently of each other",
+        [([[2, 6], [2, 6], [8, 0]], [[4, 4], [4, 4]], [0, 0]),
+         ([[4, 4], [2, 6], [0, 8]], [[4, 4], [4, 4]], [1, 0])],
+        look="how often is each number from `uniform` used?",
+    ),
+)  # fmt: skip
+
 TWO = [[4, 4], [0, 8], [8, 0]]
 scenario(
     "14.5",
     fixed,
+    Group(
+        "the number 0, and a draft that the target never writes",
+        [([[0, 8], [8, 0]], [[4, 4]], [0], 0.0), ([[0, 2, 6], [8, 0, 0]], [[6, 2, 0]], [0], 0.0)],
+        look="p / q is 0: which numbers in [0, 1) are below it?",
+    ),
     Group(
         "several drafts, up to the first that is not kept",
         [(TWO, [[4, 4], [4, 4]], [0, 1], 0.3), (TWO, [[4, 4], [4, 4]], [0, 0], 0.3),

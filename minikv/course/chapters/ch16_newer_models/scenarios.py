@@ -6,7 +6,6 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 import minikv
 from minikv.course.chapters.ch16_newer_models.given import with_windows
@@ -14,7 +13,7 @@ from minikv.course.chapters.ch16_newer_models.latent import normed, queries, ran
 from minikv.course.chapters.ch16_newer_models.published import MODELS
 from minikv.course.chapters.ch16_newer_models.retention import agent_load, serve
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, counted, under
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode, counted, under
 from minikv.course.judge.scenarios import Group, Log, scenario
 from minikv.testing import LoggingPool
 
@@ -279,6 +278,19 @@ def absorbing(mine, program, log: Log) -> None:
     log.call(f"{counted(count, 'token')} in blocks {ids} of {size}", find)
 
 
+class Products(OperationMode):
+    """How many multiplications the products of matrices and vectors take."""
+
+    KINDS = ("mm", "bmm", "mv", "dot")
+    total = 0
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        out = op(*args, **(kwargs or {}))
+        if op.overloadpacket.__name__ in self.KINDS:
+            self.total += out.numel() * args[0].shape[-1]
+        return out
+
+
 def products(mine, program, log: Log) -> None:
     heads, _, rope, _, latent, _, size = program
     totals = []
@@ -286,12 +298,12 @@ def products(mine, program, log: Log) -> None:
         weights, x = layer((*program[:5], count))
         blocks = entries_of(weights, x).view(-1, size, latent + rope)
         q = queries(x, torch.arange(count), weights)[-1]
-        with FlopCounterMode(display=False) as counter:
+        with Products() as counter:
             ids = list(range(len(blocks)))
             log.call("", mine.absorbed_attention, q, blocks, ids, count, weights, see=False)
         if log.events[-1].error is not None:
             return
-        totals.append(counter.get_total_flops() // 2)
+        totals.append(counter.total)
     each, most = (totals[1] - totals[0]) / (4 * size * heads), 2 * latent + rope
     seen = "at most 2 C + R" if each <= most else f"{each:g}, and 2 C + R is {most}"
     log("8 blocks, and 4", {"multiplications per further token and head:": seen})
