@@ -37,11 +37,11 @@ class Gate(InterruptedAttention):
 class OneEngine:
     """An engine in a thread. It steps while `open` is set."""
 
-    def __init__(self, lm, engine=None):
+    def __init__(self, lm, engine=None, life=None):
         self.engine, self.open = engine or Engine(lm, CONFIG, attention=Gate), None
         if engine is None:
             self.engine.attention.engine, self.open = self.engine, self.engine.attention.open
-        self.target = EngineLoop(self.engine)
+        self.target = EngineLoop(self.engine, life)
 
     def is_stepping(self):
         return self.target._busy_since is not None

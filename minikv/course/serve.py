@@ -36,6 +36,7 @@ from minikv.cluster.routing import EVERY_POLICY
 from minikv.config import DRAFTERS
 from minikv.course.bench.harness import positive
 from minikv.serving import EngineLoop
+from minikv.serving.block_life import BlockLife
 
 ROUTINGS = [name.replace(" ", "-") for name in EVERY_POLICY]
 
@@ -143,7 +144,9 @@ def engines(args: argparse.Namespace) -> Iterator[EngineLoop | Front]:
         kv_groups="one" if args.store is not None or num_prefill else "auto",  # whole blocks travel
     )
     if most == 1 and args.address is None:
-        with EngineLoop(minikv.Engine(minikv.load(args.model), config)) as loop:
+        life = BlockLife()
+        engine = minikv.Engine(minikv.load(args.model), config, listeners=[life])
+        with EngineLoop(engine, life) as loop:
             yield loop
         return
     policy = EVERY_POLICY[args.routing.replace("-", " ")]

@@ -29,6 +29,7 @@ from minikv.engine import Engine
 from minikv.outputs import Outputs, RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
+from minikv.serving.block_life import BlockLife
 from minikv.serving.inbox import RequestFailed
 from minikv.serving.scores import Scored
 from minikv.validation import Prompt, make_request
@@ -45,6 +46,7 @@ class Health(NamedTuple):
     age: float
     stats: Stats | None
     can_answer: bool = True  # False: it computes prompts for others
+    life: BlockLife | None = None  # of its prefix cache's blocks, if somebody listens
 
 
 class Reader(Protocol):
@@ -88,8 +90,9 @@ class EngineLoop:
     """Steps an engine whenever it has something to do. Give it an engine that no other thread
     uses."""
 
-    def __init__(self, engine: Engine):
-        self.engine, self.tokenizer = engine, engine.lm.tokenizer
+    def __init__(self, engine: Engine, life: BlockLife | None = None):
+        """`life`: one that was given to the engine as a listener, for the metrics."""
+        self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
         engine.runner.sampler = Scored(engine.runner.sampler)
         config = engine.config
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
@@ -136,7 +139,8 @@ class EngineLoop:
         """Of this one engine. A step that never ends shows in `age`."""
         since = self._busy_since
         age = 0.0 if since is None else monotonic() - since
-        return [Health(None if self._is_over else os.getpid(), age, self.engine.stats())]
+        pid = None if self._is_over else os.getpid()
+        return [Health(pid, age, self.engine.stats(), life=self._life)]
 
     def close(self) -> None:
         """End the thread after its step; unfinished requests end with RequestFailed."""

@@ -6,9 +6,7 @@ itself is read from its `Stats` when somebody asks: a request that comes back af
 no prefix hit there.
 """
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import (
@@ -20,6 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from minikv.outputs import Stats
+from minikv.serving.gaps import Gaps
 from minikv.serving.loop import Health
 
 FIRST = (
@@ -55,23 +54,6 @@ SPECULATION = {  # name: (help, what of a `Speculation`)
     "spec_decode_num_draft_tokens": ("Drafted tokens", "drafts"),
     "spec_decode_num_accepted_tokens": ("Of those, accepted", "accepted"),
 }
-
-
-class Gaps:
-    """A histogram that takes many equal values at once: a chunk has several tokens."""
-
-    def __init__(self, limits: Sequence[float]):
-        self.limits, self.sum = limits, 0.0
-        self.counts = [0] * (len(limits) + 1)  # the last one: above all limits
-
-    def observe(self, value: float, number: int) -> None:
-        self.counts[bisect_left(self.limits, value)] += number
-        self.sum += value * number
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """(upper limit, how many are up to it), as Prometheus has them."""
-        limits = [*map(str, map(float, self.limits)), "+Inf"]
-        return list(zip(limits, accumulate(self.counts), strict=True))
 
 
 class Metrics(Collector):
@@ -128,12 +110,18 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The gaps between tokens, and the engines' own figures, now."""
-        labels = ["model_name", "engine"]
-        name = "inter_token_latency_seconds"
-        histogram = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)
-        histogram.add_metric([self._model, "0"], self.between.buckets(), self.between.sum)
-        yield histogram
-        stats = [(str(at), one.stats) for at, one in enumerate(self._health()) if one.stats]
+        labels, engines = ["model_name", "engine"], self._health()
+        lives = [(str(at), one.life) for at, one in enumerate(engines) if one.life is not None]
+        of_name = {"inter_token_latency_seconds": [("0", self.between)]} | {
+            f"kv_block_{name}_seconds": [(engine, getattr(life, name)) for engine, life in lives]
+            for name in ("lifetime", "idle_before_evict", "reuse_gap")
+        }
+        for name, found in of_name.items():
+            histogram = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " "), labels=labels)
+            for engine, gaps in found:
+                histogram.add_metric([self._model, engine], gaps.buckets(), gaps.sum)
+            yield histogram
+        stats = [(str(at), one.stats) for at, one in enumerate(engines) if one.stats]
         for name, (text, value) in GAUGES.items():
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=labels)
             for engine, one in stats:

@@ -25,13 +25,14 @@ from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from starlette.requests import Request
 from thorough import thorough_after
 
-from minikv import Engine, SamplingParams
+from minikv import Engine, EngineConfig, SamplingParams
 from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox
 from minikv.serving import app as app_module
 from minikv.serving import server as server_module
 from minikv.serving.admission import Admission
 from minikv.serving.app import Api, ClientLeft
+from minikv.serving.block_life import BlockLife
 from minikv.serving.requests import HINTS, NEUTRAL
 from minikv.serving.server import served
 
@@ -329,6 +330,22 @@ def test_metrics_under_the_names_of_vllm(tinypy, by):
         assert found["vllm:request_generation_tokens_sum",] == 14
         assert found["vllm:num_requests_running",] == found["vllm:kv_cache_usage_perc",] == 0
         assert found["vllm:num_preemptions_total",] == 0
+
+
+def test_metrics_of_a_blocks_life(tinypy):
+    now, life = [0.0], BlockLife(lambda: now[0])
+    engine = Engine(tinypy.lm, EngineConfig(num_blocks=8, block_size=16), listeners=[life])
+    by = OneEngine(tinypy.lm, engine, life)
+    with server(tinypy.lm, served_by=by) as at:
+        for now[0], first in ((10, 5), (11, 5), (31, 5), (34, 6), (100, 7)):
+            at.ask(body={"prompt": [first] * 49, "max_tokens": 1}).raise_for_status()
+        found = metrics_of(at)
+    # Three blocks are found after 1 s, and again after 20. At 100 two of them are evicted.
+    for name, count, seconds in (
+        ("reuse_gap", 6, 3 * 1 + 3 * 20), ("lifetime", 2, 2 * 90), ("idle_before_evict", 2, 2 * 69),
+    ):  # fmt: skip
+        assert found[f"vllm:kv_block_{name}_seconds_count",] == count
+        assert found[f"vllm:kv_block_{name}_seconds_sum",] == seconds
 
 
 def test_metrics_of_drafts_and_of_what_comes_back(tinypy):
