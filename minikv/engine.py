@@ -270,15 +270,16 @@ class Engine:
         while the sequence still has its table. If it `_finishes`, `self.scheduler.remove(sequence)`
         frees its blocks; after its last sequence, a request leaves the dict `self._requests`.
         """
+        size, shares = self.config.block_size, self.cache is not None
         self._generated += len(token_ids)
         for sequence, token_id in zip(sequences, token_ids, strict=True):
-            request, ids = sequence.request, sequence.token_ids
+            request = sequence.request
             self._moved[request.request_id] = request
-            ids.append(token_id)
-            # Where no slot is left for the next token, the last block may be full.
-            if sequence.next_slot is None and sequence.table is not None:
+            sequence.token_ids.append(token_id)
+            filled = shares and sequence.num_computed // size > sequence.num_inserted
+            if filled and sequence.table is not None:
                 self.scheduler.share_full_blocks(sequence)
-            ends = len(ids) == request.max_length or token_id in request.stop_ids
+            ends = len(sequence.token_ids) == request.max_length or token_id in request.stop_ids
             if (ends or request.longest_stop > 0) and self._finishes(sequence):
                 self.scheduler.remove(sequence)
                 if all(sequence.finish_reason for sequence in request.sequences):

@@ -103,12 +103,10 @@ class Scheduler:
         decoding: list[Sequence] = []
         prefilling: list[Sequence] = []
         for sequence in self.running:
-            if sequence.next_slot is not None or (  # it was one in the last step, too
+            is_decode = sequence.next_slot is not None or (  # it was one in the last step, too
                 sequence.num_tokens - sequence.num_computed == 1 and not sequence.must_fork
-            ):
-                decoding.append(sequence)
-            else:
-                prefilling.append(sequence)
+            )
+            (decoding if is_decode else prefilling).append(sequence)
 
         preempted = self._add_decodes(decoding, prefilling, plan)
         budget -= len(decoding)
