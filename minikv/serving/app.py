@@ -26,12 +26,14 @@ from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate
 from math import inf, nan
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_text
@@ -123,8 +125,8 @@ def refusal(status: int, text: str, headers: Any = None) -> Response:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """What FastAPI and we raise to end a request."""
-    assert isinstance(error, StarletteHTTPException)
+    """What Starlette and we raise to end a request."""
+    assert isinstance(error, HTTPException)
     text = error.detail
     if error.status_code in (404, 405) and text in ("Not Found", "Method Not Allowed"):
         text = f"there is no {request.method} {request.url.path}"
@@ -164,30 +166,26 @@ class Keys:
         return right[0] if right and scheme.lower() == b"bearer" else None
 
 
-def body_as(model: type[Model]) -> Any:
+async def read(model: type[Model], request: Request) -> Model:
     """A request's body, checked. Clients such as curl do not always say that it is JSON."""
-
-    async def read(request: Request) -> Model:
-        data = bytearray()
-        try:
-            async with asyncio.timeout(SILENCE):
-                async for piece in request.stream():
-                    data += piece
-                    if len(data) > LARGEST:
-                        raise HTTPException(413, f"the body has more than {LARGEST} bytes")
-            content = json.loads(bytes(data))
-            if not isinstance(content, dict):
-                kind = type(content).__name__
-                raise ValueError(f"the body must be an object in JSON, was {kind}")
-            return model.model_validate(content)
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
-        except ValidationError as error:
-            raise HTTPException(400, in_words(error)) from None
-        except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
-            raise HTTPException(400, str(error)) from None
-
-    return Annotated[model, Depends(read)]
+    data = bytearray()
+    try:
+        async with asyncio.timeout(SILENCE):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > LARGEST:
+                    raise HTTPException(413, f"the body has more than {LARGEST} bytes")
+        content = json.loads(data)
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise ValueError(f"the body must be an object in JSON, was {kind}")
+        return model.model_validate(content)
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
+    except ValidationError as error:
+        raise HTTPException(400, in_words(error)) from None
+    except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
+        raise HTTPException(400, str(error)) from None
 
 
 # ── The two shapes of an answer ───────────────────────────────────────────────
@@ -266,20 +264,24 @@ class Chat:
 
 
 class Events(Response):
-    """Server-sent events."""
+    """Server-sent events. `is_over`: whether the newest is the last: it is then sent together with
+    the end of the answer."""
 
-    def __init__(self, events: AsyncIterator[bytes]):
+    def __init__(self, events: AsyncIterator[bytes], is_over: Callable[[], bool] = lambda: False):
         super().__init__(None, 200, {"Cache-Control": "no-cache"}, "text/event-stream")
         self.raw_headers = [one for one in self.raw_headers if one[0] != b"content-length"]
-        self._events = events
+        self._events, self._is_over = events, is_over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
+            more = True
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+                more = not self._is_over()
+                await send({"type": "http.response.body", "body": event, "more_body": more})
+            if more:
+                await send({"type": "http.response.body", "body": b""})
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
 
@@ -425,7 +427,8 @@ class Api:
             if inbox.first is not None:
                 self.admission.first_token(inbox, inbox.first)
 
-    async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
+    async def completions(self, request: Request) -> Response:
+        body = await read(CompletionRequest, request)
         prompts = [await self._encode(prompt) for prompt in body.prompts]
 
         def echo(index: int) -> str:
@@ -435,12 +438,14 @@ class Api:
         shape = Completion(self._piece, echo)
         return await self._answer(request, body, prompts, shape, 16)
 
-    async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
+    async def chat(self, request: Request) -> Response:
+        body = await read(ChatRequest, request)
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
         return await self._answer(request, body, [prompt], Chat(self._piece), room)
 
-    async def tokenize(self, body: body_as(TokenizeRequest)) -> Response:  # type: ignore[valid-type]
+    async def tokenize(self, request: Request) -> Response:
+        body = await read(TokenizeRequest, request)
         if (body.prompt is None) == (body.messages is None):
             raise HTTPException(400, "prompt: give either this or messages")
         self._check_model(body.model)
@@ -448,11 +453,11 @@ class Api:
         ids = await (self._encode(body.prompt) if given else self._chat_prompt(body.messages))
         return reply({"count": len(ids), "max_model_len": self.target.max_length, "tokens": ids})
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         return reply({"object": "list", "data": [self._card()]})
 
-    async def one_model(self, name: str) -> Response:
-        self._check_model(name)
+    async def one_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
         return reply(self._card())
 
     async def health(self, request: Request) -> Response:
@@ -474,11 +479,12 @@ class Api:
         head = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
         return Response(data, 200, head, PAGE[request.url.path])
 
-    async def events(self, request: Request, pace: str = "0") -> Response:
+    async def events(self, request: Request) -> Response:
         """What the page draws, until it leaves. A pace slows everybody down, so it needs a server
         without keys. Texts are told to those whose key they came with."""
         if self.num_views >= MAX_VIEWS:
             raise HTTPException(503, f"{self.num_views} pages look already", {"Retry-After": "1"})
+        pace = request.query_params.get("pace", "0")
         try:
             seconds = float(pace)
         except ValueError:
@@ -511,7 +517,7 @@ class Api:
                 self.target.unwatch(view)
             leaving.cancel()
 
-    async def show_metrics(self) -> Response:
+    async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def _card(self) -> dict[str, Any]:
@@ -592,7 +598,7 @@ class Api:
             await work.begin()  # raises for what cannot run, before anything is sent
             if not body.stream:
                 return await self._whole(shape, work)
-            events = Events(self._events(body, shape, work))
+            events = Events(self._events(body, shape, work), lambda: work.is_over)
         except BaseException as error:
             if work is not None:
                 work.close()
@@ -665,7 +671,7 @@ def make_app(
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
     origins: Sequence[str] = (),
-) -> FastAPI:
+) -> Starlette:
     """The application over `target`. keys: those that let clients in; none: everybody comes in.
     template: from messages to a prompt. first_token: seconds that a request may wait for its first
     token. max_queued_tokens: that may wait until it is known how long that takes; by default 64 of
@@ -676,13 +682,14 @@ def make_app(
         raise ValueError(f"{model} has no tokenizer.json, without which the server has no text")
     max_queued = max_queued_tokens or 64 * target.max_length
     api = Api(target, model, template, Admission(first_token, ENOUGH), max_queued)
-    app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
+    app = Starlette()
+    app.router.redirect_slashes = False
     app.add_middleware(Keys, keys=tuple(keys))
     if origins:  # before the keys: browsers ask first, and show none
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_exception_handler(StarletteHTTPException, refuse)
+    app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(Exception, apologise)
     for path, endpoint, method in (
         ("/v1/completions", api.completions, "POST"),
@@ -694,7 +701,7 @@ def make_app(
         ("/metrics", api.show_metrics, "GET"),
         ("/events", api.events, "GET"),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+        app.add_route(path, endpoint, [method])
     for path in PAGE:
-        app.add_api_route(path, api.page, methods=["GET"], response_model=None)
+        app.add_route(path, api.page)
     return app
