@@ -24,6 +24,7 @@ from helpers import (
     small,
     step,
 )
+from thorough import thorough_after
 
 import minikv
 from minikv import BlockTable, Engine, SamplingParams, Sequence
@@ -428,7 +429,7 @@ def found(outputs):
     return [[(s.token_ids, s.finish_reason) for s in output.samples] for output in outputs]
 
 
-@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("block_size", thorough_after(1, [4, 1, 16]))
 def test_greedy(pair, block_size, drafter):
     long, other, short = pair.prompts(33, 17, 1, seed=5)
     prompts = [long, short, long[:16] + other[:3], other, long[:16], other]
