@@ -42,9 +42,9 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers(config):
-    """Three more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
+    """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
     one chapter do not, and each worker takes seconds to begin."""
-    return (yield) + (0 if config.getoption("chapter") else 3)
+    return (yield) + (0 if config.getoption("chapter") else 2)
 
 
 def pytest_xdist_make_scheduler(config, log):

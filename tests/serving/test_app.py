@@ -53,10 +53,10 @@ def by(request, tinypy):
     return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
 
 
-@pytest.mark.parametrize("stop", [("\n    ",), (" = ", "=="), ("\n",), ("zzzz",)])
+@pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
 def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     """Every prefix that a client has seen begins the whole text, which has no stop string."""
-    params = SamplingParams(60, temperature=1, seed=2, stop=stop)
+    params = SamplingParams(60, temperature=1, seed=2, stop=tuple(stop))
     [expected] = Engine(tinypy.lm, CONFIG).generate(["def f("], params)
     with server(tinypy.lm, served_by=by) as at:
         body = {"prompt": "def f(", "max_tokens": 60, "temperature": 1, "seed": 2, "stop": stop}

@@ -7,6 +7,7 @@ import openai
 import pytest
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from thorough import thorough_after
 
 from minikv import Engine
 from minikv.serving import Scored
@@ -16,7 +17,7 @@ PROMPT = "def fib(n):"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-@pytest.fixture(scope="module", params=["an engine", "a cluster"])
+@pytest.fixture(scope="module", params=thorough_after(1, ["an engine", "a cluster"]))
 def at(tinypy, request):
     """The cluster's prompts are computed by one worker and continued by another."""
     workers = [Fragile(tinypy.lm, CONFIG) for _ in range(2)]
