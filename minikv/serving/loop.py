@@ -93,7 +93,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, life: BlockLife | None = None):
         """`life`: one that was given to the engine as a listener, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
-        engine.runner.sampler = Scored(engine.runner.sampler)
+        engine.runner.sampler = Scored(engine.runner)
         config = engine.config
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
