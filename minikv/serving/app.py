@@ -196,27 +196,39 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, decode: Decode, echoes: Callable[[int], str]):
-        self._decode, self._echoes = decode, echoes  # what stands before the text of a choice
+    def __init__(self, decode: Decode, echoes: Callable[[int], str], body: CompletionRequest):
+        """echoes: what stands before the text of a choice."""
+        self._decode, self._echoes, self._body = decode, echoes, body
         self._ends: dict[int, int] = {}  # of each choice's tokens, in characters
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        text = self._echoes(index) + delta.text if is_first else delta.text
-        choice = {"index": index, "text": text, "token_ids": delta.token_ids}
-        logprobs = self._logprobs(index, [one for one in delta.token_ids if isinstance(one, Token)])
+        echo = self._echoes(index) if is_first else ""
+        told = [one for one in delta.token_ids if isinstance(one, Token)]
+        prompt = told[0].prompt if told else ()
+        if self._body.only_echoes:
+            told, delta = [], Delta([], "", "length")
+        choice = {"index": index, "text": echo + delta.text, "token_ids": delta.token_ids}
+        logprobs = self._logprobs(index, len(echo), prompt, told)
         return {**choice, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any] | None:
-        if not tokens:
+    def _logprobs(
+        self, index: int, width: int, prompt: Sequence[int], told: list[Token]
+    ) -> dict[str, Any] | None:
+        """width: characters of the prompt."""
+        tokens = [*prompt, *told]
+        if not tokens or self._body.logprobs is None:
             return None
         texts = [self._decode([one]) for one in tokens]
-        *offsets, self._ends[index] = accumulate(map(len, texts), initial=self._ends.get(index, 0))
+        begin = width - sum(map(len, texts[: len(prompt)]))  # below 0: a start token has no text
+        *offsets, end = accumulate(map(len, texts), initial=self._ends.get(index, begin))
+        self._ends[index] = end
         return {
-            "tokens": texts, "text_offset": offsets,
-            "token_logprobs": [one.logprob for one in tokens],
+            "tokens": texts, "text_offset": [max(0, one) for one in offsets],
+            "token_logprobs": [getattr(one, "logprob", None) for one in tokens],
             # Several tokens may be half a character: the likeliest is told.
             "top_logprobs": [
                 {self._decode([other]): value for other, value in reversed(one.top)}
+                if isinstance(one, Token) else None
                 for one in tokens
             ],
         }  # fmt: skip
@@ -307,8 +319,9 @@ class Work:
 
     def __init__(
         self, metrics: Metrics, params: SamplingParams, came: float, streams: set[Inbox],
-        leave: Callable[[Inbox], None],
+        leave: Callable[[Inbox], None], only_echoes: bool,
     ):  # fmt: skip
+        self._only_echoes = only_echoes
         self._metrics, self._params, self._came = metrics, params, came
         self._streams, self._leave = streams, leave
         self._running: list[tuple[Running, Inbox]] = []
@@ -380,10 +393,11 @@ class Work:
         """Tokens so far. Cached ones are among the prompt's."""
         num_prompt = sum(running.num_prompt for running, _ in self._running)
         num_cached = sum(running.num_cached for running, _ in self._running)
+        num_new = 0 if self._only_echoes else self.num_generated
         return {
             "prompt_tokens": num_prompt,
-            "completion_tokens": self.num_generated,
-            "total_tokens": num_prompt + self.num_generated,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
@@ -435,7 +449,7 @@ class Api:
             prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
             return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
 
-        shape = Completion(self._piece, echo)
+        shape = Completion(self._piece, echo, body)
         return await self._answer(request, body, prompts, shape, 16)
 
     async def chat(self, request: Request) -> Response:
@@ -585,7 +599,7 @@ class Api:
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
             streams = self.streams if body.stream else set()
             came = request.scope["came"]
-            work = Work(self.metrics, params, came, streams, self.leave)
+            work = Work(self.metrics, params, came, streams, self.leave, body.only_echoes)
             for prompt in prompts:
                 inbox = Inbox(patient=not body.stream, rounds=self.rounds)
                 session = body.prompt_cache_key or body.user
@@ -597,7 +611,7 @@ class Api:
             work.watch(request)
             await work.begin()  # raises for what cannot run, before anything is sent
             if not body.stream:
-                return await self._whole(shape, work)
+                return await self._whole(body, shape, work)
             events = Events(self._events(body, shape, work), lambda: work.is_over)
         except BaseException as error:
             if work is not None:
@@ -605,7 +619,10 @@ class Api:
             if isinstance(error, ClientLeft):
                 return Response(status_code=499)  # nobody reads it
             if isinstance(error, ValueError):
-                raise HTTPException(400, str(error)) from None
+                text = str(error)
+                if text.startswith("n: ") and isinstance(body, CompletionRequest) and body.best_of:
+                    text = f"best_of{text[1:]}"
+                raise HTTPException(400, text) from None
             if isinstance(error, Busy):
                 self.metrics.rejections.labels(self.model, "0", "capacity").inc()
                 after = {"Retry-After": str(error.seconds)}
@@ -620,7 +637,7 @@ class Api:
         name = f"{shape.prefix}-{self.began}-{self._next_id}"
         return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
 
-    async def _whole(self, shape: Completion | Chat, work: Work) -> Response:
+    async def _whole(self, body: Options, shape: Completion | Chat, work: Work) -> Response:
         texts: dict[int, list[str]] = {}
         token_ids: dict[int, list[int]] = {}
         reasons: dict[int, str | None] = {}
@@ -629,9 +646,10 @@ class Api:
             token_ids.setdefault(index, []).extend(delta.token_ids)
             reasons[index] = delta.finish_reason
         work.close()
+        answered = body.answered([token_ids[index] for index in sorted(token_ids)])
         choices = [
-            shape.whole(index, "".join(texts[index]), token_ids[index], reasons[index])
-            for index in sorted(texts)
+            shape.whole(index, "".join(texts[sample]), token_ids[sample], reasons[sample])
+            for index, sample in enumerate(answered)
         ]
         head = self._head(shape, shape.whole_kind)
         return reply({**head, "choices": choices, "usage": work.usage})

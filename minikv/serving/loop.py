@@ -93,7 +93,7 @@ class EngineLoop:
     def __init__(self, engine: Engine, life: BlockLife | None = None):
         """`life`: one that was given to the engine as a listener, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
-        engine.runner.sampler = Scored(engine.runner.sampler)
+        engine.runner.sampler = Scored(engine.runner)
         config = engine.config
         # The engine's own tokens need not be checked, as `lm.decode` does.
         self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
