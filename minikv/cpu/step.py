@@ -119,7 +119,9 @@ def can_compile(transformer: Transformer) -> bool:
 
 def on_one_thread(choose: Callable) -> Callable:
     """A sampler that computes on the thread that calls it. Torch's other threads would spin for a
-    while afterwards, on the cores that the next step's helpers need."""
+    while afterwards, on the cores that the next step's helpers need. So would those that have made
+    the engine, maybe on another thread than the one that takes steps: they end here."""
+    helpers.end_torchs_threads()
 
     @wraps(choose, assigned=(), updated=())  # __wrapped__ is the sampler
     def chosen(*args: Any) -> Any:
@@ -145,10 +147,12 @@ class Crowd:
     def __init__(self) -> None:
         self.lost = 0  # grows by 4 in a step with a lost core, falls by 1 in others
         self.alone, self.penalty = 0, 16  # steps to go alone; how many it will be next
+        self.num_alone = 0  # steps that went alone, so far
 
     def goes_alone(self) -> bool:
         """Whether the next step goes alone."""
         self.alone = max(self.alone - 1, 0)
+        self.num_alone += self.alone > 0
         return self.alone > 0
 
     def judge(self, wait: float, seconds: float, helped: float) -> None:
@@ -232,6 +236,7 @@ class Program:
         if self.num_threads == 1 or self.crowd.goes_alone():
             run_step(self.weights, b, 1, 1)
             return self.logits[:num_seqs], self.hidden[:num_seqs]
+        helpers.end_torchs_threads()
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()

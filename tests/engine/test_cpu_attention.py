@@ -2,6 +2,7 @@
 where they cannot be used."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -413,6 +414,44 @@ def test_an_interpreter_ends_right_after_a_step():
     for _ in range(30):
         done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+SPINS = """
+import os, signal, threading, time, torch
+torch.set_num_threads(2)
+import minikv
+
+def num_threads():  # of the system, not of Python alone
+    return len(os.listdir("/proc/self/task"))
+
+engine = minikv.Engine(minikv.load("tinypy"))
+engine.add_request([1, 2, 3], minikv.SamplingParams(max_tokens=9))
+engine.step(), engine.step()
+before, values = num_threads(), torch.ones(1 << 20)
+values.sum()
+assert num_threads() == before + 1
+engine.step()
+deadline = time.monotonic() + 20
+while num_threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)  # one that has ended is still listed for a moment
+assert num_threads() == before
+values.sum()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # ends it, if it waits for threads that it does not have
+    engine.step()
+    os._exit(0 if values.sum() == 1 << 20 else 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not helpers._RUNTIMES, reason="torch has another runtime of OpenMP")
+def test_torchs_threads_end_before_a_step():
+    """They never stop spinning otherwise. And a process that is forked is not left to wait."""
+    environment = os.environ | {"OMP_WAIT_POLICY": "ACTIVE"}
+    command = [sys.executable, "-W", "ignore", "-c", SPINS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
