@@ -42,6 +42,7 @@ log = logging.getLogger("minikv")
 CHUNKS_PER_THREAD = 2
 PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
 LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
+LEAST = 0.1  # of the chunks, for helpers that are worth their cores
 TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
 
 
@@ -139,13 +140,14 @@ class Crowd:
     """Decides whether a step is shared between threads.
 
     Beside other busy programs a helper may lose its core in the middle of a chunk, and all wait for
-    it: for milliseconds, where a chunk takes microseconds. One such wait is a hiccup. If several
-    steps wait so long that one thread had been faster, the steps go on one thread for a while,
-    twice as many as the last time.
+    it: for milliseconds, where a chunk takes microseconds. Or it has a core only when the leading
+    thread has none: then it takes no chunks, but the time of that core. One such step is a hiccup.
+    After several the steps go on one thread for a while, and if they are then still as bad, for
+    twice as many.
     """
 
     def __init__(self) -> None:
-        self.lost = 0  # grows by 4 in a step with a lost core, falls by 1 in others
+        self.lost = 0  # grows by 2 or 4 in a bad step, falls by 1 in others
         self.alone, self.penalty = 0, 16  # steps to go alone; how many it will be next
         self.num_alone = 0  # steps that went alone, so far
 
@@ -160,14 +162,15 @@ class Crowd:
         on the leading thread, both in seconds; and the share of the chunks that others computed.
 
         Alone, it would have taken (seconds - wait) / (1 - helped). That is less than `seconds` if
-        the wait is more than helped * seconds.
+        the wait is more than helped * seconds. Without a wait, and without help, it would have taken
+        as long, but the helpers' cores would have been free.
         """
-        if wait <= helped * seconds:
+        if wait <= helped * seconds and helped >= LEAST:
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
             return
-        self.lost += 4
-        if self.lost > 8:  # the third of a dozen steps
-            self.lost, self.alone, self.penalty = 0, self.penalty, min(2 * self.penalty, 1024)
+        self.lost += 4 if wait > 0 else 2
+        if self.lost > 8:  # the third of a dozen steps; after some that went alone, the second
+            self.lost, self.alone, self.penalty = 4, self.penalty, min(2 * self.penalty, 1024)
 
 
 class Program:
