@@ -162,8 +162,8 @@ class Crowd:
         on the leading thread, both in seconds; and the share of the chunks that others computed.
 
         Alone, it would have taken (seconds - wait) / (1 - helped). That is less than `seconds` if
-        the wait is more than helped * seconds. Without a wait, and without help, it would have taken
-        as long, but the helpers' cores would have been free.
+        the wait is more than helped * seconds. Without help it would have taken as long, but the
+        helpers' cores would have been free.
         """
         if wait <= helped * seconds and helped >= LEAST:
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
