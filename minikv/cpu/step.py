@@ -147,7 +147,7 @@ class Crowd:
     """
 
     def __init__(self) -> None:
-        self.lost = 0  # grows by 2 or 4 in a bad step, falls by 1 in others
+        self.lost = 0  # grows by 4 in a step with a long wait, by 1 without help, falls by 1
         self.alone, self.penalty = 0, 16  # steps to go alone; how many it will be next
         self.num_alone = 0  # steps that went alone, so far
 
@@ -157,19 +157,20 @@ class Crowd:
         self.num_alone += self.alone > 0
         return self.alone > 0
 
-    def judge(self, wait: float, seconds: float, helped: float) -> None:
+    def judge(self, wait: float, seconds: float, helped: float, num_helpers: int) -> None:
         """After a shared step: its waits of more than LONG, and the time that it computed or waited
-        on the leading thread, both in seconds; and the share of the chunks that others computed.
+        on the leading thread, both in seconds; the share of the chunks that others computed, and
+        how many others there were.
 
         Alone, it would have taken (seconds - wait) / (1 - helped). That is less than `seconds` if
         the wait is more than helped * seconds. Without help it would have taken as long, but the
         helpers' cores would have been free.
         """
-        if wait <= helped * seconds and helped >= LEAST:
+        if wait <= helped * seconds and (helped >= LEAST or num_helpers == 0):
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
             return
-        self.lost += 4 if wait > 0 else 2
-        if self.lost > 8:  # the third of a dozen steps; after some that went alone, the second
+        self.lost += 4 if wait > 0 else 1
+        if self.lost > 8:  # the third wait in a dozen steps; after some alone, the second
             self.lost, self.alone, self.penalty = 4, self.penalty, min(2 * self.penalty, 1024)
 
 
@@ -246,7 +247,8 @@ class Program:
         num_chunks = CHUNKS_PER_THREAD * self.num_threads  # of each phase
         lost = run_step(self.weights, b, num_chunks, long)
         helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
-        self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started, helped)
+        wait, seconds = lost * self.seconds_per_turn, thread_time() - started
+        self.crowd.judge(wait, seconds, helped, shared[HELPERS])
         return self.logits[:num_seqs], self.hidden[:num_seqs]
 
 

@@ -455,16 +455,16 @@ def test_torchs_threads_end_before_a_step():
 
 
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
-    """After three steps that took longer than one thread would have, or in which others computed
-    nothing. A step that was long in all, or one such step, changes nothing."""
+    """After three steps that took longer than one thread would have, or nine in which others
+    computed nothing. A step that was long in all, or one such step, changes nothing."""
     crowd, offers = cpu_step.Crowd(), []
-    fine = (0.01, 0.1, 0.5), (0.0, 0.0006, 0.5), (0.0, 0.0006, 0.2), (0.001, 0.003, 0.5)
-    for step_of in [*fine] * 500 + [(0.003, 0.004, 0.5)]:
+    fine = (0.01, 0.1, 0.5, 1), (0.0, 0.0006, 0.5, 1), (0.0, 0.0006, 0.0, 0), (0.001, 0.003, 0.5, 2)
+    for step_of in [*fine] * 500 + [(0.003, 0.004, 0.5, 1)]:
         crowd.judge(*step_of)
         assert not crowd.goes_alone()
     for _ in range(20):
-        crowd.judge(0.0, 0.001, 0.5)
-    bad = (0.003, 0.004, 0.5), (0.0, 0.003, 0.01), (0.003, 0.004, 0.7)
+        crowd.judge(0.0, 0.001, 0.5, 1)
+    bad = (0.003, 0.004, 0.5, 1), (0.001, 0.003, 0.01, 1), (0.003, 0.004, 0.7, 1)
     for turn in range(3):  # found busy; back together, and two steps are bad: twice as long
         for one in bad[: 2 if turn else 3]:
             assert not crowd.goes_alone()
@@ -473,12 +473,13 @@ def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
         while crowd.goes_alone():
             steps += 1
         assert steps == 16 << turn
-    for one in [(0.0, 0.001, 0.5)] * 8 + [*bad[:2]]:  # as if it had never been busy
+    for one in [(0.0, 0.001, 0.5, 1)] * 8 + [(0.0, 0.001, 0.0, 1)] * 9:
+        assert not crowd.goes_alone()  # after good steps, as if it had never been busy
         crowd.judge(*one)
-        assert not crowd.goes_alone()
+    assert crowd.goes_alone()  # nine steps without help
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, *step_of: JUDGE(self, 1, 1, 0))
+    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, *step_of: JUDGE(self, 1, 1, 0, 0))
     monkeypatch.setattr(helpers, "offer", lambda job, count: offers.append(count))
     (prompt,) = llama.prompts(9, seed=3)
     engine = cpu(llama.lm)
