@@ -46,6 +46,7 @@ from minikv.speculative import (
     Proposal,
     SpeculativeLoop,
     SuffixDrafter,
+    acceptance,
     decide,
     how_many,
     keep_equal,
@@ -100,6 +101,12 @@ def test_rejection_sampling_is_exact():
         assert pairs == [share / 4] * 4  # min(p, q), then the second distribution
     kept = sum(w for ids, w in found.items() if len(ids) == 2)
     assert kept == Fraction(5, 8)  # sum min(p, q); keep_equal keeps sum p q = 4 / 16 of them
+
+
+@pytest.mark.parametrize("p", [[0.0, 0.0], [0.5, float("nan")]])
+def test_a_draw_from_no_distribution_is_refused(p):
+    with pytest.raises(ValueError, match=r"p: must have a sum above 0, was (0\.0|nan)"):
+        acceptance.draw(torch.tensor(p), 0.5)
 
 
 def distance(p, q, uniform, numbers, count):
