@@ -27,7 +27,6 @@ from helpers import (
     small,
     step,
 )
-from thorough import thorough_after
 
 import minikv
 from minikv import BlockTable, Engine, SamplingParams, Sequence
