@@ -1,12 +1,12 @@
 """What clients send, as OpenAI's clients spell it.
 
 A field that is null is taken as left out. Beside OpenAI's fields there are `top_k`, `ignore_eos`,
-`cache_salt` (only requests of the same salt share a prefix) and `retain_s`: for so many seconds,
-600 at most, the prefix cache should keep this text for whoever goes on from it, if the engine has
-`EngineConfig(retention=…)`, as that of `minikv serve` has. Agents send it with a request that may
-end in a tool call. A field that is not here is refused, unless its value asks for what is done
-anyway (`NEUTRAL`), or it changes nothing about the text (`HINTS`): routers and clients send such
-fields with every request.
+`repetition_penalty`, `cache_salt` (only requests of the same salt share a prefix) and `retain_s`:
+for so many seconds, 600 at most, the prefix cache should keep this text for whoever goes on from
+it, if the engine has `EngineConfig(retention=…)`, as that of `minikv serve` has. Agents send it
+with a request that may end in a tool call. A field that is not here is refused, unless its value
+asks for what is done anyway (`NEUTRAL`), or it changes nothing about the text (`HINTS`): routers
+and clients send such fields with every request.
 
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
 """
@@ -19,13 +19,13 @@ from minikv.sampling import SamplingParams
 from minikv.serving.scores import Asked
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "frequency_penalty": (0,), "functions": ([],),
+    "best_of": (1,), "functions": ([],),
     "function_call": ("none", "auto"), "min_p": (0,),
     "min_tokens": (0,), "modalities": (["text"],), "no_stop_trim": (False,),
-    "presence_penalty": (0,), "reasoning_effort": ("none",), "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},), "return_hidden_states": (False,),
-    "skip_special_tokens": (True,), "suffix": ("",), "tool_choice": ("none", "auto"),
-    "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
+    "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+    "return_hidden_states": (False,), "skip_special_tokens": (True,), "suffix": ("",),
+    "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,),
+    "verbosity": ("medium",),
 }  # fmt: skip
 HINTS = {
     "metadata", "parallel_tool_calls", "prompt_cache_retention", "safety_identifier",
@@ -63,6 +63,9 @@ class Options(Lenient):
     cache_salt: str | None = None
     retain_s: int | None = None
     logit_bias: dict[str, float] | None = None  # by token id
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _nothing_unknown(self) -> "Options":
@@ -83,10 +86,11 @@ class Options(Lenient):
         if not isinstance(stop, list):
             raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
         given |= {"max_tokens": max_tokens, "stop": tuple(stop), "cache_salt": cache_salt}
-        if self.num_logprobs is None and not self.logit_bias:
-            return SamplingParams(**given)
+        penalties = ("frequency_penalty", "presence_penalty", "repetition_penalty")
+        more = {name: getattr(self, name) for name in penalties if getattr(self, name) is not None}
         bias = tuple(_bias(*one) for one in (self.logit_bias or {}).items())
-        return Asked(**given, logprobs=self.num_logprobs, logit_bias=bias)
+        asked = Asked(**given, **more, logprobs=self.num_logprobs, logit_bias=bias)
+        return SamplingParams(**given) if asked == Asked(**given) else asked
 
     @property
     def num_logprobs(self) -> int | None:

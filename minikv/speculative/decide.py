@@ -23,20 +23,20 @@ class Chances:
     FORGET = 0.98  # what an old observation counts after a new one
 
     def __init__(self) -> None:
-        # Before anything is known: longer matches are better.
-        self._right = [2 * (level + 1) / (level + 2) for level in range(LEVELS)]
-        self._seen = [2.0] * LEVELS
-        self.of = [right / 2 for right in self._right]  # by level
+        self._right, self._seen = [0.0] * LEVELS, [0.0] * LEVELS  # drafts, by level
 
     def of_drafts(self, levels: Sequence[int], count: int) -> Iterator[float]:
-        """The chances of the first `count` drafts of a proposal, one after the other."""
-        return (self.of[min(level, LEVELS - 1)] for level in levels[:count])
+        """The chances of the first `count` drafts of a proposal, one after the other. Two drafts
+        that were right as often as those of all levels are added to those of each."""
+        usual = (1 + sum(self._right)) / (2 + sum(self._seen))
+        for level in levels[:count]:
+            level = min(level, LEVELS - 1)
+            yield (self._right[level] + 2 * usual) / (self._seen[level] + 2)
 
     def note(self, level: int, is_right: bool) -> None:
         level = min(level, LEVELS - 1)
         self._right[level] = self._right[level] * self.FORGET + is_right
         self._seen[level] = self._seen[level] * self.FORGET + 1
-        self.of[level] = self._right[level] / self._seen[level]
 
     def compare(
         self, levels: Sequence[int], drafts: Sequence[int], token_ids: Sequence[int]
@@ -54,7 +54,7 @@ class Costs:
     or so. Contexts grow, and other programs come and go, so what is old is forgotten."""
 
     FORGET = 0.99  # what an old step counts after a new one
-    ROW = 0.3  # of what a token of a step costs: another one, before that is known
+    ROW = 0.5  # of what a token of a step costs: another one, before that is known
     DOUBT = 1.0  # how soon it is known: so many squares of a difference in tokens
     HICCUP = 2.0  # times as long as expected, and more is not believed
 
@@ -90,7 +90,7 @@ class Account:
     After a step that asked in vain, the next one does not ask.
     """
 
-    SHARE, FIRST, MOST = 0.005, 3.0, 8.0
+    SHARE, FIRST, MOST = 0.005, 1.0, 8.0
     HICCUP = 4.0  # a step that lost more was interrupted by something else
 
     def __init__(self) -> None:

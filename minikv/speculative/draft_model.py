@@ -62,7 +62,7 @@ class ModelDrafter(Drafter, Listener):
 
     DEPTH = 5  # drafts in a row
     LEAST = 0.35  # how sure it must be that all of them are right
-    READS = 512  # tokens in one step; a longer prompt is read in several
+    READS = 128  # tokens in one step; a longer prompt is read in several, each paid for
 
     def __init__(self, lm: LanguageModel, config: EngineConfig, make: MakeBackend):
         """`make`: the backend of its attention."""

@@ -211,13 +211,13 @@ class SpeculativeLoop(Loop):
                 return
             for sequence, _ in longer:
                 sequence.num_computed += 1  # the draft that was right
-                sequence.next_slot = None  # it was the draft's
             engine.append([sequence for sequence, _ in longer], [token for _, token in longer])
             place += 1
 
     def settle(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """Count a sequence's drafts, and give back the blocks that only wrong ones needed."""
         if num_drafts > 0:
+            sequence.next_slot = None  # it was a draft's
             self.counts.note(num_drafts, num_accepted)
             self.drafter.accepted(sequence, num_drafts, num_accepted)
         table = sequence.table

@@ -196,11 +196,15 @@ def test_costs_are_learned_and_forgotten():
 
 
 def test_chances_are_learned():
-    chances = Chances()
+    chances, shorter = Chances(), Chances()
     for _ in range(200):
         chances.compare([3, 4, 5], [5, 6, 7], [5, 9])
-    assert chances.of[3] > 0.95 and chances.of[4] < 0.05
-    assert chances.of[5] == Chances().of[5]  # behind a wrong draft nothing is learned
+        shorter.compare([3, 4], [5, 6], [5, 9])
+    right, wrong, unknown = chances.of_drafts([3, 4, 5], 3)
+    assert right > 0.95 and wrong < 0.05
+    assert unknown == pytest.approx(0.5, abs=0.01)  # as often as those of all levels
+    # Behind a wrong draft nothing is learned.
+    assert [*chances.of_drafts(range(99), 99)] == [*shorter.of_drafts(range(99), 99)]
 
 
 def asked(account, steps, written):
@@ -738,7 +742,7 @@ BUGS = {
     "never shrinks: sglang#13826, TensorRT-LLM#16448": (SpeculativeLoop.settle, [
         "if table.num_tokens > room:", "if False:",
     ]),
-    "keeps the slot of the next token": (SpeculativeLoop.append_rest, [
+    "keeps the slot of the next token": (SpeculativeLoop.settle, [
         "sequence.next_slot = None", "sequence.next_slot",
     ]),
     "shrinks by a block too many": (BlockTable.shrink, [

@@ -1,13 +1,16 @@
 """OpenAI's own client is the judge of the server: every endpoint and option, and errors."""
 
 import asyncio
+import re
 
 import openai
 import pytest
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 
-from minikv import Engine, SamplingParams
+from minikv import Engine
+from minikv.serving import Scored
+from minikv.serving.scores import Asked
 
 PROMPT = "def fib(n):"
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -33,9 +36,10 @@ def client(at):
 def expected(tinypy):
     """`expected(prompt, **params)`: an engine's own samples."""
     engine = Engine(tinypy.lm, CONFIG)
+    engine.runner.sampler = Scored(engine.runner.sampler)
 
     def samples(prompt, **params):
-        params = SamplingParams(**{"max_tokens": 16, **params})
+        params = Asked(**{"max_tokens": 16, **params})
         return engine.generate([prompt], params)[0].samples
 
     return samples
@@ -75,8 +79,14 @@ OPTIONS = [
      {"top_k": 4, "temperature": 1, "seed": 1}),
     ({"extra_body": {"ignore_eos": True}, "max_tokens": 50},
      {"ignore_eos": True, "max_tokens": 50}),
+    ({"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3},
+     {"frequency_penalty": 1.5, "presence_penalty": -0.5, "temperature": 1, "seed": 2, "n": 3}),
+    ({"presence_penalty": 2, "max_tokens": 40}, {"presence_penalty": 2, "max_tokens": 40}),
+    ({"extra_body": {"repetition_penalty": 1.3}, "max_tokens": 30},
+     {"repetition_penalty": 1.3, "max_tokens": 30}),
     ({"presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {}, "stop": None, "n": None,
-      "seed": None, "user": "ann", "temperature": None, "top_p": None}, {}),
+      "seed": None, "user": "ann", "temperature": None, "top_p": None,
+      "extra_body": {"repetition_penalty": 1}}, {}),
 ]  # fmt: skip
 
 
@@ -135,11 +145,12 @@ def logprobs_of(found, is_chat):
     return told
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("params", [{}, {"temperature": 1}, {"frequency_penalty": 2}])
 @pytest.mark.parametrize("is_chat", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_logprobs_are_those_of_the_model(client, expected, tinypy, temperature, is_chat, stream):
-    params = {"temperature": temperature, "seed": 3, "max_tokens": 12}
+def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_chat, stream):
+    """Before temperature and penalties."""
+    params = {"seed": 3, "max_tokens": 12} | params
     common = params | {"model": "tinypy", "stream": stream}
     if is_chat:
         found = client.chat.completions.create(
@@ -308,7 +319,11 @@ REFUSED = [
     (C, {"logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias: must be from"),
     (C, {"logit_bias": {"-5": 1}}, openai.BadRequestError, "logit_bias: must have token ids"),
     (C, {"logit_bias": {"99999": 1}}, openai.BadRequestError, "logit_bias: 99999 is no token id"),
-    (C, {"frequency_penalty": 0.5}, openai.BadRequestError, "frequency_penalty: is not"),
+    (C, {"frequency_penalty": 2.5}, openai.BadRequestError, "frequency_penalty: .* 2, was 2.5"),
+    (H, {"frequency_penalty": -3}, openai.BadRequestError, "frequency_penalty: .* -2, was -3"),
+    (C, {"presence_penalty": "1"}, openai.BadRequestError, "presence_penalty: .* number, was '1'"),
+    (C, {"extra_body": {"repetition_penalty": 0}}, openai.BadRequestError,
+     "repetition_penalty: .* greater than 0, was 0"),
     (C, {"stream_options": {"include_usage": True}}, openai.BadRequestError, "stream_options"),
     (C, {"extra_body": {"invented": 1}}, openai.BadRequestError, "invented: is not supported"),
     (H, {"messages": []}, openai.BadRequestError, "messages: is empty"),
@@ -335,7 +350,7 @@ def test_errors_by_their_type(client, kind, given, error, says, stream):
     with pytest.raises(error) as caught:
         create(**{"model": "tinypy", "stream": stream} | usual | given)
     body = caught.value.body
-    assert says in body["message"] and body["type"] == "invalid_request_error"
+    assert re.search(says, body["message"]) and body["type"] == "invalid_request_error"
     assert {"param", "code"} <= body.keys()
 
 
