@@ -145,6 +145,9 @@ class RadixCache:
                 self.num_evictable_blocks += len(node.block_ids)
             node = node.parent
 
+    def pin(self, node: Node, seconds: float) -> bool | None:
+        """A wish to keep `node` for so long, which this cache ignores: see `minikv.retention`."""
+
     def evict(self, num_blocks: int) -> int:
         """Release up to `num_blocks` blocks, least recently used leaves first, each leaf
         from its end. Returns how many; fewer than asked if the rest is locked."""

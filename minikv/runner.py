@@ -109,15 +109,13 @@ class Runner:
         sample that forks there)."""
         rows = list(range(plan.num_decodes))
         decodes = plan.sequences[: plan.num_decodes]
-        params = [sequence.request.params for sequence in decodes]
+        params = [sequence.request.params.after(sequence) for sequence in decodes]
         draws = [s.draw() if s.request.params.temperature > 0 else None for s in decodes]
-        for row in range(plan.num_decodes, len(plan.sequences)):
-            sequence = plan.sequences[row]
+        for row, sequence in enumerate(plan.sequences[plan.num_decodes :], plan.num_decodes):
             if sequence.num_computed + plan.num_tokens[row] == len(sequence.token_ids):
-                for index in sequence.samples:
-                    rows.append(row)
-                    params.append(sequence.request.params)
-                    draws.append(sequence.draw(index))
+                rows += [row] * len(sequence.samples)
+                params += [sequence.request.params.after(sequence)] * len(sequence.samples)
+                draws += map(sequence.draw, sequence.samples)
         if not rows:
             return []
         if len(rows) != len(logits) or rows[-1] != len(rows) - 1:

@@ -66,6 +66,11 @@ class SamplingParams:
         if self.cache_salt != self.cache_salt:  # NaN
             raise ValueError(f"cache_salt: must equal itself, was {self.cache_salt!r}")
 
+    def after(self, sequence: object, drafts: Sequence[int] = ()) -> "SamplingParams":
+        """What a sampler is given for the token after a sequence and drafts behind it. Here, the
+        same for all; in a subclass, it may depend on the tokens before."""
+        return self
+
 
 def probabilities(
     logits: torch.Tensor, params: Sequence[SamplingParams]

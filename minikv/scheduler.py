@@ -175,8 +175,7 @@ class Scheduler:
         """Let a finished or aborted sequence leave. Its full blocks stay in the prefix cache."""
         (self.running if sequence.table is not None else self.waiting).remove(sequence)
         seconds = sequence.request.params.retain_s
-        is_kept = seconds and sequence.node is not None and sequence.finish_reason != "abort"
-        if is_kept and hasattr(self.cache, "pin"):  # others ignore the hint: `minikv.retention`
+        if seconds and sequence.node is not None and sequence.finish_reason != "abort":
             self.cache.pin(sequence.node, seconds)
         self._release(sequence)
         self._drop_host_blocks(sequence)

@@ -365,9 +365,8 @@ class _Cluster:
         heapq.heappush(worker.decoding, (last, self.num_events, job))
 
 
-def percentile(values: list[float], percent: float) -> float:
-    """The least value that at least `percent` of the values do not exceed."""
-    if not values:
-        return 0.0
-    ordered = sorted(values)
+def percentile(values: Iterable[float], percent: float) -> float:
+    """The least value that at least `percent` % of the values do not exceed; of none, 0. Of fewer
+    than 100 values the 99th percentile is the largest."""
+    ordered = sorted(values) or [0.0]
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -42,6 +42,7 @@ log = logging.getLogger("minikv")
 CHUNKS_PER_THREAD = 2
 PATIENCE = 2e-3  # seconds that a helper waits for the next step, awake
 LONG = 1e-3  # seconds: a wait of the leading thread that is shorter is not held against the helpers
+LEAST = 0.1  # of the chunks, for helpers that are worth their cores
 TURNS = 1_000_000  # of a waiting loop, to measure how long one takes
 
 
@@ -119,7 +120,9 @@ def can_compile(transformer: Transformer) -> bool:
 
 def on_one_thread(choose: Callable) -> Callable:
     """A sampler that computes on the thread that calls it. Torch's other threads would spin for a
-    while afterwards, on the cores that the next step's helpers need."""
+    while afterwards, on the cores that the next step's helpers need. So would those that have made
+    the engine, maybe on another thread than the one that takes steps: they end here."""
+    helpers.end_torchs_threads()
 
     @wraps(choose, assigned=(), updated=())  # __wrapped__ is the sampler
     def chosen(*args: Any) -> Any:
@@ -137,33 +140,38 @@ class Crowd:
     """Decides whether a step is shared between threads.
 
     Beside other busy programs a helper may lose its core in the middle of a chunk, and all wait for
-    it: for milliseconds, where a chunk takes microseconds. One such wait is a hiccup. If several
-    steps wait so long that one thread had been faster, the steps go on one thread for a while,
-    twice as many as the last time.
+    it: for milliseconds, where a chunk takes microseconds. Or it has a core only when the leading
+    thread has none: then it takes no chunks, but the time of that core. One such step is a hiccup.
+    After several the steps go on one thread for a while, and if they are then still as bad, for
+    twice as many.
     """
 
     def __init__(self) -> None:
-        self.lost = 0  # grows by 4 in a step with a lost core, falls by 1 in others
+        self.lost = 0  # grows by 4 in a step with a long wait, by 1 without help, falls by 1
         self.alone, self.penalty = 0, 16  # steps to go alone; how many it will be next
+        self.num_alone = 0  # steps that went alone, so far
 
     def goes_alone(self) -> bool:
         """Whether the next step goes alone."""
         self.alone = max(self.alone - 1, 0)
+        self.num_alone += self.alone > 0
         return self.alone > 0
 
-    def judge(self, wait: float, seconds: float, helped: float) -> None:
+    def judge(self, wait: float, seconds: float, helped: float, num_helpers: int) -> None:
         """After a shared step: its waits of more than LONG, and the time that it computed or waited
-        on the leading thread, both in seconds; and the share of the chunks that others computed.
+        on the leading thread, both in seconds; the share of the chunks that others computed, and
+        how many others there were.
 
         Alone, it would have taken (seconds - wait) / (1 - helped). That is less than `seconds` if
-        the wait is more than helped * seconds.
+        the wait is more than helped * seconds. Without help it would have taken as long, but the
+        helpers' cores would have been free.
         """
-        if wait <= helped * seconds:
+        if wait <= helped * seconds and (helped >= LEAST or num_helpers == 0):
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
             return
-        self.lost += 4
-        if self.lost > 8:  # the third of a dozen steps
-            self.lost, self.alone, self.penalty = 0, self.penalty, min(2 * self.penalty, 1024)
+        self.lost += 4 if wait > 0 else 1
+        if self.lost > 8:  # the third wait in a dozen steps; after some alone, the second
+            self.lost, self.alone, self.penalty = 4, self.penalty, min(2 * self.penalty, 1024)
 
 
 class Program:
@@ -232,13 +240,15 @@ class Program:
         if self.num_threads == 1 or self.crowd.goes_alone():
             run_step(self.weights, b, 1, 1)
             return self.logits[:num_seqs], self.hidden[:num_seqs]
+        helpers.end_torchs_threads()
         if shared[HELPERS] < self.num_threads - 1:
             helpers.offer(self.help, self.num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
         num_chunks = CHUNKS_PER_THREAD * self.num_threads  # of each phase
         lost = run_step(self.weights, b, num_chunks, long)
         helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
-        self.crowd.judge(lost * self.seconds_per_turn, thread_time() - started, helped)
+        wait, seconds = lost * self.seconds_per_turn, thread_time() - started
+        self.crowd.judge(wait, seconds, helped, shared[HELPERS])
         return self.logits[:num_seqs], self.hidden[:num_seqs]
 
 

@@ -1,7 +1,7 @@
 """An engine, or a cluster of them, served over HTTP to any client of OpenAI's interface.
 
 inbox      one stream's way from an engine's thread into an event loop
-scores     log-probabilities and a bias, around an engine's sampler
+scores     log-probabilities, a bias and penalties, around an engine's sampler
 loop       one engine in a thread of its own: submit, cancel, close
 requests   what clients may send
 chat       from messages to a prompt, by a checkpoint's template

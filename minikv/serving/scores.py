@@ -1,44 +1,117 @@
-"""What a request may ask of the logits beside a token: log-probabilities, and a bias.
+"""What a request may ask of the logits beside a token: log-probabilities, a bias, and penalties.
 
-    logits ── + logit_bias ── the engine's sampler ── token ids ── as `Token`, if they are asked for
+    logits ── logit_bias, penalties ── the engine's sampler ── token ids ── as `Token`, if asked for
+
+A prompt's log-probabilities come with the first token of its answer. Penalties depend on the tokens
+before. A sampler is given neither, so the params of a request with one of the two say to which
+sequence a row of logits belongs, and behind which drafts it stands (`SamplingParams.after`).
 
 A `Token` is an id that also says how likely it was. It goes wherever ids go, from an engine's
 thread or another process to the reader, and needs no path of its own.
 """
 
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import proxy
 
+import numpy as np
 import torch
 
-from minikv.runner import ChooseTokens
+from minikv.kv_cache import PreallocatedCache
+from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import SamplingParams
+from minikv.sequence import Sequence
+
+PIECE = 128  # tokens of a prompt that is scored
 
 
 @dataclass(frozen=True)
 class Asked(SamplingParams):
-    """logprobs: so many of the likeliest tokens are told with each new one; None: not even its own
-    log-probability. logit_bias: (token id, what is added to its logit)."""
+    """What a request may ask for beside `SamplingParams`.
+
+    logprobs: so many of the likeliest tokens are told with each new one; None: not even its own
+        log-probability.
+    logit_bias: (token id, what is added to its logit).
+    frequency_penalty: what a token's logit loses for each time that the answer has it already.
+    presence_penalty: what it loses if the answer has it at all.
+    repetition_penalty: by this the logit of a token of prompt or answer is divided if it is
+        positive, and multiplied if it is negative (Keskar et al., 2019). Before the other two.
+    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one.
+    """
 
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    scores_prompt: bool = False
+    # Of the row of logits that a sampler gets with this: set by `after`.
+    sequence: Sequence | None = field(default=None, init=False, repr=False, compare=False)
+    drafts: Seq[int] = field(default=(), init=False, repr=False, compare=False)
+
+    @property
+    def penalties(self) -> tuple[float, float, float]:
+        return self.repetition_penalty, self.frequency_penalty, self.presence_penalty
+
+    def after(self, sequence: Any, drafts: Seq[int] = ()) -> "Asked":
+        if self.penalties == (1, 0, 0) and not self.scores_prompt:
+            return self
+        twin = copy(self)
+        vars(twin).update(sequence=sequence, drafts=drafts)
+        return twin
 
 
 class Token(int):
     """A token id. logprob: its natural log-probability, of the model's own distribution: without
-    bias, temperature, top_k and top_p. top: (token id, the same), likeliest first."""
+    bias, penalties, temperature, top_k and top_p. top: (token id, the same), likeliest first.
+    prompt: with the first token of an answer, if asked for, those of the prompt: a `Token` each,
+    but for its first, before which there is nothing."""
 
     logprob: float
     top: list[tuple[int, float]]
+    prompt: Seq[int] = ()
+
+
+class Seen:
+    """The tokens of a sequence, each once, and how often its answer has each."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0  # of the sequence, that were counted
+        self.ids, self.counts = array("q"), array("f")
+        self.places: dict[int, int] = {}
+
+    def add(self, token_ids: Iterable[int], number: int = 1) -> None:
+        """`number`: 0 for tokens of the prompt, which the answer may not have."""
+        for token_id in token_ids:
+            place = self.places.setdefault(token_id, len(self.ids))
+            if place == len(self.ids):
+                self.ids.append(token_id)
+                self.counts.append(0)
+            self.counts[place] += number
+
+    def with_drafts(self, token_ids: Iterable[int]) -> "Seen":
+        """The same with more tokens; this one stays."""
+        twin = Seen()
+        twin.ids, twin.counts = self.ids[:], self.counts[:]
+        twin.places = self.places.copy()
+        twin.add(token_ids)
+        return twin
 
 
 class Scored:
     """A sampler that gives requests which are `Asked` what they ask for."""
 
-    def __init__(self, choose: ChooseTokens):
-        """`choose`: the sampler around which it is put."""
-        inner = choose.choose if isinstance(choose, Scored) else choose
-        self.choose: ChooseTokens = inner
+    def __init__(self, runner: Runner):
+        """`runner`: the one around whose sampler it is put."""
+        choose = runner.sampler
+        self.choose: ChooseTokens = choose.choose if isinstance(choose, Scored) else choose
+        self._runner = proxy(runner)  # weak, or both would hold each other
+        self._seen: dict[Sequence, Seen] = {}
+        self._last: list[int] = []  # what was chosen the last time
 
     def __call__(
         self, logits: torch.Tensor, params: Seq[SamplingParams], draws: Seq[float | None]
@@ -46,16 +119,78 @@ class Scored:
         asked = [(row, one) for row, one in enumerate(params) if isinstance(one, Asked)]
         if not asked:
             return self.choose(logits, params, draws)
-        biased = logits.clone()
+        changed = logits.clone()
         for row, one in asked:
             for token_id, bias in one.logit_bias:
-                biased[row, token_id] += bias
-        found = self.choose(biased, params, draws)
+                changed[row, token_id] += bias
+        if penalised := [pair for pair in asked if pair[1].penalties != (1, 0, 0)]:
+            self._penalise(changed, penalised)
+        found = self.choose(changed, params, draws)
         token_ids = found.tolist() if isinstance(found, torch.Tensor) else [*found]
+        self._last = [*token_ids]
+        prompts: dict[Sequence, list[int]] = {}  # samples fork after this
         for row, one in asked:
-            if one.logprobs is not None:
-                token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
+            if one.logprobs is None:
+                continue
+            token = token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
+            sequence = one.sequence
+            if one.scores_prompt and sequence is not None:
+                ids = sequence.request.prompt_ids
+                if sequence.num_tokens == len(ids):
+                    if sequence not in prompts:
+                        prompts[sequence] = self._prompt(ids, one.logprobs)
+                    token.prompt = prompts[sequence]
         return token_ids
+
+    @torch.inference_mode()
+    def _prompt(self, ids: list[int], number: int) -> list[int]:
+        """The prompt's tokens, told. It is computed once more, apart from the engine, which keeps
+        no logits but the last: piece by piece, with a cache of its own."""
+        model, told = self._runner.transformer, ids[:1]
+        cache = PreallocatedCache(model.config, len(ids), model.dtype, model.device)
+        for start in range(0, len(ids) - 1, PIECE):
+            piece = ids[start : start + PIECE]
+            positions = torch.arange(start, start + len(piece), device=model.device)
+            tokens = torch.tensor(piece, device=model.device)
+            logits = model.logits(model.forward(tokens, positions, cache.attend))
+            rows = zip(ids[start + 1 : start + 1 + PIECE], logits, strict=False)
+            told += [_told(token_id, row, number) for token_id, row in rows]
+        return told
+
+    def _penalise(self, logits: torch.Tensor, asked: Seq[tuple[int, Asked]]) -> None:
+        """In place: logits (S, vocab_size)."""
+        self._seen = {one: seen for one, seen in self._seen.items() if one.finish_reason is None}
+        seen = [self._tokens_before(one) for _, one in asked]
+        sizes = [len(one.ids) for one in seen]  # their sum is N
+        table = (
+            np.repeat([row for row, _ in asked], sizes),
+            np.concatenate([np.array(one.ids) for one in seen]),
+            np.concatenate([np.array(one.counts) for one in seen]),
+            np.repeat(np.array([one.penalties for _, one in asked], np.float32), sizes, 0),
+        )
+        rows, ids, counts, penalties = (torch.from_numpy(part).to(logits.device) for part in table)
+        repetition, frequency, presence = penalties.T  # (N,) each
+        values = logits[rows, ids].float()
+        values = torch.where(values > 0, values / repetition, values * repetition)
+        values -= counts * frequency + (counts > 0) * presence
+        logits[rows, ids] = values.to(logits.dtype)
+
+    def _tokens_before(self, asked: Asked) -> Seen:
+        """The tokens before the one that is to be chosen. Of the sequence itself, only those are
+        counted that it has got since the last time."""
+        sequence, drafts = asked.sequence, asked.drafts
+        assert sequence is not None
+        seen = self._seen.setdefault(sequence, Seen())
+        if seen.num_tokens == 0:
+            prompt = sequence.request.prompt_ids
+            if asked.repetition_penalty != 1:
+                seen.add(prompt, 0)
+            seen.num_tokens = len(prompt)
+        seen.add(sequence.token_ids[seen.num_tokens :])
+        seen.num_tokens = len(sequence.token_ids)
+        if sequence.device_row is not None:  # planned ahead: its newest token is still on its way
+            drafts = [self._last[sequence.device_row], *drafts]
+        return seen.with_drafts(drafts) if drafts else seen
 
 
 def _told(token_id: int, logits: torch.Tensor, number: int) -> Token:

@@ -35,7 +35,7 @@ def run_with_drafts(
     params, draws = [], []
     for sequence, ids in zip(plan.sequences, drafts, strict=False):
         for ahead in range(len(ids) + 1):
-            params.append(sequence.request.params)
+            params.append(sequence.request.params.after(sequence, ids[:ahead]))
             draws.append(sequence.draw(ahead=ahead))
     rows = as_list(runner.sampler(logits[: len(draws)], params, draws))
     token_ids, after, row = [], [], 0

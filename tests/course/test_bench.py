@@ -10,6 +10,7 @@ import statistics
 from functools import partial
 
 import pytest
+from thorough import thorough_after
 
 from minikv.course.bench import (
     BENCHMARKS,
@@ -46,6 +47,11 @@ SMALL = {
 }
 
 
+def is_long(name: str) -> bool:
+    """Also when small: some seconds."""
+    return name not in ("step", "scheduler", "cluster", "paging", "kv", "hybrid")
+
+
 @pytest.fixture
 def small(monkeypatch):
     """What no option makes small: four new tokens on each rung, one core to be kept busy, sizes of
@@ -64,7 +70,7 @@ def small(monkeypatch):
     monkeypatch.setattr(tiers, "_step_times", some_step_times)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", thorough_after(6, sorted(BENCHMARKS, key=is_long)))
 def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]
@@ -233,29 +239,9 @@ def test_a_trace_is_read(tmp_path, capsys):
     assert paging.trace_lengths(file) == [Length(374, 44), Length(1, 7)]
     assert main(f"bench paging --trace {file} --block-sizes 16 --pools 9".split()) == 0
     assert "2 requests (trace.csv)" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read"),
-        (b"", "no column ContextTokens and no column GeneratedTokens"),
-        (b"TIMESTAMP,ContextTokens\n1,2\n", "no column GeneratedTokens"),
-        (b"ContextTokens,GeneratedTokens\n", "no requests"),
-        (b"ContextTokens,GeneratedTokens\n5,6\n7,many\n", "line 3"),
-        (b"ContextTokens,GeneratedTokens\n5,-6\n", "line 2"),
-        (b"ContextTokens,GeneratedTokens\n5\n", "line 2"),
-        (b"ContextTokens,GeneratedTokens\n5,6\n\x89PNG\r\n\xff\xfe", "cannot be read"),
-        ("ContextTokens,GeneratedTokens\n1²,3\n".encode(), "line 2"),
-    ],
-)
-def test_a_damaged_trace_is_refused(content, said, tmp_path, capsys):
-    file = tmp_path / "trace.csv"
-    if content is not None:
-        file.write_bytes(content)
+    file.unlink()
     assert main(["bench", "paging", "--trace", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert str(file) in error and said in error
+    assert f"{file} cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [*BENCHMARKS, *ON_A_GPU, "all"])

@@ -2,6 +2,7 @@
 where they cannot be used."""
 
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -364,9 +365,7 @@ def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
         return 0
 
     monkeypatch.setattr(cpu_step, "run_step", run_step)
-    drafter = Clairvoyant(wrong=0.1)
-    engine = fearless(cpu(llama.lm, speculative=drafter))
-    drafter.engine = engine
+    engine = fearless(cpu(llama.lm, speculative=Clairvoyant(wrong=0.1)))
     prompts = llama.prompts(3, 20, 40, seed=8)
     outputs = engine.generate(prompts, SamplingParams(max_tokens=30))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 30) for prompt in prompts]
@@ -415,34 +414,77 @@ def test_an_interpreter_ends_right_after_a_step():
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
 
 
+SPINS = """
+import os, signal, threading, time, torch
+torch.set_num_threads(2)
+import minikv
+
+def num_threads():  # of the system, not of Python alone
+    return len(os.listdir("/proc/self/task"))
+
+engine = minikv.Engine(minikv.load("tinypy"))
+engine.add_request([1, 2, 3], minikv.SamplingParams(max_tokens=9))
+engine.step(), engine.step()
+before, values = num_threads(), torch.ones(1 << 20)
+values.sum()
+assert num_threads() == before + 1
+engine.step()
+deadline = time.monotonic() + 20
+while num_threads() > before and time.monotonic() < deadline:
+    time.sleep(0.01)  # one that has ended is still listed for a moment
+assert num_threads() == before
+values.sum()
+child = os.fork()
+if child == 0:
+    signal.alarm(20)  # ends it, if it waits for threads that it does not have
+    engine.step()
+    os._exit(0 if values.sum() == 1 << 20 else 3)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not helpers._RUNTIMES, reason="torch has another runtime of OpenMP")
+def test_torchs_threads_end_before_a_step():
+    """They never stop spinning otherwise. And a process that is forked is not left to wait."""
+    environment = os.environ | {"OMP_WAIT_POLICY": "ACTIVE"}
+    command = [sys.executable, "-W", "ignore", "-c", SPINS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_on_a_busy_machine_one_thread_computes(llama, monkeypatch):
-    """After three steps that took longer than one thread would have. A step that was long in all,
-    or one such wait, changes nothing."""
+    """After three steps that took longer than one thread would have, or nine in which others
+    computed nothing. A step that was long in all, or one such step, changes nothing."""
     crowd, offers = cpu_step.Crowd(), []
-    fine = (0.01, 0.1, 0.5), (0.0, 0.0006, 0.5), (0.0, 0.0006, 0.0), (0.001, 0.003, 0.5)
-    for step_of in [*fine] * 500 + [(0.003, 0.004, 0.5)]:
+    fine = (0.01, 0.1, 0.5, 1), (0.0, 0.0006, 0.5, 1), (0.0, 0.0006, 0.0, 0), (0.001, 0.003, 0.5, 2)
+    for step_of in [*fine] * 500 + [(0.003, 0.004, 0.5, 1)]:
         crowd.judge(*step_of)
         assert not crowd.goes_alone()
     for _ in range(20):
-        crowd.judge(0.0, 0.001, 0.5)
-    for turn in range(3):  # found busy, back together, found busy again: twice as long
-        for one in ((0.003, 0.004, 0.5), (0.001, 0.003, 0.01), (0.003, 0.004, 0.7)):
+        crowd.judge(0.0, 0.001, 0.5, 1)
+    bad = (0.003, 0.004, 0.5, 1), (0.001, 0.003, 0.01, 1), (0.003, 0.004, 0.7, 1)
+    for turn in range(3):  # found busy; back together, and two steps are bad: twice as long
+        for one in bad[: 2 if turn else 3]:
             assert not crowd.goes_alone()
             crowd.judge(*one)
         steps = 1
         while crowd.goes_alone():
             steps += 1
         assert steps == 16 << turn
+    for one in [(0.0, 0.001, 0.5, 1)] * 8 + [(0.0, 0.001, 0.0, 1)] * 9:
+        assert not crowd.goes_alone()  # after good steps, as if it had never been busy
+        crowd.judge(*one)
+    assert crowd.goes_alone()  # nine steps without help
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, *step_of: JUDGE(self, 1, 1, 0))
+    monkeypatch.setattr(cpu_step.Crowd, "judge", lambda self, *step_of: JUDGE(self, 1, 1, 0, 0))
     monkeypatch.setattr(helpers, "offer", lambda job, count: offers.append(count))
     (prompt,) = llama.prompts(9, seed=3)
     engine = cpu(llama.lm)
     assert engine.generate([prompt], SamplingParams(max_tokens=40))[0].token_ids == llama.greedy(
         prompt, 40
     )
-    assert offers == [1] * 6  # of 40 steps: three, then 15 alone, three, then 31 alone
+    assert offers == [1] * 5  # of 40 steps: three, then 15 alone, two, then 31 alone
 
 
 JUDGE = cpu_step.Crowd.judge

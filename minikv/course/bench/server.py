@@ -22,10 +22,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import minikv
+from minikv.cluster.simulate import percentile
 from minikv.course.bench import llama_cpp, server_load
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, over, positive
 from minikv.course.bench.peers import engine_for, ours, random_prompts
-from minikv.course.chapters.ch06_continuous_batching.serving import percentile
 from minikv.course.measure.timing import timed
 
 PEER = "llama.cpp"

@@ -9,8 +9,9 @@ the oracle's.
 import argparse
 
 import minikv
+from minikv.cluster.simulate import percentile
 from minikv.course.bench.harness import BenchTable, Spread, over, positive
-from minikv.course.chapters.ch06_continuous_batching.serving import compare, percentile, static_rate
+from minikv.course.chapters.ch06_continuous_batching.serving import compare, static_rate
 from minikv.course.measure.workload import shared_prompts
 
 

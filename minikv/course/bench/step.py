@@ -6,7 +6,8 @@ second cache, and the rate at which the same blocks are only read. `limit` is th
 limits, and `% of limit` is what a whole step reaches of it. What is left of a step beside host,
 products and attention is `rest`. `serial` is the share of a step in which one thread of the program
 works alone. From it and the host's time follows, by Amdahl's law, how many times as fast as here a
-step can be `on 4 cores`, on 8 and on 16.
+step can be `on 4 cores`, on 8 and on 16. `alone` is how many steps went on one thread, because the
+machine was found busy.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 import minikv
 from minikv.course.bench import peers
 from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, take_steps
+from minikv.ring import with_config
 
 GOALS = {1: 50, 8: 60, 32: 60, 64: 60}  # % of the limit, by batch
 
@@ -32,12 +34,13 @@ def run(args: argparse.Namespace) -> BenchTable:
     from minikv.course.bench.step_parts import Threads, parts  # needs Numba
 
     table = BenchTable(title, args.repeats)
-    lm = minikv.load("tinypy")
+    total = (args.repeats + 1) * args.steps
+    lm = with_config(minikv.load("tinypy"), max_context=args.context + total + 8)
     threads = torch.get_num_threads()
     table.notes.append(f"{threads} threads; a part is timed on all of them, without the others")
     with bar(len(args.batch) * (args.repeats + 1), "step") as progress, Threads(threads) as share:
         for batch in args.batch:
-            engine = decoding(lm, batch, args.context, (args.repeats + 1) * args.steps)
+            engine = decoding(lm, batch, args.context, total)
             found: dict[str, list[float]] = {}
             for turn in range(args.repeats + 1):
                 of_turn = parts(engine, share, args.steps)
@@ -45,7 +48,8 @@ def run(args: argparse.Namespace) -> BenchTable:
                     found.setdefault(name, []).append(value)
                 progress.update()
             row: dict[str, Any] = {"batch": batch}
-            row |= {name: Spread(values) for name, values in found.items()}
+            alone = f"{sum(found.pop('alone'))} of {args.repeats * args.steps}"
+            row |= {name: Spread(values) for name, values in found.items()} | {"alone": alone}
             goal = GOALS.get(batch)
             table.add(row, Aim("% of limit", ">=", goal) if goal else None)
     return table

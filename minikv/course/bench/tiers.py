@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
-from statistics import quantiles
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
 import torch
 
 import minikv
+from minikv.cluster.simulate import percentile
 from minikv.course.bench.harness import (
     Aim,
     BenchTable,
@@ -146,8 +146,8 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         row = {
             "what": "served", "way": way,
             "hit rate": Spread([one.hit_rate for one in results]),
-            "first token P50, s": Spread([percent(one.first_token, 50) for one in results]),
-            "first token P99, s": Spread([percent(one.first_token, 99) for one in results]),
+            "first token P50, s": Spread([percentile(one.first_token, 50) for one in results]),
+            "first token P99, s": Spread([percentile(one.first_token, 99) for one in results]),
             "tokens/s": Spread([one.tokens_per_second for one in results]),
         }  # fmt: skip
         if way != "host + disk":
@@ -156,10 +156,6 @@ def served(table: BenchTable, lm: minikv.LanguageModel, args: argparse.Namespace
         rates, best = ([one.hit_rate for one in runs[name]] for name in (way, "unlimited"))
         row["hits of unlimited"] = over(rates, best)
         table.add(row, Aim("hits of unlimited", ">=", 1.0))
-
-
-def percent(values: list[float], rank: int) -> float:
-    return quantiles(values, n=100, method="inclusive")[rank - 1]
 
 
 # ── Returning ─────────────────────────────────────────────────────────────────

@@ -20,11 +20,6 @@ from minikv.language_model import LanguageModel
 LINES_ABOVE = "the lines above: which of them fails?"  # where to look, of random programs
 
 
-def counted(count: float, thing: str) -> str:
-    """ "1 head", "2 heads"."""
-    return f"{count} {thing}{'s' * (count != 1)}"
-
-
 def at_most(limit: int, found: int) -> int | str:
     """What is seen of a number that may be anything up to `limit`."""
     return f"at most {limit}" if found <= limit else found

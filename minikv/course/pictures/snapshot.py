@@ -82,7 +82,7 @@ class Snapshot:
         elif names and count == 0:
             warning = f"free, yet in the table of {who}"
         elif names and not 0 <= count - len(names) <= (block_id in self.cached):
-            warning = f"count {count}, but in {plural(len(names), 'table')} here: {who}"
+            warning = f"count {count}, but in {counted(len(names), 'table')} here: {who}"
         return SeenBlock(block_id, count, names, slots, state, warning)
 
     @cached_property
@@ -102,7 +102,7 @@ class Snapshot:
         for name, table in self.tables.items():
             room = len(table.block_ids) * self.block_size
             if table.num_tokens > room:
-                found.append(f"{name}: {plural(table.num_tokens, 'token')}, but room for {room}")
+                found.append(f"{name}: {counted(table.num_tokens, 'token')}, but room for {room}")
             for block_id in table.block_ids:
                 if not 0 <= block_id < len(self.ref_counts):
                     found.append(f"{name}: names block {block_id}, which the pool does not have")
@@ -119,7 +119,7 @@ class Snapshot:
                 f"{block_id} ({self.filled(name, index)} of {self.block_size} filled)"
                 for index, block_id in enumerate(table.block_ids)
             )
-            tokens = plural(table.num_tokens, "token")
+            tokens = counted(table.num_tokens, "token")
             parts.append(
                 f"{name}, {tokens}, in blocks {blocks}." if blocks else f"{name}, {tokens}."
             )
@@ -136,5 +136,6 @@ class Snapshot:
         return " ".join(parts)
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def counted(count: float, thing: str, things: str = "") -> str:
+    """ "1 head", "2 heads"; `things` where an s is not enough."""
+    return f"{count} {thing if count == 1 else things or thing + 's'}"

@@ -21,7 +21,7 @@ from operator import index as as_int
 from typing import Any
 
 from minikv.course.pictures.block_viewer import check_letter, check_surface
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import (
     Cell,
@@ -126,7 +126,7 @@ class TreeSnapshot:
         """The picture in words."""
         parts = [
             f"{self.num_free} of {self.num_blocks} blocks free. "
-            f"{plural(len(self.blocks), 'block')} in the tree, {self.num_evictable} evictable."
+            f"{counted(len(self.blocks), 'block')} in the tree, {self.num_evictable} evictable."
         ]
         for node in self.nodes:
             where = f"After block {parent.id}" if (parent := self.parent(node)) else "At the root"
@@ -275,7 +275,7 @@ class TreeHistory(TreeRecording):
                 continue
             num_seen += 1
             if not 0 < len(node.keys) == len(node.block_ids):
-                what = plural(len(node.keys), "key"), plural(len(node.block_ids), "block")
+                what = counted(len(node.keys), "key"), counted(len(node.block_ids), "block")
                 warnings.append("a node of {} and {}".format(*what))
                 continue
             nodes.append(
@@ -287,7 +287,7 @@ class TreeHistory(TreeRecording):
             )  # fmt: skip
             warnings += _strange_links(node)
         if num_seen < len(live):
-            warnings.append(f"{plural(len(live) - num_seen, 'node')} not below any root")
+            warnings.append(f"{counted(len(live) - num_seen, 'node')} not below any root")
         return nodes, warnings
 
     def describe(self, i: int, before: int | None) -> str:
@@ -364,7 +364,7 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
                 outlined=True,
                 num_locks=node.lock_count,
                 turn=node.turn,
-                change=f"{'+' if more > 0 else '−'}{plural(abs(more), 'lock')}" if more else "",
+                change=f"{'+' if more > 0 else '−'}{counted(abs(more), 'lock')}" if more else "",
                 cut=changes is not None and node.places[0] in changes.split,
             )
         )
@@ -379,8 +379,8 @@ def _scene(step: TreeSnapshot, before: TreeSnapshot | None, with_salts: bool) ->
     salts = {cell.place[0] for run in runs for cell in run.cells}
     return Scene(
         head=(
-            f"pool: {step.num_free} of {plural(step.num_blocks, 'block')} free · "
-            f"tree: {plural(len(step.blocks), 'block')}, {step.num_evictable} evictable"
+            f"pool: {step.num_free} of {counted(step.num_blocks, 'block')} free · "
+            f"tree: {counted(len(step.blocks), 'block')}, {step.num_evictable} evictable"
         ),
         runs=tuple(runs),
         roots={salt: _root_label(salt, with_salts) for salt in salts},

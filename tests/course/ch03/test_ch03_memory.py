@@ -278,6 +278,9 @@ def test_a_trace_may_tell_no_times_and_be_out_of_order(tmp_path):
         ("t.csv", CSV, "a header and no requests"),
         ("t.csv", CSV + "2023-11-16,5,6\nyesterday,5,6\n", "line 3: TIMESTAMP must be a date"),
         ("t.csv", CSV + "2023-11-16,5,0\n", "line 2: ContextTokens and GeneratedTokens must be"),
+        ("t.csv", CSV + "2023-11-16,5\n", "line 2: ContextTokens and GeneratedTokens must be"),
+        ("t.csv", CSV + "2023-11-16,1²,3\n", "line 2: ContextTokens and GeneratedTokens must be"),
+        ("t.csv", b"\x89PNG\r\n\xff\xfe", "cannot be read"),
         ("t.jsonl", "", "no lines"),
         ("t.jsonl", '{"timestamp": 1,\n', "line 1: not valid json"),
         ("t.jsonl", "[1, 2]\n", "line 1: no input_length and no output_length and no timestamp"),
@@ -290,7 +293,7 @@ def test_a_trace_may_tell_no_times_and_be_out_of_order(tmp_path):
 def test_a_damaged_trace_is_refused(name, content, said, tmp_path):
     file = tmp_path / name
     if content is not None:
-        file.write_text(content)
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError) as error:
         read_trace(file)
     assert str(file) in str(error.value) and said in str(error.value)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from minikv import EngineConfig
+from minikv.cluster.simulate import percentile
 from minikv.course.chapters.ch06_continuous_batching.pictures import (
     crossover_picture,
     filled_picture,
@@ -26,7 +27,6 @@ from minikv.course.chapters.ch06_continuous_batching.serving import (
     Step,
     compare,
     crossover,
-    percentile,
     preemption_costs,
     serve,
     static_rate,

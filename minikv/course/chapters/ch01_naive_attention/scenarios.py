@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 import minikv
 from minikv.course.judge.checking import mismatch, plain, runs_model, witness
 from minikv.course.judge.scenarios import Group, Log, Words, same, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.model import rotate
 
 EARLIER = "the groups above: which of them fails?"
@@ -34,12 +35,8 @@ def kind_of(found: Any) -> str:
     if isinstance(found, torch.Tensor):
         return f"a tensor of shape {tuple(found.shape)}"
     if isinstance(found, list) and all(isinstance(x, int | float) for x in found):
-        return some(len(found), "number")
+        return counted(len(found), "number")
     return "nothing" if found is None else f"a {type(found).__name__}"
-
-
-def some(count: int, noun: str, nouns: str = "") -> str:
-    return f"{count} {noun if count == 1 else nouns or noun + 's'}"
 
 
 # ── 01.1 One query ────────────────────────────────────────────────────────────
@@ -64,8 +61,8 @@ def vectors(num_keys: int, dim: int, width: int, seed: int = 0, key: list | None
     query = torch.randn(dim, generator=generator)
     keys = torch.randn(num_keys, dim, generator=generator)
     values = 4 * torch.randn(num_keys, width, generator=generator) + torch.arange(width)
-    keys_ = some(num_keys, "equal key" if key else "key")
-    what = f"{keys_} of {some(dim, 'number')}, values of {some(width, 'number')}"
+    keys_ = counted(num_keys, "equal key" if key else "key")
+    what = f"{keys_} of {counted(dim, 'number')}, values of {counted(width, 'number')}"
     return what, query.tolist(), [key] * num_keys if key else keys.tolist(), values.tolist()
 
 
@@ -177,9 +174,9 @@ class Case(NamedTuple):
 
     def __str__(self) -> str:
         T, L, H, K, D, window, how = self
-        tokens = f"{some(T, 'query', 'queries')} at the end of {L} positions"
-        heads = some(H, "head") if H == K else f"{H} query heads on {some(K, 'KV head')}"
-        told = f"{some(T, 'token') if T == L else tokens}, {heads} of {D}"
+        tokens = f"{counted(T, 'query', 'queries')} at the end of {L} positions"
+        heads = counted(H, "head") if H == K else f"{H} query heads on {counted(K, 'KV head')}"
+        told = f"{counted(T, 'token') if T == L else tokens}, {heads} of {D}"
         return f"{how}: " * bool(how) + told + f", window {window}" * bool(window)
 
     def draw(self) -> list[torch.Tensor]:
@@ -352,7 +349,7 @@ def many(positions: list[int], heads: int, dim: int, heads_first: bool = False) 
     x = torch.randn(len(positions), heads, dim, generator=generator)
     if heads_first:
         x = x.transpose(0, 1).contiguous().transpose(0, 1)
-    what = f"positions {positions}, {some(heads, 'head')} of {dim}"
+    what = f"positions {positions}, {counted(heads, 'head')} of {dim}"
     return what + f", {HEADS_FIRST}" * heads_first, x, positions
 
 
@@ -390,7 +387,7 @@ scenario(
 
 def work(mine, program, log: Log) -> None:
     name, prompt, new = program
-    text = f"a prompt of {prompt} and {some(new, 'new token')}"
+    text = f"a prompt of {prompt} and {counted(new, 'new token')}"
     found = call(log, text, mine.work_of_generation, prompt=prompt, new=new)
     if isinstance(found, dict):
         log(text, {f"{name!r} is a key:": name in found})

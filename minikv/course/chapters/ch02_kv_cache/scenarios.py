@@ -13,8 +13,8 @@ import torch
 
 from minikv.course.chapters.ch02_kv_cache.bytes_written import BytesWritten
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, tinypy, witness
-from minikv.course.judge.programs import counted
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.kv_cache import ConcatCache, PreallocatedCache
 from minikv.language_model import Cache, LanguageModel
 from minikv.model import Transformer

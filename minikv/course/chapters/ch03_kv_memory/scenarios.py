@@ -15,9 +15,10 @@ from minikv.course.chapters.ch03_kv_memory.given import NoHole, Shape
 from minikv.course.chapters.ch03_kv_memory.memory import ContiguousMemory, generate_in_pieces
 from minikv.course.chapters.ch03_kv_memory.published import CLAIMS, CONFIGS, MISTAKES
 from minikv.course.judge.checking import plain, runs_model, same_as_oracle, shown, witness
-from minikv.course.judge.programs import LINES_ABOVE, counted
+from minikv.course.judge.programs import LINES_ABOVE
 from minikv.course.judge.scenarios import Group, Log, Words, numbers, scenario
 from minikv.course.measure.workload import Length, chat_like
+from minikv.course.pictures.snapshot import counted
 from minikv.kv_cache import PreallocatedCache
 
 

@@ -17,7 +17,7 @@ from minikv import OutOfBlocks
 from minikv.backend import AttentionBackend
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
 from minikv.course.judge.checking import plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode, scramble
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
 
 TEXTS = ("class Stack:\n    def push(self, item):\n", "import os\n\ndef fib(n):", "for i in range(")
@@ -155,10 +155,7 @@ ALL = "blocks tokens order counts pool"
 
 def tables(mine, program, log: Log) -> None:
     size, num_blocks, steps, looks = program
-    pool = minikv.BlockPool(num_blocks)
-    ids = [pool.allocate() for _ in range(num_blocks)]
-    for block_id in random.Random(5).sample(ids, num_blocks):  # it hands them out in any order
-        pool.release(block_id)
+    pool = scramble(minikv.BlockPool(num_blocks))
     live: dict[str, Any] = {}
     promised: dict[str, int] = {}  # tokens, by table
     letters: dict[str, dict[int, str]] = {}  # of each table's blocks

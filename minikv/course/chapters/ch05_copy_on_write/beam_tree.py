@@ -25,7 +25,7 @@ import torch
 from minikv import beam, sequence
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import check_surface
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.course.pictures.tree_drawing import Cell, Place, Run, Scene, TreeRecording, shown
 from minikv.errors import require_int
@@ -199,7 +199,7 @@ class BeamHistory(TreeRecording):
         for name, one in step.beams.items():
             ids = ", ".join(map(str, one.block_ids)) or "none"
             text = visible(self.decode(list(one.token_ids))[-24:], 24)
-            tokens = plural(one.num_computed, "token")
+            tokens = counted(one.num_computed, "token")
             parts.append(f"Beam {name}, {tokens} in blocks {ids}, ends with {text}")
         shared = [
             f"{block.id} by {' '.join(block.names)} (count {block.ref_count})"
@@ -317,7 +317,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
     ends = list(engine.lm.config.eos_ids)
     try:
         log_probs = beam.log_probs_of(engine.runner, beams).double().cpu()  # (beams, V)
-        history.snap(beams, f"the prompt: {plural(len(prompt_ids), 'token')}")
+        history.snap(beams, f"the prompt: {counted(len(prompt_ids), 'token')}")
         for number in range(1, steps + 1):
             totals = log_probs + scores
             totals[:, ends] = float("-inf")
@@ -335,7 +335,7 @@ def record_beams(engine: "Engine", prompt_ids: list[int], width: int, steps: int
             if opens:
                 how = "a new block each"
             else:
-                how = f"{plural(taken, 'block')} copied first" if taken else "in place"
+                how = f"{counted(taken, 'block')} copied first" if taken else "in place"
             history.snap(beams, f"token {number} written: {how}")
     finally:
         for one in beams:

@@ -11,8 +11,9 @@ from minikv import BlockPool, beam
 from minikv.course.chapters.ch05_copy_on_write.answers import copy_blocks, copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
-from minikv.course.judge.programs import LINES_ABOVE, counted, scramble
+from minikv.course.judge.programs import LINES_ABOVE, scramble
 from minikv.course.judge.scenarios import Group, Log, Words, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.sequence import Request, Sequence
 
 PROMPT = "class Queue:\n    def push(self, item):\n        self."

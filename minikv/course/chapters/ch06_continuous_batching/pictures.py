@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import LogLocator, NullLocator
 
+from minikv.cluster.simulate import percentile
 from minikv.course.chapters.ch06_continuous_batching.serving import (
     ACCELERATORS,
     REACHED,
@@ -24,7 +25,6 @@ from minikv.course.chapters.ch06_continuous_batching.serving import (
     PreemptionCost,
     Run,
     crossover,
-    percentile,
 )
 from minikv.course.pictures import style
 

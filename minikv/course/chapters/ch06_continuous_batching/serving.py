@@ -12,7 +12,6 @@
 and reads the clock before and after.
 """
 
-import math
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -26,6 +25,7 @@ import torch
 from tqdm import tqdm
 
 from minikv.blocks import BlockPool
+from minikv.cluster.simulate import percentile
 from minikv.config import EngineConfig
 from minikv.course.measure.running_table import machine
 from minikv.course.measure.timing import no_gc
@@ -201,13 +201,6 @@ class Run:
     @property
     def preemptions(self) -> int:
         return sum(one.preemptions for one in self.served)
-
-
-def percentile(values: Iterable[float], percent: float) -> float:
-    """The smallest value that at least `percent` % of them do not exceed. Of fewer than 100
-    values the 99th percentile is the largest."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
 
 
 # ── Serving ───────────────────────────────────────────────────────────────────

@@ -22,8 +22,9 @@ from minikv.course.chapters.ch08_triton_paged_attention.watch import (
 )
 from minikv.course.judge.checking import Wrong, check, runs_model
 from minikv.course.judge.examine import COMPILES
-from minikv.course.judge.programs import advice, at_most, counted, decoded, line, until_wrong
+from minikv.course.judge.programs import advice, at_most, decoded, line, until_wrong
 from minikv.course.judge.scenarios import Log, scenario
+from minikv.course.pictures.snapshot import counted
 
 # ── Under the watch ───────────────────────────────────────────────────────────
 

@@ -52,12 +52,12 @@ from minikv.course.judge.programs import (
     LINES_ABOVE,
     advice,
     at_most,
-    counted,
     decoded,
     line,
     until_wrong,
 )
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.pictures.snapshot import counted
 
 COMPILES = "Numba compiles it, and the result is right as in Python"
 

@@ -30,7 +30,7 @@ from minikv.course.pictures.block_drawing import (
     strip,
 )
 from minikv.course.pictures.block_viewer import Recording, check_surface
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.timeline import visible
 from minikv.ring.cells import FREE
 
@@ -70,7 +70,7 @@ class RingSnapshot:
     def describe(self) -> str:
         """The picture in words."""
         parts = [
-            f"{self.num_used} of {plural(len(self.cells), 'cell')} used, the last one is "
+            f"{self.num_used} of {counted(len(self.cells), 'cell')} used, the last one is "
             f"cell {self.used_max - 1}; head at {self.head}."
             if self.num_used
             else f"All {len(self.cells)} cells are free; head at {self.head}."

@@ -30,7 +30,7 @@ from minikv.course.pictures.block_drawing import (
     width_of,
 )
 from minikv.course.pictures.block_viewer import Recording
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.course.pictures.tree_drawing import Place, rows_of, shown
 
 TIERS = ("device", "host", "disk")  # the fastest first
@@ -57,7 +57,7 @@ class TierSnapshot:
 
     def describe(self) -> str:
         """The picture in words."""
-        parts = [", ".join(f"{plural(self.count(tier), 'block')} on the {tier}" for tier in TIERS)]
+        parts = [", ".join(f"{counted(self.count(tier), 'block')} on the {tier}" for tier in TIERS)]
         for place, names in self.ends.items():
             path = [place[: i + 1] for i in range(1, len(place))]
             where = "".join(LETTERS[self.blocks[p][0]] if self.blocks[p] else "-" for p in path)

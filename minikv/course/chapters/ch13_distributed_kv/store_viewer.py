@@ -23,7 +23,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import Recording
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.sampling import SamplingParams
 
 STORE = "the store"
@@ -127,7 +127,7 @@ class StoreFlow(Recording):
 
     def describe(self, i: int, before: int | None) -> str:
         held = self.steps[i].held
-        told = ", ".join(f"{row} {plural(len(keys), 'block')}" for row, keys in held.items())
+        told = ", ".join(f"{row} {counted(len(keys), 'block')}" for row, keys in held.items())
         return f"{told}; {self.steps[i].num_fetched} fetched."
 
     def counted(self, i: int) -> dict[str, int]:

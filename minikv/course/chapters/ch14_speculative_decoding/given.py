@@ -8,7 +8,7 @@ from typing import Any
 import minikv
 from minikv import BlockPool, BlockTable
 from minikv.course.pictures.block_viewer import History
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.language_model import LanguageModel
 from minikv.speculative import Drafter, Proposal, keep_equal
 
@@ -84,7 +84,7 @@ def film(
     while len(tokens) < len(prompt_ids) + num_tokens:
         drafts = propose(tokens)
         table.grow(1 + len(drafts))
-        words = plural(len(drafts), "draft") if drafts else "no drafts"
+        words = counted(len(drafts), "draft") if drafts else "no drafts"
         history.snap(words, {"A": table}, texts(drafts))
         own = [int(row.argmax()) for row in lm.logits(tokens + drafts)[len(tokens) - 1 :]]
         written = keep_equal(drafts, own)

@@ -13,8 +13,9 @@ import minikv
 from minikv import BlockPool, RadixCache
 from minikv.course.chapters.ch14_speculative_decoding.trees import tree_logits
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, witness
-from minikv.course.judge.programs import LINES_ABOVE, counted, scramble, under
+from minikv.course.judge.programs import LINES_ABOVE, scramble, under
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.speculative import Drafter, Proposal
 
 PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    def last(self):\n"

@@ -11,8 +11,9 @@ from weakref import WeakSet
 import minikv
 from minikv.course.chapters.ch15_serving.given import Lookup
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle, tinypy
-from minikv.course.judge.programs import LINES_ABOVE, at_most, counted
+from minikv.course.judge.programs import LINES_ABOVE, at_most
 from minikv.course.judge.scenarios import Group, Log, numbers, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.serving import EngineLoop
 
 TORCH = minikv.EngineConfig(64, attention="torch")

@@ -16,7 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 
 from minikv.course.pictures import style
 from minikv.course.pictures.block_viewer import Recording
-from minikv.course.pictures.snapshot import plural
+from minikv.course.pictures.snapshot import counted
 from minikv.engine import Engine
 from minikv.sampling import SamplingParams
 
@@ -77,8 +77,8 @@ class GroupFilm(Recording):
     def describe(self, i: int, before: int | None) -> str:
         full, windowed = self.steps[i].looks
         return (
-            f"full layers have {plural(len(full), 'block')}; "
-            f"layers with a window have {plural(len(windowed) - windowed.count(NONE), 'block')}."
+            f"full layers have {counted(len(full), 'block')}; "
+            f"layers with a window have {counted(len(windowed) - windowed.count(NONE), 'block')}."
         )
 
     def counted(self, i: int) -> dict[str, int]:

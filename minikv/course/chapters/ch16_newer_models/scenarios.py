@@ -13,8 +13,9 @@ from minikv.course.chapters.ch16_newer_models.latent import normed, queries, ran
 from minikv.course.chapters.ch16_newer_models.published import MODELS
 from minikv.course.chapters.ch16_newer_models.retention import agent_load, serve
 from minikv.course.judge.checking import in_place_of, runs_model, same_as_oracle
-from minikv.course.judge.programs import LINES_ABOVE, OperationMode, counted, under
+from minikv.course.judge.programs import LINES_ABOVE, OperationMode, under
 from minikv.course.judge.scenarios import Group, Log, scenario
+from minikv.course.pictures.snapshot import counted
 from minikv.testing import LoggingPool
 
 PROMPT = "class A:\n    def first(self):\n        return self.items[0]\n\n    def last(self):\n"
