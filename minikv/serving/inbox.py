@@ -15,7 +15,8 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput, SoFar
+from minikv.outputs import Decode, Delta, RequestOutput, SoFar
+from minikv.sequence import Request
 
 
 class Busy(Exception):
@@ -29,6 +30,11 @@ class Busy(Exception):
 
 class RequestFailed(Exception):
     """A request had to be given up."""
+
+
+def as_it_stands(request: Request, decode: Decode) -> RequestOutput:
+    """What a request has got until now."""
+    return RequestOutput(request, iter([len(one.token_ids) for one in request.sequences]), decode)
 
 
 class Rounds:
@@ -143,7 +149,7 @@ class Inbox:
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         """What its request has got until now, which may be more than when it was put."""
         news = []
-        now = RequestOutput.now(output.request, output.samples[0].decode)
+        now = as_it_stands(output.request, output.samples[0].decode)
         for index, sample in enumerate(now.samples):
             if index in self._over:
                 continue
