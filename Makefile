@@ -183,13 +183,15 @@ test-class: $(CLASS)/installed $(AIPERF)/installed
 		MINIKV_AIPERF=$(CURDIR)/$(AIPERF)/bin/aiperf $(CLASS)/bin/python -m pytest --durations=5 \
 		tests/classroom tests/serving/test_clients.py || [ $$? = 5 ]  # 5: all is skipped
 
+SUITE := $(NBVAL) $(MARKED) --ignore=tests/classroom --ignore=tests/install --ignore=tests/site \
+	tests notebooks
+
 # While one worker waits for a browser, a kernel or a clock, another has room for its tests.
 units: environment
 	@echo "== Unit, property and parity tests; JupyterLab in a browser; notebooks: every stored output"
 	@echo "   is what the code prints"
-	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) $(NBVAL) $(MARKED) -o faulthandler_timeout=900 \
-		-o faulthandler_exit_on_timeout=true --ignore=tests/classroom --ignore=tests/install \
-		--ignore=tests/site tests notebooks
+	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
+		-o faulthandler_exit_on_timeout=true $(SUITE)
 
 doctor: setup
 	@echo "== Environment"
@@ -205,7 +207,12 @@ $(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups
 		m.Engine(model, config).generate([70 * [1]])' $(@:.venv/compiled-%=%)
 	@touch $@
 
-environment: $(COMPILED)
+# Python's own files of all that tests import: workers that begin at once would each make them all.
+IMPORTED := .venv/imported
+$(IMPORTED): $(STAMP) | doctor
+	@PYTHONPATH=$(QUICK) $(PYTEST) --collect-only --quiet $(SUITE) > /dev/null; touch $@
+
+environment: $(IMPORTED) $(COMPILED)
 
 # Downloads everything again, into empty environments: minutes.
 test-install: setup

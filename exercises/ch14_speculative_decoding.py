@@ -101,9 +101,13 @@ def rejection_sample(
 
 
 def draw(p: torch.Tensor, number: float) -> int:
-    """The token at a uniform number in the cumulative distribution p (vocab_size,)."""
+    """The token at a uniform number in the cumulative distribution p (vocab_size,). Raises
+    ValueError if p is 0 everywhere or not a number somewhere."""
     sums = p.double().cumsum(0)
-    index = int(torch.searchsorted(sums, torch.tensor(number * float(sums[-1])), right=True))
+    total = float(sums[-1])
+    if not total > 0:
+        raise ValueError(f"p: must have a sum above 0, was {total}")
+    index = int(torch.searchsorted(sums, torch.tensor(number * total), right=True))
     return min(index, int(p.nonzero()[-1]))  # rounding may leave the sum below the number
 
 

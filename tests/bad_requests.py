@@ -13,7 +13,7 @@ FIELDS = {
     "prompt": ["def f(", [1, 2, 3], "é\U0001f600"], "max_tokens": [1, 3], "temperature": [0, 0.7],
     "top_p": [1, 0.5], "top_k": [0, 5], "seed": [0, 7], "n": [1], "stop": ["\n", ["a", "b"], None],
     "stream": [True, False], "user": ["ann", None], "model": ["tinypy"], "ignore_eos": [True],
-    "cache_salt": ["a", None], "echo": [False], "best_of": [1],
+    "cache_salt": ["a", None], "echo": [False], "best_of": [1, 3],
     "frequency_penalty": [0, 1.5], "repetition_penalty": [1, 1.2],
 }  # fmt: skip
 STRANGE = [

@@ -42,21 +42,21 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_xdist_auto_num_workers(config):
-    """Three more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
+    """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
     one chapter do not, and each worker takes seconds to begin."""
-    return (yield) + (0 if config.getoption("chapter") else 3)
+    return (yield) + (0 if config.getoption("chapter") else 2)
 
 
 def pytest_xdist_make_scheduler(config, log):
     """Tests of one file stay on one worker, in order; those of one exercise in `test_four_ways`
-    likewise, for a worker remembers what it has played of a check."""
+    likewise, for a worker remembers what it has played of a check; and those with one drafter."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFileOrExercise(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
-            exercise = re.search(r"\[(\d\d\.\d)", test) if "four_ways" in file else None
-            return f"{file}::{exercise[1]}" if exercise else file
+            part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
+            return f"{file}::{part[1]}" if part else file
 
     return ByFileOrExercise(config, log)
 
@@ -106,3 +106,4 @@ def pytest_configure(config):
     config.pluginmanager.register(OwnThreads())
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")
+        config.pluginmanager.import_plugin("drafted")

@@ -163,7 +163,7 @@ class Clairvoyant(Drafter):
 
     def __init__(self, seed: int = 0, wrong: float = 0.25, most: int = 6):
         self.rng, self.wrong, self.most = random.Random(seed), wrong, most
-        self.engine: Engine | None = None  # set when it is made
+        self.engine: Engine | None = None  # set by `fearless`
         self.gone: list = []  # sequences that it was told have left
 
     def propose(self, sequence, most):
@@ -189,7 +189,8 @@ def _naive_logits(transformer, token_ids: tuple[int, ...]) -> torch.Tensor:
 
 
 def fearless(engine: Engine) -> Engine:
-    """The engine, which from now on verifies all that its drafter proposes."""
+    """The engine, or its parts, which from now on verifies all that its drafter proposes."""
+    engine.loop.drafter.engine = engine
     chances = SimpleNamespace(of_drafts=lambda _, count: [0.99] * count, compare=lambda *_: None)
     engine.loop.chances = chances
     engine.loop.costs = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
@@ -409,8 +410,7 @@ def drafting_engine(lm, config: EngineConfig, drafter, make=careful_engine, **pa
     """An engine that verifies every draft."""
     draft_model = lm if drafter == "model" else None  # which is always right, if it is nothing else
     engine = make(lm, replace(config, speculative=drafter, draft_model=draft_model), **parts)
-    if isinstance(drafter, Clairvoyant):
-        drafter.engine = engine
+    engine.loop.drafter.LEAST = 1e-9  # drafts that are not sure, too
     return fearless(engine)
 
 

@@ -86,9 +86,10 @@ def model(seed: int, windows: tuple[int | None, ...]) -> LanguageModel:
 def random_head(lm: LanguageModel, folder: Path) -> HeadDrafter:
     """A head that is hardly ever right, and always drafts."""
     generator = torch.Generator().manual_seed(5)
-    shapes = dict(from_hidden=(HIDDEN, 8), from_tokens=(3, HIDDEN, 8), to_hidden=(8, HIDDEN))
+    size = lm.config.hidden_size
+    shapes = dict(from_hidden=(size, 8), from_tokens=(3, size, 8), to_hidden=(8, size))
     head = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-    save_file(head | {"kept": torch.arange(VOCAB)}, folder / "head.safetensors")
+    save_file(head | {"kept": torch.arange(lm.config.vocab_size)}, folder / "head.safetensors")
     drafter = HeadDrafter(lm, folder)
     drafter.LEAST = 1e-9
     return drafter
@@ -223,7 +224,6 @@ class Player:
             run_ahead(self.engine)
         elif self.setup["loop"] == "drafts":
             fearless(self.engine)
-            self.engine.loop.drafter.engine = self.engine
         self.engine.runner.run = self.failing(self.engine.runner.run)
         if self.number:
             self.engine.update_weights(self.state)

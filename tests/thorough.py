@@ -7,8 +7,8 @@ import pytest
 
 def thorough_after(count: int, values: Iterable) -> list:
     """Parameters of which `make test` takes the first `count`, and `make test-all` all."""
-    mark = pytest.mark.thorough
+    mark, of = pytest.mark.thorough, lambda one: one if isinstance(one, tuple) else (one,)
     return [
-        value if place < count else pytest.param(value, marks=mark)
+        value if place < count else pytest.param(*of(value), marks=mark)
         for place, value in enumerate(values)
     ]

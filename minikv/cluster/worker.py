@@ -98,7 +98,7 @@ class EngineWorker:
         self.turn_seconds = turn_seconds
         self.held = Held()
         self.engine = Engine(self.lm, config, listeners=[self.held])
-        self.engine.runner.sampler = Scored(self.engine.runner.sampler)
+        self.engine.runner.sampler = Scored(self.engine.runner)
         if self.engine.tiers is not None:
             self.held.tiers = tiers_of(self.engine)
         self.arrived: deque[Job] = deque()  # not yet given to the engine

@@ -26,12 +26,14 @@ from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate
 from math import inf, nan
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from pydantic import BaseModel, ValidationError
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_text
@@ -123,8 +125,8 @@ def refusal(status: int, text: str, headers: Any = None) -> Response:
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """What FastAPI and we raise to end a request."""
-    assert isinstance(error, StarletteHTTPException)
+    """What Starlette and we raise to end a request."""
+    assert isinstance(error, HTTPException)
     text = error.detail
     if error.status_code in (404, 405) and text in ("Not Found", "Method Not Allowed"):
         text = f"there is no {request.method} {request.url.path}"
@@ -164,30 +166,26 @@ class Keys:
         return right[0] if right and scheme.lower() == b"bearer" else None
 
 
-def body_as(model: type[Model]) -> Any:
+async def read(model: type[Model], request: Request) -> Model:
     """A request's body, checked. Clients such as curl do not always say that it is JSON."""
-
-    async def read(request: Request) -> Model:
-        data = bytearray()
-        try:
-            async with asyncio.timeout(SILENCE):
-                async for piece in request.stream():
-                    data += piece
-                    if len(data) > LARGEST:
-                        raise HTTPException(413, f"the body has more than {LARGEST} bytes")
-            content = json.loads(bytes(data))
-            if not isinstance(content, dict):
-                kind = type(content).__name__
-                raise ValueError(f"the body must be an object in JSON, was {kind}")
-            return model.model_validate(content)
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
-        except ValidationError as error:
-            raise HTTPException(400, in_words(error)) from None
-        except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
-            raise HTTPException(400, str(error)) from None
-
-    return Annotated[model, Depends(read)]
+    data = bytearray()
+    try:
+        async with asyncio.timeout(SILENCE):
+            async for piece in request.stream():
+                data += piece
+                if len(data) > LARGEST:
+                    raise HTTPException(413, f"the body has more than {LARGEST} bytes")
+        content = json.loads(data)
+        if not isinstance(content, dict):
+            kind = type(content).__name__
+            raise ValueError(f"the body must be an object in JSON, was {kind}")
+        return model.model_validate(content)
+    except TimeoutError:
+        raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
+    except ValidationError as error:
+        raise HTTPException(400, in_words(error)) from None
+    except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
+        raise HTTPException(400, str(error)) from None
 
 
 # ── The two shapes of an answer ───────────────────────────────────────────────
@@ -198,27 +196,39 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, decode: Decode, echoes: Callable[[int], str]):
-        self._decode, self._echoes = decode, echoes  # what stands before the text of a choice
+    def __init__(self, decode: Decode, echoes: Callable[[int], str], body: CompletionRequest):
+        """echoes: what stands before the text of a choice."""
+        self._decode, self._echoes, self._body = decode, echoes, body
         self._ends: dict[int, int] = {}  # of each choice's tokens, in characters
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
-        text = self._echoes(index) + delta.text if is_first else delta.text
-        choice = {"index": index, "text": text, "token_ids": delta.token_ids}
-        logprobs = self._logprobs(index, [one for one in delta.token_ids if isinstance(one, Token)])
+        echo = self._echoes(index) if is_first else ""
+        told = [one for one in delta.token_ids if isinstance(one, Token)]
+        prompt = told[0].prompt if told else ()
+        if self._body.only_echoes:
+            told, delta = [], Delta([], "", "length")
+        choice = {"index": index, "text": echo + delta.text, "token_ids": delta.token_ids}
+        logprobs = self._logprobs(index, len(echo), prompt, told)
         return {**choice, "logprobs": logprobs, "finish_reason": delta.finish_reason}
 
-    def _logprobs(self, index: int, tokens: list[Token]) -> dict[str, Any] | None:
-        if not tokens:
+    def _logprobs(
+        self, index: int, width: int, prompt: Sequence[int], told: list[Token]
+    ) -> dict[str, Any] | None:
+        """width: characters of the prompt."""
+        tokens = [*prompt, *told]
+        if not tokens or self._body.logprobs is None:
             return None
         texts = [self._decode([one]) for one in tokens]
-        *offsets, self._ends[index] = accumulate(map(len, texts), initial=self._ends.get(index, 0))
+        begin = width - sum(map(len, texts[: len(prompt)]))  # below 0: a start token has no text
+        *offsets, end = accumulate(map(len, texts), initial=self._ends.get(index, begin))
+        self._ends[index] = end
         return {
-            "tokens": texts, "text_offset": offsets,
-            "token_logprobs": [one.logprob for one in tokens],
+            "tokens": texts, "text_offset": [max(0, one) for one in offsets],
+            "token_logprobs": [getattr(one, "logprob", None) for one in tokens],
             # Several tokens may be half a character: the likeliest is told.
             "top_logprobs": [
                 {self._decode([other]): value for other, value in reversed(one.top)}
+                if isinstance(one, Token) else None
                 for one in tokens
             ],
         }  # fmt: skip
@@ -266,20 +276,24 @@ class Chat:
 
 
 class Events(Response):
-    """Server-sent events."""
+    """Server-sent events. `is_over`: whether the newest is the last: it is then sent together with
+    the end of the answer."""
 
-    def __init__(self, events: AsyncIterator[bytes]):
+    def __init__(self, events: AsyncIterator[bytes], is_over: Callable[[], bool] = lambda: False):
         super().__init__(None, 200, {"Cache-Control": "no-cache"}, "text/event-stream")
         self.raw_headers = [one for one in self.raw_headers if one[0] != b"content-length"]
-        self._events = events
+        self._events, self._is_over = events, is_over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         try:
             await send(start)
+            more = True
             async for event in self._events:
-                await send({"type": "http.response.body", "body": event, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+                more = not self._is_over()
+                await send({"type": "http.response.body", "body": event, "more_body": more})
+            if more:
+                await send({"type": "http.response.body", "body": b""})
         finally:
             await self._events.aclose()  # type: ignore[attr-defined]
 
@@ -305,8 +319,9 @@ class Work:
 
     def __init__(
         self, metrics: Metrics, params: SamplingParams, came: float, streams: set[Inbox],
-        leave: Callable[[Inbox], None],
+        leave: Callable[[Inbox], None], only_echoes: bool,
     ):  # fmt: skip
+        self._only_echoes = only_echoes
         self._metrics, self._params, self._came = metrics, params, came
         self._streams, self._leave = streams, leave
         self._running: list[tuple[Running, Inbox]] = []
@@ -378,10 +393,11 @@ class Work:
         """Tokens so far. Cached ones are among the prompt's."""
         num_prompt = sum(running.num_prompt for running, _ in self._running)
         num_cached = sum(running.num_cached for running, _ in self._running)
+        num_new = 0 if self._only_echoes else self.num_generated
         return {
             "prompt_tokens": num_prompt,
-            "completion_tokens": self.num_generated,
-            "total_tokens": num_prompt + self.num_generated,
+            "completion_tokens": num_new,
+            "total_tokens": num_prompt + num_new,
             "prompt_tokens_details": {"cached_tokens": num_cached},
         }
 
@@ -425,22 +441,25 @@ class Api:
             if inbox.first is not None:
                 self.admission.first_token(inbox, inbox.first)
 
-    async def completions(self, body: body_as(CompletionRequest), request: Request) -> Response:  # type: ignore[valid-type]
+    async def completions(self, request: Request) -> Response:
+        body = await read(CompletionRequest, request)
         prompts = [await self._encode(prompt) for prompt in body.prompts]
 
         def echo(index: int) -> str:
             prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
             return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
 
-        shape = Completion(self._piece, echo)
+        shape = Completion(self._piece, echo, body)
         return await self._answer(request, body, prompts, shape, 16)
 
-    async def chat(self, body: body_as(ChatRequest), request: Request) -> Response:  # type: ignore[valid-type]
+    async def chat(self, request: Request) -> Response:
+        body = await read(ChatRequest, request)
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
         return await self._answer(request, body, [prompt], Chat(self._piece), room)
 
-    async def tokenize(self, body: body_as(TokenizeRequest)) -> Response:  # type: ignore[valid-type]
+    async def tokenize(self, request: Request) -> Response:
+        body = await read(TokenizeRequest, request)
         if (body.prompt is None) == (body.messages is None):
             raise HTTPException(400, "prompt: give either this or messages")
         self._check_model(body.model)
@@ -448,11 +467,11 @@ class Api:
         ids = await (self._encode(body.prompt) if given else self._chat_prompt(body.messages))
         return reply({"count": len(ids), "max_model_len": self.target.max_length, "tokens": ids})
 
-    async def models(self) -> Response:
+    async def models(self, request: Request) -> Response:
         return reply({"object": "list", "data": [self._card()]})
 
-    async def one_model(self, name: str) -> Response:
-        self._check_model(name)
+    async def one_model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
         return reply(self._card())
 
     async def health(self, request: Request) -> Response:
@@ -474,11 +493,12 @@ class Api:
         head = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
         return Response(data, 200, head, PAGE[request.url.path])
 
-    async def events(self, request: Request, pace: str = "0") -> Response:
+    async def events(self, request: Request) -> Response:
         """What the page draws, until it leaves. A pace slows everybody down, so it needs a server
         without keys. Texts are told to those whose key they came with."""
         if self.num_views >= MAX_VIEWS:
             raise HTTPException(503, f"{self.num_views} pages look already", {"Retry-After": "1"})
+        pace = request.query_params.get("pace", "0")
         try:
             seconds = float(pace)
         except ValueError:
@@ -511,7 +531,7 @@ class Api:
                 self.target.unwatch(view)
             leaving.cancel()
 
-    async def show_metrics(self) -> Response:
+    async def show_metrics(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def _card(self) -> dict[str, Any]:
@@ -579,7 +599,7 @@ class Api:
                 raise ValueError(f"n: at most {MAX_CHOICES} choices at a time, were {number}")
             streams = self.streams if body.stream else set()
             came = request.scope["came"]
-            work = Work(self.metrics, params, came, streams, self.leave)
+            work = Work(self.metrics, params, came, streams, self.leave, body.only_echoes)
             for prompt in prompts:
                 inbox = Inbox(patient=not body.stream, rounds=self.rounds)
                 session = body.prompt_cache_key or body.user
@@ -591,15 +611,18 @@ class Api:
             work.watch(request)
             await work.begin()  # raises for what cannot run, before anything is sent
             if not body.stream:
-                return await self._whole(shape, work)
-            events = Events(self._events(body, shape, work))
+                return await self._whole(body, shape, work)
+            events = Events(self._events(body, shape, work), lambda: work.is_over)
         except BaseException as error:
             if work is not None:
                 work.close()
             if isinstance(error, ClientLeft):
                 return Response(status_code=499)  # nobody reads it
             if isinstance(error, ValueError):
-                raise HTTPException(400, str(error)) from None
+                text = str(error)
+                if text.startswith("n: ") and isinstance(body, CompletionRequest) and body.best_of:
+                    text = f"best_of{text[1:]}"
+                raise HTTPException(400, text) from None
             if isinstance(error, Busy):
                 self.metrics.rejections.labels(self.model, "0", "capacity").inc()
                 after = {"Retry-After": str(error.seconds)}
@@ -614,7 +637,7 @@ class Api:
         name = f"{shape.prefix}-{self.began}-{self._next_id}"
         return {"id": name, "object": kind, "created": int(time.time()), "model": self.model}
 
-    async def _whole(self, shape: Completion | Chat, work: Work) -> Response:
+    async def _whole(self, body: Options, shape: Completion | Chat, work: Work) -> Response:
         texts: dict[int, list[str]] = {}
         token_ids: dict[int, list[int]] = {}
         reasons: dict[int, str | None] = {}
@@ -623,9 +646,10 @@ class Api:
             token_ids.setdefault(index, []).extend(delta.token_ids)
             reasons[index] = delta.finish_reason
         work.close()
+        answered = body.answered([token_ids[index] for index in sorted(token_ids)])
         choices = [
-            shape.whole(index, "".join(texts[index]), token_ids[index], reasons[index])
-            for index in sorted(texts)
+            shape.whole(index, "".join(texts[sample]), token_ids[sample], reasons[sample])
+            for index, sample in enumerate(answered)
         ]
         head = self._head(shape, shape.whole_kind)
         return reply({**head, "choices": choices, "usage": work.usage})
@@ -665,7 +689,7 @@ def make_app(
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
     origins: Sequence[str] = (),
-) -> FastAPI:
+) -> Starlette:
     """The application over `target`. keys: those that let clients in; none: everybody comes in.
     template: from messages to a prompt. first_token: seconds that a request may wait for its first
     token. max_queued_tokens: that may wait until it is known how long that takes; by default 64 of
@@ -676,13 +700,14 @@ def make_app(
         raise ValueError(f"{model} has no tokenizer.json, without which the server has no text")
     max_queued = max_queued_tokens or 64 * target.max_length
     api = Api(target, model, template, Admission(first_token, ENOUGH), max_queued)
-    app = FastAPI(title="minikv", openapi_url=None, redirect_slashes=False)
+    app = Starlette()
+    app.router.redirect_slashes = False
     app.add_middleware(Keys, keys=tuple(keys))
     if origins:  # before the keys: browsers ask first, and show none
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]
         )
-    app.add_exception_handler(StarletteHTTPException, refuse)
+    app.add_exception_handler(HTTPException, refuse)
     app.add_exception_handler(Exception, apologise)
     for path, endpoint, method in (
         ("/v1/completions", api.completions, "POST"),
@@ -694,7 +719,7 @@ def make_app(
         ("/metrics", api.show_metrics, "GET"),
         ("/events", api.events, "GET"),
     ):
-        app.add_api_route(path, endpoint, methods=[method], response_model=None)
+        app.add_route(path, endpoint, [method])
     for path in PAGE:
-        app.add_api_route(path, api.page, methods=["GET"], response_model=None)
+        app.add_route(path, api.page)
     return app

@@ -15,7 +15,13 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, Outputs, RequestOutput, SoFar
+from minikv.outputs import Decode, Delta, RequestOutput, SoFar
+from minikv.sequence import Request
+
+
+def as_it_stands(request: Request, decode: Decode) -> RequestOutput:
+    """A request at this moment."""
+    return RequestOutput(request, iter([len(one.token_ids) for one in request.sequences]), decode)
 
 
 class Busy(Exception):
@@ -35,7 +41,7 @@ class Rounds:
     """When readers are woken: all who have got something together, `pause` seconds after the round
     before. Another thread calls the event loop once per round, and not once per token and reader:
     each call makes that thread wait for the loop's. Who must not wait for a round is woken with
-    those of whom the same is true."""
+    those of whom the same is true, and the next round is after a pause then, too."""
 
     def __init__(self, pause: Callable[[], float] = lambda: 0.0):
         self._pause, self._lock = pause, Lock()
@@ -50,9 +56,14 @@ class Rounds:
             joined.append(reader)
             is_first = len(joined) == 1
         if is_first and urgent:
-            loop.call_soon_threadsafe(self._wake, joined)
+            loop.call_soon_threadsafe(self._hurry, loop)
         elif is_first:
             loop.call_soon_threadsafe(self._begin, loop)
+
+    def _hurry(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._asleep:  # else a round is due
+            self._last = loop.time()
+        self._wake(self._urgent)
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         wait = self._last + self._pause() - loop.time()
@@ -138,8 +149,8 @@ class Inbox:
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         """What its request has got until now, which may be more than when it was put."""
         news = []
-        [output] = Outputs([output.request], output.samples[0].decode)
-        for index, sample in enumerate(output.samples):
+        now = as_it_stands(output.request, output.samples[0].decode)
+        for index, sample in enumerate(now.samples):
             if index in self._over:
                 continue
             delta = self._taken.setdefault(index, SoFar()).news(sample)

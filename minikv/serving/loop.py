@@ -26,11 +26,11 @@ from time import monotonic, sleep
 from typing import NamedTuple, Protocol
 
 from minikv.engine import Engine
-from minikv.outputs import Outputs, RequestOutput, Stats
+from minikv.outputs import RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
 from minikv.serving.block_life import BlockLife
-from minikv.serving.inbox import RequestFailed
+from minikv.serving.inbox import RequestFailed, as_it_stands
 from minikv.serving.scores import Scored
 from minikv.validation import Prompt, make_request
 
@@ -93,8 +93,10 @@ class EngineLoop:
     def __init__(self, engine: Engine, life: BlockLife | None = None):
         """`life`: one that was given to the engine as a listener, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
-        engine.runner.sampler = Scored(engine.runner.sampler)
+        engine.runner.sampler = Scored(engine.runner)
         config = engine.config
+        # The engine's own tokens need not be checked, as `lm.decode` does.
+        self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
@@ -170,8 +172,7 @@ class EngineLoop:
                     num_failures = 0
             else:
                 num_failures = 0
-                for request in outputs.requests:
-                    self._hand_over(request)
+                self._hand_over(outputs.requests)
             self._busy_since = None
         self._do_calls(waits=False)  # nothing is submitted any more
         self._fail("the engine is closed")
@@ -212,16 +213,16 @@ class EngineLoop:
             with suppress(ValueError):  # the failed step before had finished it
                 self.engine.abort(request_id)
 
-    def _hand_over(self, request: Request) -> None:
-        answer = self._answers.get(request.request_id)
-        if answer is None:  # it was dropped after a failed step
-            return
-        if all(one.finish_reason is not None for one in request.sequences):
-            del self._answers[request.request_id]
-        elif getattr(answer.reader, "has_news", False):
-            return
-        [output] = Outputs([request], self.engine.lm.decode)
-        answer.reader.put(output)
+    def _hand_over(self, requests: Seq[Request]) -> None:
+        for request in requests:
+            answer = self._answers.get(request.request_id)
+            if answer is None:  # it was dropped after a failed step
+                continue
+            if None not in [one.finish_reason for one in request.sequences]:
+                del self._answers[request.request_id]
+            elif getattr(answer.reader, "has_news", False):
+                continue
+            answer.reader.put(as_it_stands(request, self._decode))
 
     def _fail(self, why: str) -> None:
         """End all requests under way. What failed is not quoted: it may have words of others."""

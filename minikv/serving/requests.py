@@ -11,16 +11,16 @@ and clients send such fields with every request.
 The temperature is 0, greedy, if none is given. OpenAI's is 1.
 """
 
+from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from minikv.sampling import SamplingParams
-from minikv.serving.scores import Asked
+from minikv.serving.scores import Asked, Token
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "functions": ([],),
-    "function_call": ("none", "auto"), "min_p": (0,),
+    "functions": ([],), "function_call": ("none", "auto"), "min_p": (0,),
     "min_tokens": (0,), "modalities": (["text"],), "no_stop_trim": (False,),
     "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
     "return_hidden_states": (False,), "skip_special_tokens": (True,), "suffix": ("",),
@@ -49,7 +49,7 @@ class Options(Lenient):
 
     model: str | None = None
     max_tokens: int | None = None
-    n: int | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -79,23 +79,45 @@ class Options(Lenient):
     def params(self, max_tokens: int, cache_salt: str | None) -> SamplingParams:
         """The engine's form. `max_tokens` if the client gives none. Raises ValueError, naming the
         argument."""
-        names = ("n", "temperature", "top_p", "top_k", "seed", "ignore_eos", "retain_s")
+        names = ("temperature", "top_p", "top_k", "seed", "ignore_eos", "retain_s")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         max_tokens = max_tokens if self.max_tokens is None else self.max_tokens
+        max_tokens += self.only_echoes  # the engine's least
         stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
         if not isinstance(stop, list):
             raise ValueError(f"stop: must be a string or a list, was {ascii(stop)[:80]}")
-        given |= {"max_tokens": max_tokens, "stop": tuple(stop), "cache_salt": cache_salt}
+        given |= {"n": self.num_samples, "max_tokens": max_tokens, "stop": tuple(stop)}
+        given["cache_salt"] = cache_salt
         penalties = ("frequency_penalty", "presence_penalty", "repetition_penalty")
         more = {name: getattr(self, name) for name in penalties if getattr(self, name) is not None}
         bias = tuple(_bias(*one) for one in (self.logit_bias or {}).items())
-        asked = Asked(**given, **more, logprobs=self.num_logprobs, logit_bias=bias)
+        more |= {"logprobs": self.num_logprobs, "scores_prompt": self.scores_prompt}
+        asked = Asked(**given, **more, logit_bias=bias)
         return SamplingParams(**given) if asked == Asked(**given) else asked
 
     @property
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are asked for; None: no log-probabilities at all."""
         raise NotImplementedError
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the prompt's tokens have log-probabilities, too."""
+        return False
+
+    @property
+    def only_echoes(self) -> bool:
+        """Whether the prompt is all that is answered."""
+        return False
+
+    @property
+    def num_samples(self) -> int:
+        """Of each prompt, to compute."""
+        return self.n or 1
+
+    def answered(self, samples: Seq[list[int]]) -> list[int]:
+        """Which of the samples of all prompts are answered, by their tokens."""
+        return list(range(len(samples)))
 
 
 def _bias(token_id: str, bias: float) -> tuple[int, float]:
@@ -107,21 +129,57 @@ def _bias(token_id: str, bias: float) -> tuple[int, float]:
 
 
 class CompletionRequest(Options):
-    """`prompt`: text or token ids, or a list of several. `echo`: begin the text with it."""
+    """`prompt`: text or token ids, or a list of several. `echo`: begin the text with it, and
+    `logprobs` with its; then `max_tokens` may be 0.
+    `best_of`: compute so many samples, and answer the `n` likeliest."""
 
     prompt: Any
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+    best_of: int | None = None
 
     @model_validator(mode="after")
-    def _of_new_tokens(self) -> "CompletionRequest":
-        if self.echo and self.logprobs is not None:
-            raise ValueError("logprobs: a prompt's are not known; ask without echo")
+    def _best_of_enough(self) -> "CompletionRequest":
+        number, least = self.best_of, self.n or 1
+        if number is not None and number < least:
+            raise ValueError(f"best_of: must be at least n, which is {least}, was {number}")
+        if number is not None and number > least and self.stream:
+            raise ValueError(
+                f"best_of: a stream cannot wait for the best of {number} samples; let it be n, "
+                f"which is {least}, or do not stream"
+            )
         return self
 
     @property
     def num_logprobs(self) -> int | None:
-        return self.logprobs
+        is_ranked = self.num_samples > (self.n or 1)
+        return 0 if is_ranked and self.logprobs is None else self.logprobs
+
+    @property
+    def scores_prompt(self) -> bool:
+        return bool(self.echo) and self.logprobs is not None
+
+    @property
+    def only_echoes(self) -> bool:
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def num_samples(self) -> int:
+        return self.best_of or self.n or 1
+
+    def answered(self, samples: Seq[list[int]]) -> list[int]:
+        """Of each prompt's samples the `n` whose tokens have the highest mean log-probability, the
+        best first."""
+        each, number = self.num_samples, self.n or 1
+        if number == each:
+            return super().answered(samples)
+
+        def mean(index: int) -> float:
+            tokens = samples[index]
+            return sum(one.logprob for one in tokens if isinstance(one, Token)) / len(tokens)
+
+        groups = [range(first, first + each) for first in range(0, len(samples), each)]
+        return [one for group in groups for one in sorted(group, key=mean, reverse=True)[:number]]
 
     @property
     def prompts(self) -> list[Any]:

@@ -2,9 +2,9 @@
 
     logits ── logit_bias, penalties ── the engine's sampler ── token ids ── as `Token`, if asked for
 
-Penalties depend on the tokens before, which a sampler is not given. So the params of a request that
-has any say to which sequence a row belongs, and behind which drafts it stands
-(`SamplingParams.after`).
+A prompt's log-probabilities come with the first token of its answer. Penalties depend on the tokens
+before. A sampler is given neither, so the params of a request with one of the two say to which
+sequence a row of logits belongs, and behind which drafts it stands (`SamplingParams.after`).
 
 A `Token` is an id that also says how likely it was. It goes wherever ids go, from an engine's
 thread or another process to the reader, and needs no path of its own.
@@ -16,13 +16,17 @@ from collections.abc import Sequence as Seq
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import proxy
 
 import numpy as np
 import torch
 
-from minikv.runner import ChooseTokens
+from minikv.kv_cache import PreallocatedCache
+from minikv.runner import ChooseTokens, Runner
 from minikv.sampling import SamplingParams
 from minikv.sequence import Sequence
+
+PIECE = 128  # tokens of a prompt that is scored
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Asked(SamplingParams):
     presence_penalty: what it loses if the answer has it at all.
     repetition_penalty: by this the logit of a token of prompt or answer is divided if it is
         positive, and multiplied if it is negative (Keskar et al., 2019). Before the other two.
+    scores_prompt: with `logprobs`, the prompt's tokens are told with the first new one.
     """
 
     logprobs: int | None = None
@@ -43,6 +48,7 @@ class Asked(SamplingParams):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    scores_prompt: bool = False
     # Of the row of logits that a sampler gets with this: set by `after`.
     sequence: Sequence | None = field(default=None, init=False, repr=False, compare=False)
     drafts: Seq[int] = field(default=(), init=False, repr=False, compare=False)
@@ -52,7 +58,7 @@ class Asked(SamplingParams):
         return self.repetition_penalty, self.frequency_penalty, self.presence_penalty
 
     def after(self, sequence: Any, drafts: Seq[int] = ()) -> "Asked":
-        if self.penalties == (1, 0, 0):
+        if self.penalties == (1, 0, 0) and not self.scores_prompt:
             return self
         twin = copy(self)
         vars(twin).update(sequence=sequence, drafts=drafts)
@@ -61,10 +67,13 @@ class Asked(SamplingParams):
 
 class Token(int):
     """A token id. logprob: its natural log-probability, of the model's own distribution: without
-    bias, penalties, temperature, top_k and top_p. top: (token id, the same), likeliest first."""
+    bias, penalties, temperature, top_k and top_p. top: (token id, the same), likeliest first.
+    prompt: with the first token of an answer, if asked for, those of the prompt: a `Token` each,
+    but for its first, before which there is nothing."""
 
     logprob: float
     top: list[tuple[int, float]]
+    prompt: Seq[int] = ()
 
 
 class Seen:
@@ -96,10 +105,11 @@ class Seen:
 class Scored:
     """A sampler that gives requests which are `Asked` what they ask for."""
 
-    def __init__(self, choose: ChooseTokens):
-        """`choose`: the sampler around which it is put."""
-        inner = choose.choose if isinstance(choose, Scored) else choose
-        self.choose: ChooseTokens = inner
+    def __init__(self, runner: Runner):
+        """`runner`: the one around whose sampler it is put."""
+        choose = runner.sampler
+        self.choose: ChooseTokens = choose.choose if isinstance(choose, Scored) else choose
+        self._runner = proxy(runner)  # weak, or both would hold each other
         self._seen: dict[Sequence, Seen] = {}
         self._last: list[int] = []  # what was chosen the last time
 
@@ -113,15 +123,39 @@ class Scored:
         for row, one in asked:
             for token_id, bias in one.logit_bias:
                 changed[row, token_id] += bias
-        if penalised := [pair for pair in asked if pair[1].sequence is not None]:
+        if penalised := [pair for pair in asked if pair[1].penalties != (1, 0, 0)]:
             self._penalise(changed, penalised)
         found = self.choose(changed, params, draws)
         token_ids = found.tolist() if isinstance(found, torch.Tensor) else [*found]
         self._last = [*token_ids]
+        prompts: dict[Sequence, list[int]] = {}  # samples fork after this
         for row, one in asked:
-            if one.logprobs is not None:
-                token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
+            if one.logprobs is None:
+                continue
+            token = token_ids[row] = _told(token_ids[row], logits[row], one.logprobs)
+            sequence = one.sequence
+            if one.scores_prompt and sequence is not None:
+                ids = sequence.request.prompt_ids
+                if sequence.num_tokens == len(ids):
+                    if sequence not in prompts:
+                        prompts[sequence] = self._prompt(ids, one.logprobs)
+                    token.prompt = prompts[sequence]
         return token_ids
+
+    @torch.inference_mode()
+    def _prompt(self, ids: list[int], number: int) -> list[int]:
+        """The prompt's tokens, told. It is computed once more, apart from the engine, which keeps
+        no logits but the last: piece by piece, with a cache of its own."""
+        model, told = self._runner.transformer, ids[:1]
+        cache = PreallocatedCache(model.config, len(ids), model.dtype, model.device)
+        for start in range(0, len(ids) - 1, PIECE):
+            piece = ids[start : start + PIECE]
+            positions = torch.arange(start, start + len(piece), device=model.device)
+            tokens = torch.tensor(piece, device=model.device)
+            logits = model.logits(model.forward(tokens, positions, cache.attend))
+            rows = zip(ids[start + 1 : start + 1 + PIECE], logits, strict=False)
+            told += [_told(token_id, row, number) for token_id, row in rows]
+        return told
 
     def _penalise(self, logits: torch.Tensor, asked: Seq[tuple[int, Asked]]) -> None:
         """In place: logits (S, vocab_size)."""

@@ -7,6 +7,7 @@ seconds to end.
 """
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,16 +15,18 @@ from threading import Thread
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+LARGEST_HEAD = 2**16  # bytes of a request's head
 SILENCE = 60.0  # seconds in which a client must ask for something, or read what was sent
 
 
-class Connection(H11Protocol):
-    """Ends if its client never asks, or does not read: such clients would take all the files and
-    the memory that a process may have."""
+class Connection(HttpToolsProtocol):
+    """Ends if its client never asks, asks without end, or does not read: such clients would take
+    all the files and the memory that a process may have."""
 
     _unread: asyncio.TimerHandle | None = None
+    _num_head = 0  # bytes of a head that has not ended
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -32,6 +35,21 @@ class Connection(H11Protocol):
         # asyncio does this only for sockets that were made with a protocol's number.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.loop.call_later(SILENCE, self._close_if_silent)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_head += len(data)
+        super().data_received(data)
+        # The parser keeps heads of any length.
+        if self._num_head > LARGEST_HEAD and not self.transport.is_closing():
+            self.send_400_response(f"The head has more than {LARGEST_HEAD} bytes.")
+
+    def on_headers_complete(self) -> None:
+        self._num_head = 0
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._num_head = 0
+        super().on_body(body)
 
     def pause_writing(self) -> None:
         """The client has not read 64 KiB, and the application must wait for it."""
@@ -69,9 +87,13 @@ def served(
     )  # fmt: skip
     server = uvicorn.Server(config)
     thread = Thread(target=server.run, args=([listening],), name="http", daemon=True)
+    # Else all requests wait now and then for 0.1 s, while Python looks for garbage among torch's
+    # 200,000 objects.
+    gc.freeze()
     thread.start()
     try:
         yield host, listening.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
+        gc.unfreeze()

@@ -64,7 +64,7 @@ class HeadDrafter(Drafter):
     def propose_all(
         self, sequences: list[Sequence], most: list[int], hidden: torch.Tensor
     ) -> list[Proposal | None]:
-        count = len(self.tables)
+        count, hidden = len(self.tables), hidden.float()
         tokens = [[0] * count + one.token_ids[-count:] for one in sequences]  # or fewer
         last = torch.tensor([ids[: -count - 1 : -1] for ids in tokens])  # (S, 3), newest first
 

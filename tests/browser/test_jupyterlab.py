@@ -23,6 +23,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from thorough import thorough_after
 
 from minikv.course.exercises.manifest import chapter_of
 
@@ -335,7 +336,7 @@ def check_cell(page):
 
 
 @pytest.mark.parametrize("number", PLAYERS)
-@pytest.mark.parametrize("theme", ["Light", "Dark"])
+@pytest.mark.parametrize("theme", thorough_after(1, ["Light", "Dark"]))
 def test_every_player_moves_its_picture(page, screenshots, theme, number):
     in_theme(page, theme)
     cells = opened()[1][number]

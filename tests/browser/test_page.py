@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from thorough import thorough_after
 
 from minikv import Engine, EngineConfig
 
@@ -137,8 +138,10 @@ def test_evicted_blocks_are_marked_for_a_while(tinypy, open_page):
         page.keyboard.press("Escape")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    thorough_after(2, [("light", 390), ("dark", 1280), ("light", 1280), ("dark", 390)]),
+)
 def test_it_fits_and_can_be_read(tinypy, open_page, scheme, width):
     with server(tinypy.lm, keys=()) as at:
         page = open_page(at.url, viewport={"width": width, "height": 900}, color_scheme=scheme)

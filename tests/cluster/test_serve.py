@@ -25,6 +25,7 @@ from cluster_case import (
 )
 from serving_case import Cluster, server
 from store_case import needs_a_store
+from thorough import thorough_after
 from tiers_case import fetch_everything
 
 from minikv import Engine, EngineConfig, SamplingParams
@@ -85,7 +86,7 @@ def test_a_salt_that_cannot_be_sent_is_refused(tinypy, salt):
             assert len(tokens(front.submit([1, 2, 3], SamplingParams(2, cache_salt=good)))) > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", thorough_after(1, range(3)))
 def test_tokens_are_those_of_one_engine_though_workers_die(tinypy, seed):
     """At random moments, with requests that are cancelled at random. Nothing is left anywhere."""
     prompts, params = prompts_of(tinypy.lm, 40, seed), params_of(40)
@@ -434,6 +435,7 @@ def test_a_router_sends_nothing_to_a_worker_that_is_down():
         turns.route([], 1)
 
 
+@pytest.mark.thorough
 @needs_a_store
 def test_the_benchmark_of_real_workers(tinypy, monkeypatch, capsys):
     """On workers in this process."""

@@ -85,6 +85,7 @@ def test_the_command_serves_this_machine_alone(killed_command):
     assert all(address.laddr.ip.endswith("127.0.0.1") for address in killed_command.listen)
 
 
+@pytest.mark.thorough
 def test_an_answer_over_http_survives_the_death_of_its_worker(workers, tinypy):
     """Prefill and decode apart: of the one before it has computed a prompt, of the other in
     mid-stream."""

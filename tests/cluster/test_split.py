@@ -42,7 +42,7 @@ def stats(worker):
     return worker.worker.engine.stats()
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int4", "int8", "auto"]))
 def test_one_computes_and_the_other_continues(tinypy, kv_dtype):
     config = replace(CONFIG, kv_dtype=kv_dtype)
     prompts, params = long_prompts(tinypy.lm, 20), params_of(20)

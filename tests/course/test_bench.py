@@ -10,6 +10,7 @@ import statistics
 from functools import partial
 
 import pytest
+from thorough import thorough_after
 
 from minikv.course.bench import (
     BENCHMARKS,
@@ -46,6 +47,11 @@ SMALL = {
 }
 
 
+def is_long(name: str) -> bool:
+    """Also when small: some seconds."""
+    return name not in ("step", "scheduler", "cluster", "paging", "kv", "hybrid")
+
+
 @pytest.fixture
 def small(monkeypatch):
     """What no option makes small: four new tokens on each rung, one core to be kept busy, sizes of
@@ -64,7 +70,7 @@ def small(monkeypatch):
     monkeypatch.setattr(tiers, "_step_times", some_step_times)
 
 
-@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("name", thorough_after(6, sorted(BENCHMARKS, key=is_long)))
 def test_prints_a_table_and_writes_json(name, small, tmp_path, capsys):
     file = tmp_path / "figures.json"
     command = ["bench", name, "--repeats", "2", "--json", str(file), *SMALL[name].split()]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thorough import thorough_after
 
 from minikv.__main__ import run
 from minikv.course.commands import COMMANDS
@@ -96,10 +97,10 @@ def test_control_c_ends_a_command_without_a_trace(tmp_path):
     assert (process.returncode, err) == (130, "\nEnded by Control-C.\n")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["progress"]], ids=" ".join)
+@pytest.mark.parametrize("arguments", thorough_after(1, ["progress", "--help"]))
 def test_a_pipe_that_is_closed_early_is_no_error(arguments):
     """As `| head` does."""
-    process = start(*arguments)
+    process = start(arguments)
     process.stdout.close()
     assert process.wait(timeout=60) == 0
     assert process.stderr.read() == ""
@@ -123,12 +124,19 @@ NOT_THERE = "transformers matplotlib packaging jupyterlab ipywidgets ipykernel n
 
 @pytest.mark.parametrize(
     "arguments, status, said",
-    [
-        ("generate def --max-tokens 2", 0, ["def"]),
-        ("serve --help", 0, ["--api-key", "--replicas"]),
-        ("bench paging --repeats 1 --requests 20 --block-sizes 16 --pools 50", 0, ["per block"]),
-        ("bench decode --repeats 1", 2, ['needs transformers: pip install "minikv[course]"']),
-    ],
+    thorough_after(
+        2,
+        [
+            ("generate def --max-tokens 2", 0, ["def"]),
+            ("bench decode --repeats 1", 2, ['needs transformers: pip install "minikv[course]"']),
+            ("serve --help", 0, ["--api-key", "--replicas"]),
+            (
+                "bench paging --repeats 1 --requests 20 --block-sizes 16 --pools 50",
+                0,
+                ["per block"],
+            ),
+        ],
+    ),
 )
 def test_the_engine_alone(arguments, status, said):
     """`pip install minikv` brings nothing of what only the course needs."""

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from four_ways import text_with
+from thorough import thorough_after
 
 from minikv.course import lab
 from minikv.course.exercises.manifest import find
@@ -34,7 +35,7 @@ def check(exercises, monkeypatch):
 
 
 @LINUX
-@pytest.mark.parametrize("leave_group", [False, True])
+@pytest.mark.parametrize("leave_group", thorough_after(1, [True, False]))
 def test_processes_that_are_left_behind_are_ended(check, tmp_path, leave_group):
     """Each holds the pipe open to read it. With the last of them goes its last reader, whether or
     not somebody has waited for them."""
@@ -154,7 +155,7 @@ def test_descendants_are_found():
 
 
 @LINUX
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", thorough_after(1, [True, False]))
 def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
     """Three processes with 200 MB each, or with the same 200 MB; the limit is 400."""
     size = 200 << 20

@@ -90,6 +90,7 @@ def examined(pytestconfig, monkeypatch):
     return report
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("exercise", EACH)
 def test_the_reference_passes(exercise, examined):
     report = examined(exercise, right(exercise))

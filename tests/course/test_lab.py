@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from four_ways import EXERCISES, different, reference_sources, right
 from IPython.core.interactiveshell import InteractiveShell
+from thorough import thorough_after
 
 from minikv.course import commands, lab, terminal
 from minikv.course.exercises.manifest import chapters, find
@@ -685,7 +686,10 @@ def test_a_prediction_that_no_cell_measures_is_told(fresh, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("number", "package", "solved"),
-    [("08", "Triton", "tl.program_id(0) * TILE"), ("09", "Numba", "max(new_top, scores[t])")],
+    thorough_after(
+        1,
+        [("08", "Triton", "tl.program_id(0) * TILE"), ("09", "Numba", "max(new_top, scores[t])")],
+    ),
 )
 def test_a_machine_without_a_package_is_told_so(exercises, number, package, solved):
     chapter = chapters()[number]

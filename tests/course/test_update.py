@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from four_ways import EXERCISES, reference_sources, right, right_otherwise, runs_here
+from thorough import thorough_after
 
 from minikv.course.commands import main
 from minikv.course.exercises.manifest import ReaderError, chapter_of, chapters
@@ -100,7 +101,7 @@ def test_what_a_reader_has_not_touched_is_the_courses(chapter):
     assert merge(base, base, new).text == new
 
 
-@pytest.mark.parametrize("of", [reference_sources, otherwise])
+@pytest.mark.parametrize("of", thorough_after(1, [otherwise, reference_sources]))
 def test_solutions_survive_a_course_that_has_changed_elsewhere(chapter, of):
     base, (mine, paths) = skeleton(chapter), solutions(chapter, of)
     assert merge(base, mine, base).text == mine

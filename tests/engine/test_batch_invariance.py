@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from helpers import Clairvoyant, drafting_engine, small, with_windows
+from thorough import thorough_after
 
 import minikv
 from minikv import Engine, EngineConfig, SamplingParams
@@ -78,7 +79,7 @@ def play(lm, seed: int, **settings) -> None:
 
 
 @pytest.mark.parametrize("windows", WINDOWS.values(), ids=WINDOWS)
-@pytest.mark.parametrize("kv_groups", ["auto", "one"])
+@pytest.mark.parametrize("kv_groups", thorough_after(1, ["auto", "one"]))
 def test_the_same_bits_in_any_company(llama, monkeypatch, windows, kv_groups):
     """Over batches, borders of chunks, block sizes, a cold and a warm cache, drafts, and steps that
     are or are not shared between threads."""

@@ -32,7 +32,7 @@ STRANGE = (
 
 
 ARCHITECTURES = thorough_after(
-    2, ["llama3-rope", "qwen2-window", "mistral", "qwen3", "like-gpt-oss"]
+    1, ["llama3-rope", "qwen2-window", "mistral", "qwen3", "like-gpt-oss"]
 )
 
 

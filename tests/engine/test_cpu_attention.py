@@ -365,9 +365,7 @@ def test_chunks_of_a_phase_may_be_computed_in_any_order(llama, monkeypatch):
         return 0
 
     monkeypatch.setattr(cpu_step, "run_step", run_step)
-    drafter = Clairvoyant(wrong=0.1)
-    engine = fearless(cpu(llama.lm, speculative=drafter))
-    drafter.engine = engine
+    engine = fearless(cpu(llama.lm, speculative=Clairvoyant(wrong=0.1)))
     prompts = llama.prompts(3, 20, 40, seed=8)
     outputs = engine.generate(prompts, SamplingParams(max_tokens=30))
     assert [o.token_ids for o in outputs] == [llama.greedy(prompt, 30) for prompt in prompts]

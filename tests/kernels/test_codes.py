@@ -8,6 +8,7 @@ import torch
 from helpers import greedy
 from paged_case import DEVICE
 from quant_case import Steps, make_store, one_layer
+from thorough import thorough_after
 
 import minikv
 import minikv_kernels.settings
@@ -62,7 +63,7 @@ STEPS = [(7, 16, 1), (9, 3, 0), (1, 1, 5), (0, 1, 1), (1, 12, 1)]
 @pytest.mark.parametrize("kv_dtype", NAMES)
 @pytest.mark.parametrize(
     ("head_dim", "heads", "kv_heads", "window", "block_size"),
-    [(64, 4, 2, None, 16), (20, 3, 1, 9, 5), (96, 1, 1, 3, 4)],
+    thorough_after(1, [(20, 3, 1, 9, 5), (64, 4, 2, None, 16), (96, 1, 1, 3, 4)]),
 )
 def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, window, block_size):
     config = one_layer(tinypy.lm, head_dim, heads, kv_heads, window)
@@ -74,7 +75,7 @@ def test_both_ways_and_the_formula(tinypy, kv_dtype, head_dim, heads, kv_heads, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int4", "fp8", "int8"]))
 def test_models_in_16_bits(tinypy, kv_dtype, dtype):
     steps = grow(one_layer(tinypy.lm), 2, kv_dtype, 4, dtype)
     for counts in [(7, 4), (1, 3), (1, 1)]:
@@ -83,7 +84,9 @@ def test_models_in_16_bits(tinypy, kv_dtype, dtype):
     steps.assert_same_codes()
 
 
-@pytest.mark.parametrize(("kv_dtype", "window"), [("int8", 50), ("int4", None), ("int4", 50)])
+@pytest.mark.parametrize(
+    ("kv_dtype", "window"), thorough_after(1, [("int4", 50), ("int8", 50), ("int4", None)])
+)
 def test_splits(tinypy, kv_dtype, window, monkeypatch):
     """Contexts that several programs share, some of them with the open block and nothing else."""
     monkeypatch.setattr(minikv_kernels.settings, "MIN_SPLIT", 16)
@@ -125,7 +128,7 @@ def test_the_same_bits_of_any_numbers(tinypy, kv_dtype):
 # ── The engine ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("kv_dtype", ["fp8", "int8", "int4"])
+@pytest.mark.parametrize("kv_dtype", thorough_after(1, ["int4", "fp8", "int8"]))
 def test_the_engine_says_what_it_says_in_pytorch(llama, kv_dtype):
     lm = minikv.load(llama.folder, device=DEVICE)
     # Blocks of 8, steps of 12 tokens: chunks after prefixes, mixed with decodes; the second

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from paged_case import DEVICE, DTYPES, SMALL, Paged, bad, count
+from thorough import thorough_after
 
 import minikv_kernels.settings
 from minikv_kernels.paged_decode import paged_decode, paged_decode_reference
@@ -41,7 +42,7 @@ def test_groups(kv_heads, group):
     chunks.assert_equal(chunks.prefill())
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 5, 16, 48, 256])
+@pytest.mark.parametrize("block_size", thorough_after(4, [1, 5, 16, 48, 2, 256]))
 @pytest.mark.parametrize("tile", [16, 64])
 def test_tiles_and_blocks_need_not_fit(block_size, tile):
     setting = Setting(16, tile, 4, 2)
@@ -161,7 +162,7 @@ def test_splits_fit_into_grid_and_scratch(lens, rows):
     assert all(sequence >= len(lens) for sequence, _ in owners[len(expected) :])
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 8, 40])
+@pytest.mark.parametrize("rows", thorough_after(3, [1, 3, 8, 2, 40]))
 @pytest.mark.parametrize("lens", [[300], [40, 300, 7], [90, 0, 91, 90, 16]])
 def test_splits(lens, rows, short_splits):
     paged = Paged(lens, kv_heads=1, group=3, block_size=7)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -52,10 +53,10 @@ def by(request, tinypy):
     return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
 
 
-@pytest.mark.parametrize("stop", [("\n    ",), (" = ", "=="), ("\n",), ("zzzz",)])
+@pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
 def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     """Every prefix that a client has seen begins the whole text, which has no stop string."""
-    params = SamplingParams(60, temperature=1, seed=2, stop=stop)
+    params = SamplingParams(60, temperature=1, seed=2, stop=tuple(stop))
     [expected] = Engine(tinypy.lm, CONFIG).generate(["def f("], params)
     with server(tinypy.lm, served_by=by) as at:
         body = {"prompt": "def f(", "max_tokens": 60, "temperature": 1, "seed": 2, "stop": stop}
@@ -249,6 +250,34 @@ def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, monkeypatch):
                 "Content-Length: 9\r\n\r\n{".encode()
             )
             assert half.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_a_head_without_end_is_refused(tinypy):
+    """And several of some length, on one connection, are not."""
+    with server(tinypy.lm) as at:
+        for _ in range(3):
+            assert at.ask("/health", key="x" * 30_000).status_code == 200
+        with socket.create_connection(at.address, timeout=20) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\nX: ")
+            with suppress(ConnectionError):  # that is not read
+                for _ in range(1000):
+                    client.sendall(b"x" * 2**16)
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_the_last_events_and_the_end_of_an_answer_are_one_piece():
+    """Each piece is a call of the operating system, and wakes the client."""
+    sent, left = [], [b"a", b"b"]
+
+    async def send(message):
+        sent.append(message)
+
+    async def events():
+        while left:
+            yield left.pop(0)
+
+    asyncio.run(app_module.Events(events(), lambda: not left)({}, None, send))
+    assert [(one["body"], one["more_body"]) for one in sent[1:]] == [(b"a", True), (b"b", False)]
 
 
 def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):

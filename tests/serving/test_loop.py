@@ -170,21 +170,23 @@ def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkey
         for texts in ("cd", "ef"):
             for inbox, text in zip(inboxes, texts, strict=True):
                 inbox.put(Delta([2], text, None))
-            if texts == "cd":  # nor does the first round
-                found += [await inbox.take() for inbox in inboxes]
-                assert len(calls) == 2 + 1
+        assert len(calls) == 2 + 1
         for inbox in inboxes:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(inbox.take(), 0.05)
         for inbox in inboxes:  # nor the end
             inbox.put(Delta([3], "z", "stop"))
             found.append(await inbox.take())
+        inbox = Inbox(rounds=Rounds(lambda: 0.1))
+        for text in "gh":
+            inbox.put(Delta([4], text, None))
+            found.append(await inbox.take())
         return [delta for [(_, delta)] in found]
 
     assert asyncio.run(takes()) == [
         *[Delta([1, 1], "ab", None)] * 2,
-        Delta([2], "c", None), Delta([2], "d", None),
-        Delta([2, 3], "ez", "stop"), Delta([2, 3], "fz", "stop"),
+        Delta([2, 2, 3], "cez", "stop"), Delta([2, 2, 3], "dfz", "stop"),
+        Delta([4], "g", None), Delta([4], "h", None),
     ]  # fmt: skip
 
 

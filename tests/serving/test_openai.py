@@ -5,8 +5,10 @@ import re
 
 import openai
 import pytest
+import torch
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
+from thorough import thorough_after
 
 from minikv import Engine
 from minikv.serving import Scored
@@ -16,7 +18,7 @@ PROMPT = "def fib(n):"
 MESSAGES = [{"role": "user", "content": PROMPT}]
 
 
-@pytest.fixture(scope="module", params=["an engine", "a cluster"])
+@pytest.fixture(scope="module", params=thorough_after(1, ["an engine", "a cluster"]))
 def at(tinypy, request):
     """The cluster's prompts are computed by one worker and continued by another."""
     workers = [Fragile(tinypy.lm, CONFIG) for _ in range(2)]
@@ -36,7 +38,7 @@ def client(at):
 def expected(tinypy):
     """`expected(prompt, **params)`: an engine's own samples."""
     engine = Engine(tinypy.lm, CONFIG)
-    engine.runner.sampler = Scored(engine.runner.sampler)
+    engine.runner.sampler = Scored(engine.runner)
 
     def samples(prompt, **params):
         params = Asked(**{"max_tokens": 16, **params})
@@ -170,6 +172,68 @@ def test_logprobs_are_those_of_the_model(client, expected, tinypy, params, is_ch
             tinypy.lm.decode([other]): row[other].item() for other in row.topk(3).indices.tolist()
         }
         assert top == pytest.approx(best, abs=1e-3)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 6])
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_a_prompt(client, expected, tinypy, max_tokens, stream):
+    """As lm-evaluation-harness asks for them."""
+    prompts = [tinypy.lm.encode(PROMPT), tinypy.lm.encode("x = 1; " * 90), [40]]
+    params = {"temperature": 1, "seed": 3, "max_tokens": max(1, max_tokens)}
+    samples = [expected(prompt, **params)[0] for prompt in prompts]
+    params |= {"max_tokens": max_tokens, "echo": True, "logprobs": 2}
+    more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    found = client.completions.create(model="tinypy", prompt=prompts, **params, **more)
+    chunks = list(found) if stream else [found]
+    assert chunks[-1].usage.prompt_tokens == sum(map(len, prompts))
+    assert chunks[-1].usage.completion_tokens == 3 * max_tokens
+    for index, (prompt, sample) in enumerate(zip(prompts, samples, strict=True)):
+        parts = [one for chunk in chunks for one in chunk.choices if one.index == index]
+        new = sample.token_ids[:max_tokens]
+        ids, text = [*prompt, *new], "".join(one.text for one in parts)
+        assert text == tinypy.lm.decode(prompt) + (sample.text if new else "")
+        assert [token_id for one in parts for token_id in one.token_ids] == new
+        assert parts[-1].finish_reason == (sample.finish_reason if new else "length")
+        told = [one.logprobs for one in parts if one.logprobs]
+        first, *values = [value for one in told for value in one.token_logprobs]
+        none, *top = [best for one in told for best in one.top_logprobs]
+        assert first is None and none is None
+        rows = tinypy.lm.logits(ids)[: len(ids) - 1].log_softmax(-1)
+        right = rows.gather(1, torch.tensor(ids)[1:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(values), right, atol=1e-3, rtol=1e-3)
+        best = [max(one, key=one.get) for one in top]
+        assert best == [tinypy.lm.decode([one]) for one in rows.argmax(-1).tolist()]
+        at = [(at, token) for one in told
+              for at, token in zip(one.text_offset, one.tokens, strict=True)]  # fmt: skip
+        assert len(at) == len(ids) and "".join(token for _, token in at) == text
+        assert all(text[start:].startswith(token) for start, token in at)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_the_best_of_several_samples(client, expected, tinypy, n, logprobs):
+    """By the mean log-probability of their tokens; one sample ends early."""
+    params = {"temperature": 1, "seed": 3, "stop": ["self"], "max_tokens": 12}
+    prompts = [tinypy.lm.encode(PROMPT), [5, 6]]
+    found = client.completions.create(
+        model="tinypy", prompt=prompts, n=n, best_of=6, logprobs=logprobs, **params
+    )
+    best, num_tokens = [], 0
+    for prompt in prompts:
+        samples = expected(prompt, **params | {"n": 6, "stop": ("self",)})
+        means = {}
+        for sample in samples:
+            ids = [*prompt, *sample.token_ids]
+            rows = tinypy.lm.logits(ids)[len(prompt) - 1 : -1].log_softmax(-1)
+            means[sample] = rows.gather(1, torch.tensor(sample.token_ids)[:, None]).mean().item()
+        best += sorted(samples, key=means.get, reverse=True)[:n]
+        num_tokens += sum(len(sample.token_ids) for sample in samples)
+    assert len({len(sample.token_ids) for sample in best}) > 1 or n == 1
+    assert whole(found) == samples_as(best)
+    assert [one.index for one in found.choices] == list(range(2 * n))
+    assert found.usage.completion_tokens == num_tokens
+    told = [one.logprobs is not None for one in found.choices]
+    assert told == [logprobs is not None] * 2 * n
 
 
 def test_offsets_of_tokens_are_in_the_text(client):
@@ -310,11 +374,17 @@ REFUSED = [
     (C, {"top_p": 0}, openai.BadRequestError, "top_p"),
     (C, {"n": 0}, openai.BadRequestError, "n: "),
     (C, {"n": 17}, openai.BadRequestError, "n: 17"),
+    (C, {"best_of": 17}, openai.BadRequestError, "best_of: 17 samples do not fit"),
+    (C, {"best_of": 10, "prompt": ["a"] * 20}, openai.BadRequestError, "best_of: at most 128"),
+    (C, {"best_of": 2, "n": 3}, openai.BadRequestError, "best_of: must be .* is 3, was 2"),
+    (C, {"best_of": 0}, openai.BadRequestError, "best_of: must be .* is 1, was 0"),
+    (C, {"best_of": 1.5}, openai.BadRequestError, "best_of: .*integer, was 1.5"),
+    (H, {"extra_body": {"best_of": 2}}, openai.BadRequestError, "best_of: is not supported"),
     (C, {"n": 10, "prompt": ["a"] * 20}, openai.BadRequestError, "n: at most 128"),
     (C, {"seed": -1}, openai.BadRequestError, "seed"),
     (C, {"stop": ""}, openai.BadRequestError, "stop"),
     (C, {"logprobs": 6}, openai.BadRequestError, "logprobs: "),
-    (C, {"logprobs": 1, "echo": True}, openai.BadRequestError, "logprobs: a prompt's"),
+    (C, {"max_tokens": -1, "echo": True}, openai.BadRequestError, "max_tokens"),
     (H, {"extra_body": {"echo": True}}, openai.BadRequestError, "echo: is not supported"),
     (C, {"logit_bias": {"5": 101}}, openai.BadRequestError, "logit_bias: must be from"),
     (C, {"logit_bias": {"-5": 1}}, openai.BadRequestError, "logit_bias: must have token ids"),
@@ -352,6 +422,17 @@ def test_errors_by_their_type(client, kind, given, error, says, stream):
     body = caught.value.body
     assert re.search(says, body["message"]) and body["type"] == "invalid_request_error"
     assert {"param", "code"} <= body.keys()
+
+
+def test_a_stream_is_not_the_best_of_several(client, expected):
+    create = client.completions.create
+    with pytest.raises(
+        openai.BadRequestError, match=r"best_of: a stream cannot .* best of 3"
+    ) as caught:
+        create(model="tinypy", prompt=PROMPT, stream=True, best_of=3)
+    assert caught.value.param == "best_of"
+    found = create(model="tinypy", prompt=PROMPT, stream=True, best_of=2, n=2)
+    assert whole(found) == samples_as(expected(PROMPT, n=2))
 
 
 def test_a_wrong_key_is_an_authentication_error(at):

@@ -77,7 +77,7 @@ class Right(Drafter):
 
 
 def answers(engine, cases):
-    engine.runner.sampler = Scored(engine.runner.sampler)
+    engine.runner.sampler = Scored(engine.runner)
     prompts, asked, _ = zip(*cases, strict=True)
     outputs = engine.generate(prompts, asked)
     return [[one.token_ids for one in output.samples] for output in outputs]
@@ -119,7 +119,7 @@ def test_tokens_are_those_of_an_engine_that_runs_ahead(tinypy, cases):
 
 def test_a_step_that_fails_is_not_counted(tinypy, cases):
     engine = careful_engine(tinypy.lm, small())
-    engine.runner.sampler = Scored(engine.runner.sampler)
+    engine.runner.sampler = Scored(engine.runner)
     ids = [engine.add_request(prompt, asked) for prompt, asked, _ in cases]
     for countdown in (0, 40, 90):
         engine.attention.interrupt(RuntimeError("planted"), countdown)
@@ -143,7 +143,7 @@ def test_tokens_are_those_though_a_worker_dies(tinypy, cases):
 
 def test_counts_are_kept_while_a_sequence_is_unfinished(tinypy, cases):
     engine = careful_engine(tinypy.lm, small())
-    scored = engine.runner.sampler = Scored(engine.runner.sampler)
+    scored = engine.runner.sampler = Scored(engine.runner)
     prompt, asked, _ = cases[0]
     request_id = engine.add_request(prompt, asked)
     for step in range(12):
@@ -153,6 +153,21 @@ def test_counts_are_kept_while_a_sequence_is_unfinished(tinypy, cases):
     engine.abort(request_id)
     engine.generate([prompt], asked)
     assert len(scored._seen) == 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_prompt_is_told_with_the_first_token(tinypy, ahead):
+    engine, prompt = careful_engine(tinypy.lm, small()), list(range(40, 60))
+    if ahead:
+        run_ahead(engine)
+    asked = Asked(4, n=3, temperature=1, seed=2, logprobs=0, scores_prompt=True, ignore_eos=True)
+    rows = tinypy.lm.logits(prompt).log_softmax(-1)
+    right = [rows[at, token_id].item() for at, token_id in enumerate(prompt[1:])]
+    [samples] = answers(engine, [(prompt, asked, None)])
+    for first, *others in samples:
+        assert first.prompt == prompt and not any(one.prompt for one in others)
+        told = [one.logprob for one in first.prompt[1:]]
+        assert told == pytest.approx(right, abs=1e-4)
 
 
 @pytest.mark.parametrize("prompt", [[5], list(range(40, 60))])

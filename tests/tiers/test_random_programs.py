@@ -25,9 +25,9 @@ def seeds(first, end):
     return range(int(first), int(end))
 
 
-@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 30)))
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
 def test_random_programs(first):
-    seen = play_many(seeds(first, first + 30), LENGTH)
+    seen = play_many(seeds(first, first + 15), LENGTH)
     print(dict(seen))
     assert seen["requests"] > 5 * seen["programs"] and seen["tokens"] > 50 * seen["programs"]
     for what in (
@@ -36,10 +36,10 @@ def test_random_programs(first):
         assert seen[what], what
 
 
-@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 8)))
 def test_random_programs_with_groups(first):
     """Also K and V themselves, of running sequences after each operation."""
-    seen = play_many(seeds(first, first + 15), LENGTH, setup_of=grouped_setup)
+    seen = play_many(seeds(first, first + 8), LENGTH, setup_of=grouped_setup)
     print(dict(seen))
     assert seen["engines with groups"] > seen["programs"]  # some restart
     for what in (

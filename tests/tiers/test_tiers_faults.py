@@ -396,6 +396,7 @@ def test_two_processes_in_one_folder(engine_of, tmp_path):
         child.kill()
 
 
+@pytest.mark.thorough
 def test_killed_while_saving_a_session(tmp_path):
     rng, versions = random.Random(0), {bytes([n]) * 50_000 for n in range(256)}
     save(Folder(tmp_path), "s", bytes(50_000))

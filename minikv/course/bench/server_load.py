@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-WELL, END = b"HTTP/1.1 200 ", b"0\r\n\r\n"  # of a chunked body
+WELL, END = b"HTTP/1.1 200 ", b"\r\n0\r\n\r\n"  # of a chunked body
 
 
 def client(

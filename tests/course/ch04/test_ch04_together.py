@@ -4,6 +4,7 @@ import re
 
 import pytest
 from helpers import LocksOnlyAncestors
+from thorough import thorough_after
 
 import minikv
 from minikv.course.chapters.ch04_paged_blocks import together
@@ -78,10 +79,10 @@ class RemembersHits(minikv.Scheduler):  # of before an eviction
 
 @pytest.mark.parametrize(
     "part",
-    [
-        NoCopy, ForkWithoutHolders, LeakyTable, TwiceFree, LocksOnlyAncestors,
-        WholePromptHits, KeepsItsOwnCopies, RemembersHits,
-    ],
+    thorough_after(3, [
+        NoCopy, LeakyTable, RemembersHits, ForkWithoutHolders, TwiceFree, LocksOnlyAncestors,
+        WholePromptHits, KeepsItsOwnCopies,
+    ]),
     ids=lambda part: part.__name__,
 )  # fmt: skip
 def test_a_broken_part_is_noticed(lm, expected, monkeypatch, part):

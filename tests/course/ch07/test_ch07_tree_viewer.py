@@ -9,6 +9,7 @@ from helpers import assert_empty, cached_prefixes, small
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.patches import FancyBboxPatch
+from thorough import thorough_after
 from viewer_case import check_empty, check_looks, check_paper, texts
 
 from minikv import BlockPool, BlockTable, Engine, OutOfBlocks, RadixCache
@@ -413,7 +414,9 @@ def long_tree(depth, branches, block_texts=None):
 
 
 @pytest.mark.parametrize("block_texts", [None, lambda ids: "def function(argument):\n        "])
-@pytest.mark.parametrize(("depth", "branches"), [(1, 1), (2, 6), (4, 3), (7, 5), (30, 2)])
+@pytest.mark.parametrize(
+    ("depth", "branches"), thorough_after(2, [(1, 1), (7, 5), (2, 6), (4, 3), (30, 2)])
+)
 def test_everything_fits_and_nothing_overlaps(depth, branches, block_texts):
     if depth == 1:
         history = TreeHistory(RadixCache(BlockPool(1), 2))

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from thorough import thorough_after
 
 from minikv.course.chapters.ch08_triton_paged_attention import pictures
 from minikv.course.chapters.ch08_triton_paged_attention.pictures import Launch, Roof
@@ -53,7 +54,7 @@ def launches():
 
 @needs_interpreter
 @pytest.mark.parametrize("lens", [LENS, [1], [0, 17], [300, 5, 129, 256, 1]])
-@pytest.mark.parametrize("block_size", [1, 5, 16, 64])
+@pytest.mark.parametrize("block_size", thorough_after(1, [5, 1, 16, 64]))
 def test_a_launch_is_what_the_kernel_does(lens, block_size):
     arguments = batch(lens, block_size)
     tile = settings.choose("decode", 16, torch.float32, torch.device("cpu")).tile
