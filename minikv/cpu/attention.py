@@ -24,9 +24,9 @@ class CompiledSteps(AttentionBackend):
 
     one_kernel = False
 
-    def compile_over(self, kv: Any) -> None:
-        """kv: the store's numbers as `kernels.layer_of` takes them."""
-        self.kv = kv
+    def compile_over(self, kv: Any, attend: Any) -> None:
+        """For `Program`: the store's numbers, and the kernel that attends to them."""
+        self.kv, self.attend = kv, attend
         self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
         self.num_threads = torch.get_num_threads()  # for good
@@ -40,7 +40,8 @@ class CompiledSteps(AttentionBackend):
                     raise ValueError("batch_invariant: this transformer's layers were changed")
                 return None
             room = room_for(batch, self.program)
-            self.program = Program(transformer, self.store, self.kv, self.num_threads, room)
+            parts = self.store, self.kv, self.attend
+            self.program = Program(transformer, *parts, self.num_threads, room)
         return self.program.run(replace(batch, num_decodes=0) if self.one_kernel else batch)
 
 
@@ -51,7 +52,7 @@ class CpuAttention(CompiledSteps):
         self.config, self.store = config, store
         self.blocks = [layer.numpy() for layer in store.blocks]
         self.slots = [layer.numpy() for layer in store.slots]
-        self.compile_over(store.blocks.numpy())
+        self.compile_over(store.blocks.numpy(), kernels.attend_layer)
 
     def bind(self, batch: Batch) -> Attend:
         """The `attend` of this batch, for a transformer that is not the usual one."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,16 @@ def num_compiled() -> int:
     return sum(len(one.signatures) - sum(one.stats.cache_hits.values()) for one in _kernels)
 
 
-def kernel(function: Callable) -> Any:
+def kernel(function: Callable, **options: Any) -> Any:
     """Compile a function for this machine when it is first called with arrays of these types.
 
     `nogil`: it holds no lock of Python, so threads can run it side by side. `error_model`: x / 0
     is infinity or NaN, as in NumPy. Python's ZeroDivisionError would need a branch at every
-    division, and a loop with such a branch is not SIMD.
+    division, and a loop with such a branch is not SIMD. `_nrt`: references to arrays are counted.
+    A function that makes no array can do without.
     """
-    compiled = njit(nogil=True, fastmath=FASTMATH, error_model="numpy")(function)
-    return keep(compiled)
+    usual = {"nogil": True, "fastmath": FASTMATH, "error_model": "numpy", "_nrt": True}
+    return keep(njit(no_cfunc_wrapper=True, **usual | options)(function))
 
 
 def keep(compiled: Any) -> Any:
@@ -70,4 +72,7 @@ part = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **INLINE
 
 # For a function with one caller: it becomes a part of the caller. As a kernel it would be compiled
 # twice, alone and again within its caller.
-inline = njit(inline="always")
+inline = partial(kernel, inline="always")
+
+# For a kernel that is called at its address alone, see `minikv.cpu.addresses`.
+apart = partial(kernel, no_cpython_wrapper=True)

@@ -11,14 +11,16 @@ G = H / K query heads per KV head, D the head dim, N and I and O any number of c
 
 import inspect
 import math
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
+from minikv.cpu.addresses import call, unpacked
 from minikv.cpu.atomics import atomic_add, atomic_load, atomic_store, atomic_swap, give_way
-from minikv.cpu.compiler import INLINE, inline, keep, kernel, part
+from minikv.cpu.compiler import INLINE, apart, inline, keep, kernel, part
 from minikv.cpu.tiles import HEADS, KEYS, LANES, PANELS, ROWS, add_rows, ask_for, dot_rows, tile
 
 zero, one = np.float32(0), np.float32(1)  # a bare 0.0 is a double, and so is every sum with it
@@ -133,7 +135,7 @@ def write_cache(k, v, slots, kv):
                 kv[slots[t], 1, head, i] = v[t, head, i]
 
 
-@kernel
+@inline
 def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
     """One query per sequence attends to its context through its block table.
 
@@ -201,7 +203,7 @@ def attend_decode(q, kv, block_tables, context_lens, window, out, first, last):
 SPAN = 64  # keys whose scores are computed before the values are read
 
 
-@kernel
+@inline
 def attend_prefill(q, kv, block_tables, context_lens, query_start, window, out, first, last):
     """Chunks of queries attend to their contexts: the queries of sequence s are the tokens
     query_start[s] to query_start[s + 1], and stand at the last positions of its context.
@@ -304,7 +306,7 @@ def _in_order(bits):
     return np.int32(bits ^ np.int32(np.int32(bits >> 31) & 0x7FFFFFFF))
 
 
-@kernel
+@inline
 def attend(q, kv, tables, lens, query_start, window, out, first, last, border):
     """Items before `border` are decodes, the rest chunks."""
     if first < border:
@@ -431,17 +433,9 @@ def add_values(weights, at, head, num_heads, kv, place, acc):
     raise NotImplementedError
 
 
-def attend_items(q, kv, tables, lens, query_start, window, out, first, last, border):
-    """`attend`."""
-    raise NotImplementedError
-
-
 def answer(question, kind, function) -> None:
     """In compiled code `function` takes the place of `question` if `kv` is of this kind: an
-    array, or a NamedTuple of arrays. Numba itself makes `attend_items` a part of its one caller: it
-    is large, and would be compiled twice.
-    """
-    inlined = "always" if question is attend_items else "never"
+    array, or a NamedTuple of arrays."""
     at = list(inspect.signature(question).parameters).index("kv")
 
     def chosen(*args):
@@ -449,7 +443,7 @@ def answer(question, kind, function) -> None:
         found = np.ndarray if is_array else getattr(args[at], "instance_class", None)
         return function if found is kind else None
 
-    overload(question, jit_options=INLINE, strict=False, inline=inlined)(chosen)
+    overload(question, jit_options=INLINE, strict=False)(chosen)
 
 
 def _write_floats(kv, qkv, slots, kv_head, first, last):
@@ -509,7 +503,26 @@ answer(write_new, np.ndarray, _write_floats)
 answer(prefetch, np.ndarray, _prefetch_floats)
 answer(dot_keys, np.ndarray, _dot_floats)
 answer(add_values, np.ndarray, _add_floats)
-answer(attend_items, np.ndarray, attend.py_func)
+
+
+# What a step calls. Each way to keep K and V has its own code for these two.
+
+
+@apart
+def write_layer(kind, words, layer, qkv, slots, num_tokens):
+    """The keys and values of a step into their slots. `words` are K and V, packed."""
+    kv = layer_of(unpacked(kind, words), layer)
+    for kv_head in range(dims_of(kv)[1]):
+        write_new(kv, qkv, slots, kv_head, 0, num_tokens)
+
+
+@apart
+def attend_layer(
+    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
+):  # fmt: skip
+    """`attend`."""
+    kv = layer_of(unpacked(kind, words), layer)
+    attend(q, kv, tables, lens, query_start, window, out, first, last, border)
 
 
 # ── A whole step ──────────────────────────────────────────────────────────────
@@ -552,7 +565,9 @@ class Buffers(NamedTuple):
     query_start: np.ndarray  # (S + 1,)
     context_lens: np.ndarray  # (S,)
     block_tables: np.ndarray  # (S, B)
-    kv: Any  # of all layers: (L, num_blocks, block_size, 2, K, D), or as `minikv.quant` has it
+    kv: np.ndarray  # K and V of all layers, packed: (L, num_blocks, block_size, 2, K, D), or others
+    write: int  # the addresses of `write_layer` and `attend_layer` for this kind of `kv`
+    attend: int
     x: np.ndarray  # (T, hidden)
     squares: np.ndarray  # (hidden / UNIT, T): the sum of x^2, of UNIT channels each
     scale: np.ndarray  # (T,): what RMSNorm multiplies a row of x by
@@ -584,7 +599,7 @@ NUM_SHARED = 64
 A_WHILE = 1 << 16  # turns of a waiting loop
 
 
-@kernel
+@partial(kernel, _nrt=False)
 def run_step(weights, buffers, num_chunks, patience):
     """Compute a step, embedding to logits, each phase in `num_chunks` chunks (below 2^16). If that
     is 0, help the leading thread with its steps: take chunks of whatever phase is open, until no
@@ -655,9 +670,7 @@ def _prepare(w, b, part):
                 total += b.squares[piece, t]
             b.scale[t] = one / math.sqrt(total / np.float32(size) + w.eps)
     if phase == ATTEND:  # all K and V before any row attends: a draft's row reads other rows'
-        kv = layer_of(b.kv, layer)
-        for kv_head in range(dims_of(kv)[1]):
-            write_new(kv, b.heads, b.slots, kv_head, 0, num_tokens)
+        call(b.write, (b.kv, layer, b.heads, b.slots, num_tokens))
         if layer == len(w.qkv) - 1:
             _keep_last(b)
     if layer == len(w.qkv):
@@ -689,12 +702,12 @@ def _compute(w, b, part, chunk, num_chunks):
     num_tokens, num_seqs = b.shared[TOKENS], b.shared[SEQS]
     layer, phase = part // PHASES, part % PHASES
     if phase == ATTEND:
-        q, kv, out, window = b.heads, layer_of(b.kv, layer), b.heads_out, w.windows[layer]
-        _, kv_heads = dims_of(kv)
-        tables, lens, starts = b.block_tables, b.context_lens[:num_seqs], b.query_start
+        num_heads, lens, starts = b.heads_out.shape[1], b.context_lens[:num_seqs], b.query_start
+        kv_heads, window = (b.heads.shape[1] - num_heads) // 2, w.windows[layer]
         border = b.shared[DECODES] * kv_heads
         first, last = share(lens, starts, window, kv_heads, border, chunk, num_chunks)
-        attend_items(q, kv, tables, lens, starts, window, out, first, last, border)
+        q, tables, out = b.heads, b.block_tables, b.heads_out
+        call(b.attend, (b.kv, layer, q, tables, lens, starts, window, out, first, last, border))
         return
     num_rows, x, out, bias = num_tokens, b.x, b.x, w.qkv_bias[:0]
     if layer == len(w.qkv):

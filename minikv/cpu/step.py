@@ -18,6 +18,7 @@ import torch
 from minikv.backend import Computed
 from minikv.batch import Batch
 from minikv.cpu import helpers
+from minikv.cpu.addresses import address_of, packed
 from minikv.cpu.compiler import num_compiled
 from minikv.cpu.kernels import (
     DECODES,
@@ -31,6 +32,7 @@ from minikv.cpu.kernels import (
     Buffers,
     Weights,
     run_step,
+    write_layer,
 )  # fmt: skip
 from minikv.cpu.tiles import in_panels
 from minikv.fast import FastLinear, FastRMSNorm
@@ -101,14 +103,21 @@ def norm_weight(norm: Any) -> np.ndarray:
     return plain(norm.weight / len(norm.weight) ** 0.5)  # `FastRMSNorm` has the root in it
 
 
-def compile_for(weights: Weights, buffers: Buffers) -> None:
+def compile_for(weights: Weights, buffers: Buffers, kv: Any, attend: Any) -> Buffers:
     """Compile what an engine calls, or read it from disk. All models have arrays of the same types,
-    so this takes time for the first engine of a process only."""
-    started, before = perf_counter(), num_compiled()
-    run_step(weights, buffers, 1, 1)  # of no tokens
+    so this takes time for the first engine of a process only. Returns buffers with the addresses.
+    """
+    started, before, b = perf_counter(), num_compiled(), buffers
+    batch = b.block_tables, b.context_lens, b.query_start, 0
+    b = b._replace(
+        write=address_of(write_layer, kv, b.kv, 0, b.heads, b.slots, 0),
+        attend=address_of(attend, kv, b.kv, 0, b.heads, *batch, b.heads_out, 0, 0, 0),
+    )
+    run_step(weights, b, 1, 1)  # of no tokens
     if num_compiled() > before:
         seconds = perf_counter() - started
         log.warning("compiled the engine's step for this machine in %.1f s", seconds)
+    return b
 
 
 def can_compile(transformer: Transformer) -> bool:
@@ -182,11 +191,13 @@ class Program:
         transformer: Transformer,
         store: KVStore,
         kv: Any,
+        attend: Any,
         num_threads: int,
         shape: tuple[int, int, int],
     ):
-        """kv: the store's numbers as `kernels.layer_of` takes them. shape: tokens, sequences, and
-        blocks per sequence."""
+        """kv: the store's numbers as `kernels.layer_of` takes them; attend: `attend_layer`, or what
+        takes its place for this kind. shape: tokens, sequences, and blocks per sequence."""
+        self.kv, self.attend = kv, attend
         self.store, self.num_threads, self.shape = store, num_threads, shape
         self.transformer, self.weights = transformer, weights_of(transformer)
         c, (rows, seqs, max_blocks) = transformer.config, shape
@@ -199,11 +210,11 @@ class Program:
             return np.zeros(shape, np.int64)
 
         qkv, out = floats(rows, heads, c.head_dim), floats(rows, c.num_heads, c.head_dim)
-        self.buffers = b = Buffers(
+        b = Buffers(
             token_ids=whole(rows), positions=whole(rows), slots=whole(rows),
             query_start=whole(seqs + 1), context_lens=whole(seqs),
             block_tables=whole(seqs, max_blocks),
-            kv=kv,
+            kv=packed(kv), write=0, attend=0,
             x=floats(rows, c.hidden_size), scale=floats(rows),
             squares=floats(-(-c.hidden_size // UNIT), rows),
             qkv=qkv.reshape(rows, -1), heads=qkv, attended=out.reshape(rows, -1), heads_out=out,
@@ -212,7 +223,7 @@ class Program:
             hidden=floats(seqs, c.hidden_size), logits=floats(seqs, c.vocab_size),
             shared=whole(NUM_SHARED),
         )  # fmt: skip
-        compile_for(self.weights, b)
+        self.buffers = b = compile_for(self.weights, b, kv, attend)
         self.logits, self.hidden = torch.from_numpy(b.logits), torch.from_numpy(b.hidden)
         started = thread_time()
         run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits

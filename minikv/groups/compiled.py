@@ -9,10 +9,11 @@ from minikv.cpu import (
     CompiledSteps,
     CpuAttention,
     answer,
+    apart,
     attend,
-    attend_items,
     dims_of,
     layer_of,
+    unpacked,
     write_new,
 )  # fmt: skip
 from minikv.groups.attention import GroupedAttention
@@ -42,7 +43,8 @@ class CompiledGroups(CompiledSteps, GroupedAttention):
         GroupedAttention.__init__(self, CpuAttention, config, store)
         places = np.array([self.place[layer] for layer in range(config.num_layers)])
         group, place = np.ascontiguousarray(places.T)
-        self.compile_over(GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place))
+        kv = GroupedKV(self.store.blocks.numpy(), self.store.part_of, group, place)
+        self.compile_over(kv, _attend)
 
 
 def _layer(kv, layer):
@@ -57,8 +59,10 @@ def _write(kv, qkv, slots, kv_head, first, last):
     write_new(kv.parts, qkv, own, kv_head, first, last)
 
 
-def _attend(q, kv, tables, lens, query_start, window, out, first, last, border):
+@apart
+def _attend(kind, words, layer, q, tables, lens, query_start, window, out, first, last, border):
     """`attend` through a table of parts, filled in where a query looks."""
+    kv = layer_of(unpacked(kind, words), layer)
     size, kv_heads = kv.parts.shape[1], kv.parts.shape[3]
     own = np.empty(tables.shape, np.int64)
     for row in range(first // kv_heads, (last + kv_heads - 1) // kv_heads):
@@ -72,4 +76,3 @@ def _attend(q, kv, tables, lens, query_start, window, out, first, last, border):
 answer(layer_of, GroupedKV, _layer)
 answer(dims_of, LayerKV, lambda kv: (kv.parts.shape[1], kv.parts.shape[3]))
 answer(write_new, LayerKV, _write)
-answer(attend_items, LayerKV, _attend)

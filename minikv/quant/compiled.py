@@ -66,7 +66,8 @@ class CompiledAttention(AttentionBackend):
         program, keys = self.program, self.store.open.keys if self.store.open else None
         if program is None or not program.fits(transformer, batch) or self.keys is not keys:
             room = room_for(batch, program)
-            program = Program(transformer, self.store, kv, self.num_threads, room)
+            attend = kernels.attend_decodes if self.store.open else kernels.attend_codes
+            program = Program(transformer, self.store, kv, attend, self.num_threads, room)
             self.program, self.keys = program, keys
         return program
 

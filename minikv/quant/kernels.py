@@ -17,7 +17,8 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from minikv.cpu.compiler import keep, kernel, part
+from minikv.cpu import apart, unpacked
+from minikv.cpu.compiler import inline, keep, kernel, part
 from minikv.cpu.kernels import (
     TILE,
     _begin,
@@ -26,7 +27,6 @@ from minikv.cpu.kernels import (
     add_values,
     answer,
     attend_decode,
-    attend_items,
     dims_of,
     dot_keys,
     exp,
@@ -160,7 +160,7 @@ def scale_halves(raw, t, scale, low, out):
             x[d] = codes[d] * a[d] + b[d]
 
 
-@kernel
+@inline
 def attend(
     q, new_k, parts, open_keys, own_rows, tables, lens, query_start, window, out, first, last
 ):
@@ -516,17 +516,26 @@ def _add_int4(weights, at, head, num_heads, kv, place, acc):
         add_by_token(weights, at, h, count, codes, begin, stride, hi - lo, scale, low, acc)
 
 
-def _attend_codes(q, kv, tables, lens, starts, window, out, first, last, border):
+@apart
+def attend_codes(
+    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
+):  # fmt: skip
+    """`minikv.cpu.kernels.attend_layer` over int8 or bfloat16."""
+    kv = layer_of(unpacked(kind, words), layer)
     if first < border:
         attend_decode(q, kv, tables, lens, window, out, first, min(last, border))
     if last > border:
         nothing = np.empty((0, kv.v_codes.shape[1], kv.v_codes.shape[2], q.shape[2]), np.float32)
         start, rows = max(first, border), lens
-        attend(q, q, kv, nothing, rows, tables, lens, starts, window, out, start, last)
+        attend(q, q, kv, nothing, rows, tables, lens, query_start, window, out, start, last)
 
 
-def _attend_decodes(q, kv, tables, lens, starts, window, out, first, last, border):
-    """A step over int4 has no chunks."""
+@apart
+def attend_decodes(
+    kind, words, layer, q, tables, lens, query_start, window, out, first, last, border
+):  # fmt: skip
+    """The same over int4. A step has no chunks."""
+    kv = layer_of(unpacked(kind, words), layer)
     attend_decode(q, kv, tables, lens, window, out, first, last)
 
 
@@ -538,7 +547,6 @@ for _question, *_answers in (
     (prefetch, _prefetch_int8, _prefetch_bfloat16, _prefetch_int4),
     (dot_keys, _dot_int8, _dot_bfloat16, _dot_int4),
     (add_values, _add_int8, _add_bfloat16, _add_int4),
-    (attend_items, _attend_codes, _attend_codes, _attend_decodes),
 ):
     for _format, _answer in zip(_FORMATS, _answers, strict=True):
         answer(_question, _format, _answer)

@@ -238,8 +238,8 @@ def test_a_helper_that_comes_early_finds_nothing(llama, monkeypatch):
     engine = cpu(llama.lm)
     engine.generate([[1]], SamplingParams(max_tokens=1))
     program = engine.runner.attention.program
-    kv = program.buffers.kv
-    fresh = cpu_step.Program(llama.lm.transformer, program.store, kv, 1, (64, 64, 8))
+    parts = program.store, program.kv, program.attend
+    fresh = cpu_step.Program(llama.lm.transformer, *parts, 1, (64, 64, 8))
     for one in (fresh, program):
         shared = one.buffers.shared
         before = shared.copy()

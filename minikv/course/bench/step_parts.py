@@ -49,7 +49,7 @@ def parts(engine: minikv.Engine, share: Threads, steps: int) -> dict[str, float]
     seconds, _ = timed(partial(take_steps, engine, steps))
     step, host = seconds / steps, (engine.stats().host_seconds - before) / steps
     program, sequences = backend.program, engine.scheduler.running
-    w, kv = program.weights, program.buffers.kv
+    w, kv = program.weights, program.kv
     num_seqs = len(sequences)
     lens = np.array([one.num_computed for one in sequences])
     tables = np.zeros((num_seqs, max(-(-lens // 16))), np.int64)
