@@ -97,11 +97,6 @@ class RequestOutput:
         # One for each of `n`.
         self.samples = [SampleOutput(one, next(lengths), decode) for one in of.sequences]
 
-    @classmethod
-    def now(cls, request: Request, decode: Decode) -> "RequestOutput":
-        """As it stands at this moment."""
-        return cls(request, iter([len(one.token_ids) for one in request.sequences]), decode)
-
     @property
     def token_ids(self) -> list[int]:
         """The first sample's new tokens."""

@@ -15,7 +15,13 @@ from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
-from minikv.outputs import Delta, RequestOutput, SoFar
+from minikv.outputs import Decode, Delta, RequestOutput, SoFar
+from minikv.sequence import Request
+
+
+def as_it_stands(request: Request, decode: Decode) -> RequestOutput:
+    """A request at this moment."""
+    return RequestOutput(request, iter([len(one.token_ids) for one in request.sequences]), decode)
 
 
 class Busy(Exception):
@@ -143,7 +149,7 @@ class Inbox:
     def _since(self, output: RequestOutput) -> list[tuple[int, Delta]]:
         """What its request has got until now, which may be more than when it was put."""
         news = []
-        now = RequestOutput.now(output.request, output.samples[0].decode)
+        now = as_it_stands(output.request, output.samples[0].decode)
         for index, sample in enumerate(now.samples):
             if index in self._over:
                 continue

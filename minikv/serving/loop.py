@@ -30,7 +30,7 @@ from minikv.outputs import RequestOutput, Stats
 from minikv.sampling import SamplingParams
 from minikv.sequence import Request
 from minikv.serving.block_life import BlockLife
-from minikv.serving.inbox import RequestFailed
+from minikv.serving.inbox import RequestFailed, as_it_stands
 from minikv.serving.scores import Scored
 from minikv.validation import Prompt, make_request
 
@@ -222,7 +222,7 @@ class EngineLoop:
                 del self._answers[request.request_id]
             elif getattr(answer.reader, "has_news", False):
                 continue
-            answer.reader.put(RequestOutput.now(request, self._decode))
+            answer.reader.put(as_it_stands(request, self._decode))
 
     def _fail(self, why: str) -> None:
         """End all requests under way. What failed is not quoted: it may have words of others."""

@@ -2,8 +2,10 @@
 
 Four workloads, greedy, on source that the model was not trained on: a function of the prompt begun
 again under another name; a text of the prompt begun again; source that is continued; random tokens.
-The tokens must be those of the engine without drafts, or the benchmark stops. With `--peer`, at
-batch 1 also llama.cpp with its own drafts, over llama.cpp without.
+The tokens must be those of the engine without drafts, or the benchmark stops. "foresight" verifies
+those of the suffix drafter's drafts that are right and no others: about what deciding better could
+give at most.
+With `--peer`, at batch 1 also llama.cpp with its own drafts, over llama.cpp without.
 
 All engines decode the same prompts at the same time, a few steps of one, then a few of the next:
 so whatever else the machine does reaches all alike. A repeat has new engines, a turn in which they
@@ -18,6 +20,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter, sleep
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
@@ -29,10 +33,20 @@ from minikv.course.bench.harness import Aim, BenchTable, Spread, bar, positive, 
 from minikv.course.bench.llama_cpp import Server, write_gguf
 from minikv.course.measure.corpus import read_corpus
 from minikv.course.measure.timing import no_gc
-from minikv.speculative import DRAFT_MODELS, Speculation
+from minikv.sequence import Sequence as Running
+from minikv.speculative import (
+    DRAFT_MODELS,
+    Proposal,
+    Speculation,
+    SuffixDrafter,
+    keep_equal,
+)
 
 CONTROL = "off again"  # over itself: what a difference must exceed to mean anything
 DRAFTERS = ("ngram", "suffix", "head", "model")
+BOUND = "foresight"
+# Costs of steps by which every draft pays.
+FREE = SimpleNamespace(of=lambda num_tokens: 1.0, row=0.0, note=lambda *_: None)
 COPIES = {1: 2.0, 8: 1.3}  # times the tokens per second without, by batch
 HELD_OUT = {1: 1.2}  # with the best drafter
 NEVER_BELOW = 0.97  # of any other row
@@ -48,6 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", type=positive, default=300, help="tokens of a prompt, at most")
     parser.add_argument("--tokens", type=positive, default=128, help="new tokens of each")
     parser.add_argument("--peer", action="store_true", help="llama.cpp with its own drafts, too")
+
+
+class Foresight(SuffixDrafter):
+    """Knows the answers, and cuts each proposal off where it is wrong."""
+
+    known: dict[tuple[int, ...], list[int]]  # answers, by prompt
+
+    def propose(self, sequence: Running, most: int) -> Proposal | None:
+        proposal = super().propose(sequence, most)
+        if proposal is None:
+            return None
+        rest = self.known[tuple(sequence.request.prompt_ids)][sequence.num_output :]
+        return Proposal(keep_equal(proposal.token_ids, rest)[:-1], proposal.levels)
 
 
 class Pairs(Spread):
@@ -85,20 +112,27 @@ def compare(
     servers = {
         name: Server(files[0], kind, files[1], 2 * length) for name, kind in PEERS.items() if files
     }
-    names = ["off", CONTROL, *args.drafters]
+    names = ["off", CONTROL, *args.drafters, BOUND]
+    knows = peers.engine_for(lm, [length] * batch)
     seconds: dict[str, list[float]] = {name: [] for name in (*names, *servers)}
     counts = {name: [0, 0] for name in names}  # drafts, and how many were right
     alike = dict.fromkeys(servers, 0)
     for repeat in range(args.repeats):
         # New ones each time: where an engine's memory lies may cost or save a few per cent.
+        drafters = {name: name.split()[0] for name in names} | {BOUND: (foresight := Foresight())}
         engines = {
-            name: peers.engine_for(lm, [length] * batch, speculative=name.split()[0])
+            name: peers.engine_for(lm, [length] * batch, speculative=drafters[name])
             for name in random.Random(repeat).sample(names, len(names))
         }
+        loop: Any = engines[BOUND].loop
+        loop.costs = FREE
         taken: dict[str, list[float]] = {name: [] for name in seconds}
         for _ in range(TURNS):
             prompts = [WORKLOADS[workload](lm, draw, args.prompt) for _ in range(batch)]
-            found, texts = decode_in_turns(engines, prompts, args.tokens)
+            params = minikv.SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+            answers = peers.ours(knows, prompts, params)
+            foresight.known = dict(zip(map(tuple, prompts), answers, strict=True))
+            found, texts = decode_in_turns(engines, prompts, params)
             for name, server in servers.items():
                 found[name], texts[name] = server.generate(prompts, args.tokens)
             for name, text in texts.items():
@@ -135,6 +169,7 @@ def compare(
         goals = {"source": HELD_OUT if name == best else {}, "random": {}}
         goal = goals.get(workload, COPIES).get(batch, NEVER_BELOW)
         table.add(rows[name], Aim("speed-up", ">=", goal))
+    table.add(rows[BOUND])
     for name in [name for name in servers if PEERS[name]]:
         table.add(row(name, "llama.cpp", servers[name].drafts, servers[name].accepted))
         told = f"{alike[name]} of {TURNS * args.repeats} texts alike"
@@ -142,12 +177,11 @@ def compare(
 
 
 def decode_in_turns(
-    engines: dict[str, minikv.Engine], prompts: list[list[int]], num_tokens: int
+    engines: dict[str, minikv.Engine], prompts: list[list[int]], params: minikv.SamplingParams
 ) -> tuple[dict[str, float], dict[str, list[list[int]]]]:
     """Each engine's seconds of decoding, and its new tokens, by name. The prompts are in its prefix
     cache before its time begins."""
     first = minikv.SamplingParams(max_tokens=1, ignore_eos=True)
-    params = minikv.SamplingParams(max_tokens=num_tokens, ignore_eos=True)
     found: dict[str, dict[int, list[int]]] = {}
     taken, ids = dict.fromkeys(engines, 0.0), {}
     for name, engine in engines.items():
