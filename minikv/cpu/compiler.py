@@ -70,8 +70,8 @@ def keep(compiled: Any) -> Any:
 INLINE: Any = {"fastmath": FASTMATH, "error_model": "numpy", "forceinline": True}
 part = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, **INLINE)
 
-# For a function with one caller, or few: it becomes a part of each. As a kernel it would be compiled
-# alone, too, and so once more.
+# For a function with one caller, or few: it becomes a part of each. As a kernel it would be
+# compiled alone, too, and so once more.
 inline = partial(kernel, inline="always")
 
 # For a kernel that is called at its address alone, see `minikv.cpu.addresses`.
