@@ -36,10 +36,10 @@ def test_random_programs(first):
         assert seen[what], what
 
 
-@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 8)))
+@pytest.mark.parametrize("first", thorough_after(1, range(0, 120, 15)))
 def test_random_programs_with_groups(first):
     """Also K and V themselves, of running sequences after each operation."""
-    seen = play_many(seeds(first, first + 8), LENGTH, setup_of=grouped_setup)
+    seen = play_many(seeds(first, first + 15), LENGTH, setup_of=grouped_setup)
     print(dict(seen))
     assert seen["engines with groups"] > seen["programs"]  # some restart
     for what in (
