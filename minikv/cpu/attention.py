@@ -9,7 +9,7 @@ from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
 from minikv.cpu import kernels
-from minikv.cpu.step import Program, can_compile, on_one_thread, room_for
+from minikv.cpu.step import Crowd, Program, can_compile, on_one_thread, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 
@@ -29,7 +29,7 @@ class CompiledSteps(AttentionBackend):
         self.kv, self.attend = kv, attend
         self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
-        self.num_threads = torch.get_num_threads()  # for good
+        self.crowd = Crowd(torch.get_num_threads())  # of threads, for good
 
     def compute(self, transformer: Transformer, batch: Batch) -> Computed | None:
         """Logits and hidden states, valid until the next call; None if the transformer is not the
@@ -41,7 +41,7 @@ class CompiledSteps(AttentionBackend):
                 return None
             room = room_for(batch, self.program)
             parts = self.store, self.kv, self.attend
-            self.program = Program(transformer, *parts, self.num_threads, room)
+            self.program = Program(transformer, *parts, self.crowd, room)
         return self.program.run(replace(batch, num_decodes=0) if self.one_kernel else batch)
 
 

@@ -151,11 +151,12 @@ class Crowd:
     Beside other busy programs a helper may lose its core in the middle of a chunk, and all wait for
     it: for milliseconds, where a chunk takes microseconds. Or it has a core only when the leading
     thread has none: then it takes no chunks, but the time of that core. One such step is a hiccup.
-    After several the steps go on one thread for a while, and if they are then still as bad, for
-    twice as many.
+    After several the steps go on one thread for a while, and if the first one after it is as bad,
+    for twice as many.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_threads: int) -> None:
+        self.num_threads = num_threads
         self.lost = 0  # grows by 4 in a step with a long wait, by 1 without help, falls by 1
         self.alone, self.penalty = 0, 16  # steps to go alone; how many it will be next
         self.num_alone = 0  # steps that went alone, so far
@@ -179,8 +180,8 @@ class Crowd:
             self.lost, self.penalty = max(self.lost - 1, 0), max(self.penalty - 1, 16)
             return
         self.lost += 4 if wait > 0 else 1
-        if self.lost > 8:  # the third wait in a dozen steps; after some alone, the second
-            self.lost, self.alone, self.penalty = 4, self.penalty, min(2 * self.penalty, 1024)
+        if self.lost > 8:  # the third wait in a dozen steps; after some alone, the first bad step
+            self.lost, self.alone, self.penalty = 8, self.penalty, min(2 * self.penalty, 1024)
 
 
 class Program:
@@ -192,13 +193,13 @@ class Program:
         store: KVStore,
         kv: Any,
         attend: Any,
-        num_threads: int,
+        crowd: Crowd,
         shape: tuple[int, int, int],
     ):
         """kv: the store's numbers as `kernels.layer_of` takes them; attend: `attend_layer`, or what
         takes its place for this kind. shape: tokens, sequences, and blocks per sequence."""
         self.kv, self.attend = kv, attend
-        self.store, self.num_threads, self.shape = store, num_threads, shape
+        self.store, self.crowd, self.shape = store, crowd, shape
         self.transformer, self.weights = transformer, weights_of(transformer)
         c, (rows, seqs, max_blocks) = transformer.config, shape
         heads = c.num_heads + 2 * c.num_kv_heads
@@ -229,7 +230,6 @@ class Program:
         run_step(self.weights, b, 0, TURNS)  # there is nothing to help with, so it waits
         self.seconds_per_turn = (thread_time() - started) / TURNS
         self.help = partial(run_step, self.weights, b, 0, int(PATIENCE / self.seconds_per_turn))
-        self.crowd = Crowd()
 
     def fits(self, transformer: Transformer, batch: Batch) -> bool:
         """Whether it is for this transformer, with room for this batch."""
@@ -248,14 +248,15 @@ class Program:
         b.context_lens[:num_seqs] = batch.context_lens_host
         b.block_tables[:num_seqs, :width] = batch.block_tables.numpy()
         shared[TOKENS], shared[SEQS], shared[DECODES] = num_tokens, num_seqs, batch.num_decodes
-        if self.num_threads == 1 or self.crowd.goes_alone():
+        num_threads = self.crowd.num_threads
+        if num_threads == 1 or self.crowd.goes_alone():
             run_step(self.weights, b, 1, 1)
             return self.logits[:num_seqs], self.hidden[:num_seqs]
         helpers.end_torchs_threads()
-        if shared[HELPERS] < self.num_threads - 1:
-            helpers.offer(self.help, self.num_threads - 1)
+        if shared[HELPERS] < num_threads - 1:
+            helpers.offer(self.help, num_threads - 1)
         long, started = int(LONG / self.seconds_per_turn), thread_time()
-        num_chunks = CHUNKS_PER_THREAD * self.num_threads  # of each phase
+        num_chunks = CHUNKS_PER_THREAD * num_threads  # of each phase
         lost = run_step(self.weights, b, num_chunks, long)
         helped = 1 - shared[OWN] / (num_chunks * (PHASES * len(self.weights.qkv) + 1))
         wait, seconds = lost * self.seconds_per_turn, thread_time() - started

@@ -8,7 +8,7 @@ import torch
 from minikv.backend import AttentionBackend, Computed
 from minikv.batch import Batch
 from minikv.config import ModelConfig
-from minikv.cpu import LANES, Program, can_compile, on_one_thread, room_for
+from minikv.cpu import LANES, Crowd, Program, can_compile, on_one_thread, room_for
 from minikv.model import Attend, Transformer
 from minikv.paged import KVStore
 from minikv.quant import kernels
@@ -32,7 +32,7 @@ class CompiledAttention(AttentionBackend):
         self.of_all_layers = kind(**arrays)
         self.on_one_thread = on_one_thread  # for the sampler
         self.program: Program | None = None
-        self.num_threads = torch.get_num_threads()  # for good
+        self.crowd = Crowd(torch.get_num_threads())  # of threads, for good
         self.keys: torch.Tensor | None = None  # of open blocks, as the program knows them
         self.rows = np.full(len(self.store.parts["k_codes"][0]), -1)  # see `OpenParts`
         self.no_keys = np.empty((0, config.num_kv_heads, store.block_size, config.head_dim), "f4")
@@ -67,7 +67,7 @@ class CompiledAttention(AttentionBackend):
         if program is None or not program.fits(transformer, batch) or self.keys is not keys:
             room = room_for(batch, program)
             attend = kernels.attend_decodes if self.store.open else kernels.attend_codes
-            program = Program(transformer, self.store, kv, attend, self.num_threads, room)
+            program = Program(transformer, self.store, kv, attend, self.crowd, room)
             self.program, self.keys = program, keys
         return program
 

@@ -45,7 +45,7 @@ class Threads(ThreadPoolExecutor):
 def parts(engine: minikv.Engine, share: Threads, steps: int) -> dict[str, float]:
     """By column, what one turn found: ms, and shares in %."""
     backend: Any = engine.attention
-    before, backend.program.crowd.num_alone = engine.stats().host_seconds, 0
+    before, backend.crowd.num_alone = engine.stats().host_seconds, 0
     seconds, _ = timed(partial(take_steps, engine, steps))
     step, host = seconds / steps, (engine.stats().host_seconds - before) / steps
     program, sequences = backend.program, engine.scheduler.running
@@ -90,7 +90,7 @@ def parts(engine: minikv.Engine, share: Threads, steps: int) -> dict[str, float]
         "limit": 1e3 * limit, "% of limit": 100 * limit / step,
         "attention, % of a read": 100 * least / attend, "serial, %": 100 * alone / step,
         "× on 4 cores": faster[0], "on 8": faster[1], "on 16": faster[2],
-        "alone": program.crowd.num_alone,
+        "alone": backend.crowd.num_alone,
     }  # fmt: skip
 
 
