@@ -36,8 +36,9 @@ from minikv.course.reports.diff import SideBySide
 from minikv.course.reports.report import Report
 
 __all__ = [
-    "begin", "check", "closing", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
-    "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
+    "begin", "check", "closing", "diff", "hint", "measured", "mine", "own_engine", "predict",
+    "predictions", "progress", "reset", "sandbox", "solution", "source", "watch", "why",
+    "your_parts",
 ]  # fmt: skip
 
 
