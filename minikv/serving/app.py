@@ -94,6 +94,7 @@ class Target(Protocol):
 
     tokenizer: Any
     max_length: int  # tokens of a prompt and its answer
+    vocab_size: int  # of the model: it may have more or fewer tokens than the tokenizer
 
     def submit(
         self, prompt: list[int], params: SamplingParams, session: str | None, *, reader: Inbox
@@ -555,7 +556,7 @@ class Api:
         return self.target.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _check_bias(self, params: Asked) -> None:
-        size = self.target.tokenizer.get_vocab_size()
+        size = self.target.vocab_size
         for token_id, _ in params.logit_bias:
             if token_id >= size:
                 raise ValueError(f"logit_bias: {token_id} is no token id; there are {size}")

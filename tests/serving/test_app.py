@@ -26,8 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from starlette.requests import Request
 from thorough import thorough_after
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig, LanguageModel, SamplingParams
 from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox
 from minikv.serving import app as app_module
@@ -49,9 +51,15 @@ def events(text):
 
 
 @pytest.fixture(params=["engine", "cluster"])
-def by(request, tinypy):
+def by_kind(request):
+    """What is served, of a model."""
+    return OneEngine if request.param == "engine" else Cluster
+
+
+@pytest.fixture
+def by(by_kind, tinypy):
     """What is served."""
-    return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
+    return by_kind(tinypy.lm)
 
 
 @pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
@@ -119,6 +127,24 @@ def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
         assert by.is_idle()
         assert at.ask("/nowhere").status_code == at.ask("/nowhere", {}).status_code == 404
         assert at.ask("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("num_named", [290, 310])
+def test_a_bias_is_for_tokens_that_the_model_has(llama, by_kind, num_named):
+    """It may have fewer tokens than its tokenizer (some were added), or more (rows were filled up):
+    no id of the first kind ends a step, and none of the second is refused."""
+    words = {f"w{i}": i for i in range(num_named)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    lm = LanguageModel("it", llama.lm.transformer, tokenizer)
+    assert lm.config.vocab_size == 300
+    with server(lm, served_by=by_kind(lm)) as at:
+        body = {"prompt": [1, 2, 3], "max_tokens": 1, "model": "tinypy"}
+        found = at.ask(body=body | {"logit_bias": {"299": 100}}).json()
+        assert found["choices"][0]["token_ids"] == [299]
+        for token_id in (300, 305):
+            found = at.ask(body=body | {"logit_bias": {str(token_id): 100}})
+            assert found.status_code == 400
+            assert f"{token_id} is no token id; there are 300" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
