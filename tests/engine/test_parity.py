@@ -19,6 +19,7 @@ from helpers import (
     drain,
     generate,
     make_model,
+    meets,
     small,
     step,
 )
@@ -506,6 +507,10 @@ def scripted(talker, token_ids, params):
     return outputs, deltas
 
 
+MET = Counter()
+
+
+@meets(MET, {"stopped": 8, "held back for a stop": 20, "half a character": 80})
 @settings(max_examples=80)
 @given(
     text=st.text("ab \né中🙂", min_size=1, max_size=25),
@@ -521,11 +526,14 @@ def test_stops_and_streams_of_any_text(talker, text, stops):
         found = [so_far.find(stop) for stop in stops if stop in so_far]
         if found:
             expected, count, reason = so_far[: min(found)], k, "stop"
+            MET["stopped"] += 1
             break
+        MET["half a character"] += so_far.endswith(REPLACEMENT)
         so_far = so_far.rstrip(REPLACEMENT)
         ends = range(len(so_far) + 1)
         may_stop = (end for end in ends if any(one.startswith(so_far[end:]) for one in stops))
         shown.append(so_far[: next(may_stop, len(so_far))])
+        MET["held back for a stop"] += len(shown[-1]) < len(so_far)
     outputs, deltas = scripted(talker, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
     final = outputs[-1]
     assert (final.text, final.token_ids, final.finish_reason) == (expected, ids[:count], reason)
