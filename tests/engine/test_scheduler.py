@@ -100,7 +100,7 @@ requests = st.lists(
 MET = Counter()
 
 
-@meets(MET, {"preemptions": 15, "swaps": 3, "hits": 8})
+@meets(MET, {"preemptions": 15, "swaps": 4, "hits": 10})
 @settings(max_examples=60)
 @given(
     requests=requests,
@@ -108,7 +108,7 @@ MET = Counter()
     seats=st.integers(1, 6),
     block_size=st.integers(1, 8),
     spare=st.integers(0, 3),
-    host_blocks=st.sampled_from([8, 0, 2]),
+    host_blocks=st.sampled_from([24, 0, 3]),
     cache=st.booleans(),
     prefix=st.integers(0, 30),
 )
