@@ -4,6 +4,7 @@ The folder has the layout of a `transformers` checkpoint: config.json, one
 safetensors file or several with an index, tokenizer.json.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,9 @@ from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
 from minikv.checkpoint.config_json import read_config
 from minikv.checkpoint.files import is_finite as is_finite
 from minikv.checkpoint.files import read_json as read_json
-from minikv.checkpoint.files import read_tokenizer, read_weights
+from minikv.checkpoint.files import read_weights
+from minikv.checkpoint.tokenizer import read_special_tokens as read_special_tokens
+from minikv.checkpoint.tokenizer import read_tokenizer
 from minikv.errors import CheckpointError, require_one_of
 from minikv.language_model import LanguageModel
 from minikv.model import Transformer
@@ -40,10 +43,14 @@ def load(
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: {device} asked for, but torch finds no CUDA device; use 'cpu'")
     folder = find_folder(str(name_or_path))
-    config = read_config(folder)
-    transformer = Transformer(config, read_weights(folder), device, dtype)
     home = BUNDLED["tinypy"] if folder.parent == MODELS else folder  # bundled models share one
-    return LanguageModel(str(name_or_path), transformer, read_tokenizer(home))
+    config, tokenizer = read_config(folder), read_tokenizer(home)
+    if tokenizer is not None:  # its end token, too: the others are often of the model before chats
+        end = tokenizer.token_to_id(read_special_tokens(home).get("eos_token", ""))
+        ends = dict.fromkeys((*config.eos_ids, *(() if end is None else (end,))))
+        config = replace(config, eos_ids=tuple(ends))
+    transformer = Transformer(config, read_weights(folder), device, dtype)
+    return LanguageModel(str(name_or_path), transformer, tokenizer)
 
 
 def find_folder(name: str) -> Path:

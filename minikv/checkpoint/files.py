@@ -6,25 +6,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
 
 from minikv.errors import CheckpointError
-
-
-def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """tokenizer.json, or None where there is none. A text is never cut or filled up, whatever the
-    file says of truncation and padding: the engine says what is too long."""
-    file = folder / "tokenizer.json"
-    if not file.exists():
-        return None
-    require_file(file)
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more precise
-        raise CheckpointError(f"{file}: damaged ({error}); fetch it again") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
