@@ -46,6 +46,7 @@ REFUSED = {  # well known, with layers that alternate: what the engine does not 
     "GptOssForCausalLM": "a learned sink for each head (self_attn.sinks), and a mixture of experts "
     "(num_local_experts)",
 }
+QUANTISED = ("quantization_config", "compression_config", "quantization")
 REQUIRED = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
 )  # fmt: skip
@@ -84,8 +85,9 @@ def _model_config(raw: dict) -> ModelConfig:
             f"{REFUSED[architecture]}; use one of {', '.join(ARCHITECTURES)}"
         )
     require_one_of("architectures", architecture, ARCHITECTURES)
-    if raw.get("quantization_config"):
-        raise ValueError("quantised weights are not supported; use an fp16 checkpoint")
+    for key in QUANTISED:
+        if raw.get(key):
+            raise ValueError(f"{key}: quantised weights are not supported; use an fp16 checkpoint")
     _require_keys(raw, REQUIRED)
     raw = ARCHITECTURES[architecture] | raw
 
@@ -129,6 +131,10 @@ def _rope(raw: dict) -> tuple[float, dict | None]:
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"rope_parameters: must be an object, was {rope!r}")
+    if any(isinstance(one, dict) for one in rope.values()):
+        raise ValueError(
+            f"rope_parameters: one RoPE for each kind of layer is not supported, was {rope!r}"
+        )
     rope = {"rope_theta": raw.get("rope_theta", 10_000.0), "type": "default"} | rope
     kind = rope.get("rope_type", rope["type"])
     require_one_of("rope_type", kind, ROPE_KEYS)
