@@ -53,6 +53,7 @@ def by(request, tinypy):
     return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
 
 
+@pytest.mark.usual(by="engine", stop=[" = ", "=="])
 @pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
 def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     """Every prefix that a client has seen begins the whole text, which has no stop string."""
@@ -120,6 +121,7 @@ def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
         assert at.ask("/v1/completions").status_code == 405
 
 
+@pytest.mark.usual(by="engine", key="")
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
 def test_without_a_key_nothing_is_told(tinypy, by, key):
     with server(tinypy.lm, served_by=by) as at:
