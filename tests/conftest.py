@@ -76,11 +76,8 @@ def pytest_ignore_collect(collection_path, config):
 
 def is_unusual(item) -> bool:
     """Whether more than one parameter differs from what its mark `usual` names."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    usual = {
-        name: value for mark in item.iter_markers("usual") for name, value in mark.kwargs.items()
-    }
-    return sum(params[name] != value for name, value in usual.items() if name in params) > 1
+    usual = [pair for mark in item.iter_markers("usual") for pair in mark.kwargs.items()]
+    return sum(item.callspec.params[name] != value for name, value in usual) > 1
 
 
 @pytest.hookimpl(tryfirst=True)
