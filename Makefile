@@ -61,7 +61,7 @@ define FIND_CPU_BUILD
 endef
 
 .PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
-	environment notebooks site slides clean
+	environment notebooks site slides gpu clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -76,6 +76,7 @@ help:
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
 	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
 	@echo "make notebooks  run every notebook and store its outputs in place"
+	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
 	@echo "make clean      remove .venv and every cache"
 
 setup: $(STAMP)
@@ -269,6 +270,10 @@ slides: $(SITE)/installed
 notebooks: setup
 	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+
+# On a machine where nothing is installed but torch and its friends, too.
+gpu:
+	@$(if $(HAVE_VENV),$(BIN)/python,$(PYTHON)) tests/gpu/run.py
 
 clean:
 	rm -rf .venv $(SITE) build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache
