@@ -78,13 +78,13 @@ class Cluster:
 
 
 @contextmanager
-def server(lm, keys=(KEY,), served_by=None, model="tinypy", **options):
+def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **options):
     """`at.url`, `at.address`, `at.ask`: one request by httpx; `at.by`: what is served, an engine if
-    nothing is given. `model`: whose chat template."""
+    nothing is given. model: whose chat template. connections: what `served` is told about them."""
     by = served_by or OneEngine(lm)
     with by.target as target, closing(ChatTemplate(model)) as template:
         app = make_app(target, "tinypy", keys, template, **options)
-        with served(app) as address, httpx.Client(timeout=30) as client:
+        with served(app, **connections or {}) as address, httpx.Client(timeout=30) as client:
             url = "http://{}:{}".format(*address)
 
             def ask(path="/v1/completions", body=None, key=KEY, method=None, **more):

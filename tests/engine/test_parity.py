@@ -93,6 +93,7 @@ def here(pair):
 # ── Greedy tokens ─────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", block_size=1, drafts=None)
 @pytest.mark.parametrize(
     ("block_size", "prefix_cache"),
     thorough_after(2, [(1, True), (64, False), (4, False), (16, True)]),
@@ -141,6 +142,7 @@ def test_end_tokens(checkpoint):
 # ── Logits on a hit ───────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", block_size=4)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_logits_on_a_hit_equal_logits_on_a_miss(pair, block_size):
     (prompt,) = pair.prompts(35, seed=8)
@@ -257,6 +259,7 @@ def test_beams_share_blocks(llama):
 # ── Loading ───────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(pair="llama", dtype=torch.bfloat16)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision(pair, dtype):
     """Rounding errors like those of `transformers` in the same dtype, and the same tokens
