@@ -2,6 +2,7 @@
 
 FOLDER/
   README.md                    where to begin
+  AGENTS.md                    what an assistant that writes code may do here
   notebooks/   exercises/      the reader's, from the first moment on
   engine/                      the package's source, for reading: what runs is the installed one
   .minikv/                     what the course has put there, so that an update can tell it
@@ -85,7 +86,7 @@ def unpack(folder: Path) -> list[str]:
         )
     wanted = _files()
     if begun is None:
-        ours = {*wanted, "minikv"} - {"README.md"}  # a README of the reader's own may stay
+        ours = {*wanted, "minikv"} - {"README.md", "AGENTS.md"}  # a reader's own may stay
         strange = sorted(name for name in ours if (folder / name).exists())
         if strange:
             raise ReaderError(
@@ -150,6 +151,7 @@ def _files() -> dict[str, str]:
         **{f"exercises/{name}": text for name, text in skeletons().items()},
         "exercises/__init__.py": EXERCISES_DOC,
         "README.md": README,
+        "AGENTS.md": Path(__file__).with_name("AGENTS.md").read_text(encoding="utf-8"),
     }
 
 
