@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 from types import SimpleNamespace
 
@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         keys, is_made_up = keys_of(args)
         template, origins = ChatTemplate(args.model), args.allow_origin
-        with ExitStack() as stack:
+        with closing(template), ExitStack() as stack:
             target = stack.enter_context(engines(args))
             end_on_signals()  # Ray has put handlers of its own in their place
             app = make_app(target, args.model, keys, template, origins=origins)

@@ -24,6 +24,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from ipaddress import ip_address
@@ -76,7 +77,6 @@ MAX_CHOICES = 128  # of one request
 # than LONGEST seconds.
 CHUNKS, LONGEST = 500, 0.1
 
-Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -104,6 +104,16 @@ class Target(Protocol):
     ) -> Running: ...
 
     def health(self) -> list[Health]: ...
+
+
+class Template(Protocol):
+    """From messages to a prompt. Raises ValueError, naming the argument."""
+
+    async def __call__(self, messages: Sequence[dict[str, Any]]) -> str: ...
+
+    async def ends(self, tokenizer: Any) -> tuple[str | int, ...]:
+        """What ends an answer, beside the model's end tokens, as `SamplingParams.stop` has it."""
+        ...
 
 
 class ClientLeft(Exception):
@@ -453,7 +463,7 @@ class Api:
     """The endpoints."""
 
     def __init__(
-        self, target: Target, model: str, template: Render | None, admission: Admission,
+        self, target: Target, model: str, template: Template | None, admission: Admission,
         max_queued: int,
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
@@ -505,7 +515,8 @@ class Api:
         self._check(body, 1)
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
-        return await self._answer(request, body, [prompt], Chat(self._piece), room)
+        ends = await self.template.ends(self.target.tokenizer) if self.template else ()
+        return await self._answer(request, body, [prompt], Chat(self._piece), room, ends)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read(TokenizeRequest, request)
@@ -631,7 +642,7 @@ class Api:
         if self.template is None:
             raise HTTPException(400, "messages: there is no chat template; use /v1/completions")
         try:
-            text = self.template([one.model_dump(exclude_none=True) for one in messages])
+            text = await self.template([one.model_dump(exclude_none=True) for one in messages])
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         return await self._ids("messages", text, adds_start=False)
@@ -650,7 +661,7 @@ class Api:
 
     async def _answer(
         self, request: Request, body: Options, prompts: list[Any], shape: Completion | Chat,
-        max_tokens: int,
+        max_tokens: int, ends: tuple[str | int, ...] = (),
     ) -> Response:  # fmt: skip
         tenant, salt = request.scope["tenant"], body.cache_salt
         if tenant is not None:  # a client may divide what is its own, and no more
@@ -659,6 +670,8 @@ class Api:
         try:
             params = body.params(max_tokens, salt)
             self._check_ids(params)
+            if ends and not params.ignore_eos:
+                params = replace(params, stop=(*params.stop, *ends))
             streams = self.streams if body.stream else set()
             came = request.scope["came"]
             work = Work(self.metrics, params, came, streams, self.leave, body.only_echoes)
@@ -747,7 +760,7 @@ def make_app(
     target: Target,
     model: str,
     keys: Sequence[str] = (),
-    template: Render | None = None,
+    template: Template | None = None,
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
     origins: Sequence[str] = (),
