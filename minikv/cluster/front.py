@@ -380,7 +380,7 @@ class Front:
 
     def _advance(self, request: _Request, progress: Progress) -> None:
         if progress.error is not None:
-            self._end(request, ValueError(progress.error))
+            self._end(request, progress.error)
             return
         if request.first == inf:
             request.first, request.num_cached = self.clock(), progress.num_cached

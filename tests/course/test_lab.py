@@ -531,12 +531,13 @@ def greenwich(monkeypatch):
 
 def test_progress_can_be_kept_as_a_page(tmp_path, greenwich):
     noon = 10.5 * 86_400.0
-    note("04.1", tries=3, passed=noon, hints=2)
+    note("04.1", tries=3, passed=noon, hints=2, version="0.0.7")
     file = tmp_path / "mine.html"
     assert str(file) in repr(lab.progress(export=str(file), name="Ada <Lovelace>"))
     page = file.read_text()
     assert "by Ada &lt;Lovelace&gt;" in page and "04.1 A pool of blocks" in page
-    assert "2 hints" in page and "11 January 1970" in page and "src=" not in page
+    assert "2 hints" in page and "11 January 1970" in page and "<td>0.0.7</td>" in page
+    assert "src=" not in page
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         lab.progress(export=str(tmp_path / "nowhere" / "mine.html"))
 

@@ -665,6 +665,61 @@ def test_pages_of_other_origins_are_let_in_if_they_are_named(tinypy):
             assert httpx.get(f"{at.url}/v1/models", headers=page).status_code == 401
 
 
+HERE = "http://127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    ("head", "is_let_in"),
+    [
+        ({}, True),
+        ({"Host": "localhost:{port}"}, True),
+        ({"Host": "[::1]:{port}"}, True),
+        ({"Host": "192.168.1.2"}, True),
+        ({"Host": "evil.example"}, False),
+        ({"Host": "evil.example:{port}"}, False),
+        ({"Host": "127.0.0.1.evil.example"}, False),
+        ({"Host": "localhost.evil.example"}, False),
+        ({"Host": "127.0.0.1@evil.example"}, False),
+        ({"Host": "["}, False),
+        ({"Origin": HERE, "Sec-Fetch-Site": "same-origin"}, True),
+        ({"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}, False),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "http://127.0.0.1:1", "Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "none"}, True),
+        ({"Origin": "http://friend.example", "Sec-Fetch-Site": "cross-site"}, True),
+    ],
+)
+def test_a_page_of_elsewhere_does_not_drive_a_server_without_keys(tinypy, head, is_let_in):
+    with (
+        server(tinypy.lm, keys=(), origins=["http://friend.example"]) as at,
+        httpx.Client(timeout=20) as client,
+    ):
+        head = {name: value.format(port=at.address[1]) for name, value in head.items()}
+        form = head | {"Content-Type": "text/plain"}  # no browser asks first for such a one
+        body = json.dumps({"prompt": "x", "max_tokens": 1})
+        computed = at.by.engine.stats().computed_tokens
+        for found in (
+            client.post(f"{at.url}/v1/completions", content=body, headers=form),
+            client.get(f"{at.url}/metrics", headers=head),
+        ):
+            assert found.status_code == (200 if is_let_in else 403)
+        assert (at.by.engine.stats().computed_tokens > computed) == is_let_in
+        is_named = is_let_in or not {"Host", "Origin"} & head.keys()
+        page = client.get(at.url, headers=head)  # where a link leads
+        assert page.status_code == (200 if is_named else 403)
+
+
+def test_with_keys_a_server_may_have_any_name(tinypy):
+    with server(tinypy.lm) as at:
+        head = {"Authorization": f"Bearer {KEY}", "Host": "engine.example", "Origin": "http://a"}
+        assert httpx.get(f"{at.url}/v1/models", headers=head).status_code == 200
+        with pytest.raises(ValueError, match="keys: one is empty"):
+            app_module.make_app(at.by.target, "tinypy", ["a", " "])
+
+
 def test_tokenize(tinypy):
     with server(tinypy.lm) as at:
         found = at.ask("/tokenize", {"prompt": "def f("}).json()
@@ -672,8 +727,12 @@ def test_tokenize(tinypy):
         messages = [{"role": "user", "content": "def f("}]
         found = at.ask("/tokenize", {"messages": messages}).json()
         assert found["tokens"] == tinypy.lm.encode("def f(\n")
-        for wrong in ({}, {"prompt": "x", "messages": messages}):
-            assert at.ask("/tokenize", wrong).status_code == 400
+        assert at.ask("/tokenize", {"prompt": [5, 7]}).json()["tokens"] == [5, 7]
+        both = {"prompt": "x", "messages": messages}
+        wrong = (5, 1.5, True, {}, {"a": 1}, ["a"], [None], [2048], [-1], [[1]], "\ud800")
+        for body in ({}, both, *({"prompt": one} for one in wrong)):
+            found = at.ask("/tokenize", content=json.dumps(body), method="POST")
+            assert found.status_code == 400 and found.json()["error"]["param"] == "prompt"
 
 
 def test_the_server_ends_when_its_requests_have(tinypy, by):

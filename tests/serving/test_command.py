@@ -89,6 +89,25 @@ def test_others_need_one_which_is_made_up_if_none_is_given(monkeypatch, host):
     assert keys_of(parsed("--api-key", "a", "--api-key", "b")) == (["a", "b"], False)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("key", ["", " "])
+def test_an_empty_key_is_none(monkeypatch, capsys, host, key):
+    monkeypatch.delenv("MINIKV_API_KEY", raising=False)
+    assert main(["serve", "--host", host, "--api-key", "k", "--api-key", key]) == 2
+    assert "--api-key: is empty" in capsys.readouterr().err
+    monkeypatch.setenv("MINIKV_API_KEY", " ")
+    assert main(["serve", "--host", host]) == 2
+
+
+@pytest.mark.parametrize("port", ["65536", "70000", "-1", "x", "9" * 5000])
+def test_a_port_that_is_none_is_said(capsys, port):
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", f"--port={port}"])
+    assert ended.value.code == 2
+    assert "--port: must be from 0 to 65535, was" in capsys.readouterr().err
+    assert [parsed("--port", one).port for one in ("0", "65535")] == [0, 65535]
+
+
 def test_what_it_cannot_serve_is_said(tmp_path, capsys):
     ignored = shutil.ignore_patterns("tokenizer.json")
     without = shutil.copytree(minikv.BUNDLED["tinypy"], tmp_path / "tinypy", ignore=ignored)

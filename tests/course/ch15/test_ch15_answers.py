@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+import os
 import random
 from unittest.mock import Mock
 from urllib.request import Request, urlopen
 
+import httpx
 import pytest
 from waiting import PATIENCE
 
@@ -122,6 +124,16 @@ def test_the_server_ends_at_its_deadline(lm, monkeypatch):
         at_the_end()
         with pytest.raises(OSError, match="500"):
             ask()
+
+
+def test_no_proxy_stands_between_a_client_and_the_server(lm, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("no_proxy", "elsewhere")
+    with server(lm) as (url, _):
+        assert httpx.get(f"{url}/models").status_code == 200
+        with urlopen(f"{url}/models", timeout=20) as answer:
+            assert answer.status == 200
+    assert os.environ["no_proxy"] == "elsewhere"
 
 
 def test_a_bill():
