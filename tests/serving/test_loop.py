@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
+from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig, Sampler, SamplingParams
 from minikv.cluster.worker import EngineWorker, Job
@@ -107,7 +108,7 @@ def test_a_reader_with_news_is_told_the_end_alone(tinypy):
         for has_news in (False, True):
             reader = Told(has_news)
             loop.submit([5], SamplingParams(6, ignore_eos=True), reader=reader)
-            assert reader.is_over.wait(20)
+            assert reader.is_over.wait(PATIENCE)
     assert told == {False: [1, 2, 3, 4, 5, 6], True: [6]}
 
 
@@ -164,8 +165,8 @@ def test_a_step_that_fails_once_is_not_noticed(tinypy, error):
 
     async def interrupted(loop):
         inbox = Inbox()
-        loop.submit([7, 8, 9], SamplingParams(12), reader=inbox)
         engine.attention.interrupt(error, countdown=13)
+        loop.submit([7, 8, 9], SamplingParams(12), reader=inbox)
         return await whole(inbox)
 
     with EngineLoop(engine) as loop:
