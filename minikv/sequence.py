@@ -27,12 +27,9 @@ class Request:
     )  # fmt: skip
 
     def __init__(
-        self,
-        request_id: int,
-        prompt_ids: list[int],
-        params: SamplingParams,
+        self, request_id: int, prompt_ids: list[int], params: SamplingParams,
         eos_ids: tuple[int, ...] = (),
-    ):
+    ):  # fmt: skip
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.params = params
