@@ -206,7 +206,7 @@ class Engine:
         return self._stream(self._requests[request_id])
 
     def _stream(self, request: Request) -> Iterator[Delta]:
-        decode = self.lm.decode if self.lm.tokenizer is not None else lambda token_ids: ""
+        decode = self.lm.decode if self.lm.tokenizer is not None else lambda *_: ""
         so_far, moved, num_tokens, finish_reason = SoFar(), dict[int, Request](), 0, None
         try:
             while finish_reason is None:

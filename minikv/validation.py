@@ -52,8 +52,7 @@ def make_request(
     request = Request(request_id, prompt_ids, params, lm.config.eos_ids)
     if lm.tokenizer is not None and request.longest_stop > 0:  # of special tokens there is no text
         added = lm.tokenizer.get_added_tokens_decoder()
-        named = {one for one in added if added[one].special and added[one].content in params.stop}
-        request.stop_ids |= named
+        request.stop_ids |= {i for i, a in added.items() if a.special and a.content in params.stop}
     return request
 
 

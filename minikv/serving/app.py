@@ -464,10 +464,10 @@ class Api:
 
     def __init__(
         self, target: Target, model: str, template: Template | None, admission: Admission,
-        max_queued: int,
+        max_queued: int, clock: Callable[[], float] = time.monotonic,
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
-        self.admission, self.max_queued = admission, max_queued
+        self.admission, self.max_queued, self.clock = admission, max_queued, clock
         self.metrics = Metrics(target.health, model)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
@@ -484,7 +484,7 @@ class Api:
         self._settle()
         queued = self.admission.queued
         is_full = self.admission.rate is None and 0 < queued > self.max_queued - num_tokens
-        seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, time.monotonic())
+        seconds = 1 if is_full else self.admission.enter(inbox, num_tokens, self.clock())
         if seconds:
             raise Busy(f"{queued} prompt tokens wait already", seconds)
 

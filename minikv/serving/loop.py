@@ -89,13 +89,15 @@ class EngineLoop:
     """Steps an engine whenever it has something to do. Give it an engine that no other thread
     uses."""
 
-    def __init__(self, engine: Engine, life: BlockLife | None = None):
+    def __init__(
+        self, engine: Engine, life: BlockLife | None = None, clock: Callable[[], float] = monotonic
+    ):
         """`life`: one that was given to the engine as a listener, for the metrics."""
         self.engine, self.tokenizer, self._life = engine, engine.lm.tokenizer, life
+        self.clock = clock
         engine.runner.sampler = Scored(engine.runner)
         config = engine.config
-        # The engine's own tokens need not be checked, as `lm.decode` does.
-        self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
+        self._decode = engine.lm.text_of  # the engine's own tokens need not be checked
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         self.vocab_size = engine.lm.config.vocab_size
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
@@ -143,7 +145,7 @@ class EngineLoop:
     def health(self) -> list[Health]:
         """Of this one engine. A step that never ends shows in `age`."""
         since = self._busy_since
-        age = 0.0 if since is None else monotonic() - since
+        age = 0.0 if since is None else self.clock() - since
         pid = None if self._is_over else os.getpid()
         return [Health(pid, age, self.engine.stats(), life=self._life)]
 
@@ -165,7 +167,7 @@ class EngineLoop:
                 self._score()
             if not self._answers:
                 continue
-            self._busy_since = monotonic()
+            self._busy_since = self.clock()
             self._hand_over(self._steps.take(self._requests))
             self._busy_since = None
         self._do_calls(waits=False)  # nothing is submitted any more

@@ -57,10 +57,14 @@ class SpeculativeLoop(Loop):
 
     ahead = MOST
 
-    def __init__(self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask):
+    def __init__(
+        self, drafter: Drafter, on_one_thread: Callable = lambda ask: ask,
+        clock: Callable[[], float] = perf_counter,
+    ):  # fmt: skip
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
         self.name = f"drafter {type(drafter).__name__}"
+        self.clock = clock
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
         self.chances, self.costs, self.account = Chances(), Costs(), Account()
@@ -81,7 +85,7 @@ class SpeculativeLoop(Loop):
 
     def step(self, engine: Engine) -> bool:
         """A step: plain, or with the drafts that pay."""
-        started = perf_counter()
+        started = self.clock()
         plan = engine.scheduler.schedule()
         drafts: list[list[int]] = []
         written: list[list[int]] = []
@@ -92,7 +96,7 @@ class SpeculativeLoop(Loop):
             ready = engine.scheduler.commit(plan)
             engine.append(ready, token_ids)
             if 0 < plan.num_decodes == len(plan.sequences):
-                self.costs.note(plan.num_decodes, perf_counter() - started)
+                self.costs.note(plan.num_decodes, self.clock() - started)
                 self.account.note()
         if self.drafter.reads_hidden and self.account.is_open:
             self.remember(engine.runner.last_hidden, plan, ready, drafts, written)
@@ -104,12 +108,12 @@ class SpeculativeLoop(Loop):
         """Run a plan with the drafts that pay, perhaps none. Returns the sequences that got a
         token; for each decode its drafts and what was written, if there were drafts. What
         speculation does beside the step is timed apart from it, for the account."""
-        planned = perf_counter()
+        planned = self.clock()
         decodes = plan.sequences[: plan.num_decodes]
         lengths = [len(sequence.token_ids) for sequence in decodes]
         proposals = self.propose(engine, decodes)
         drafts, worth = self.choose(engine, plan, proposals) if any(proposals) else ([], 0.0)
-        drafted = perf_counter()
+        drafted = self.clock()
         if any(drafts):
             token_ids, after = run_with_drafts(engine.runner, plan, drafts)
             written = [
@@ -123,7 +127,7 @@ class SpeculativeLoop(Loop):
             self.append_rest(engine, decodes, written)
             for sequence, ids, length in zip(decodes, drafts, lengths, strict=True):
                 self.settle(sequence, len(ids), len(sequence.token_ids) - length - 1)
-        ended = perf_counter()
+        ended = self.clock()
         for sequence, proposal, length in zip(decodes, proposals, lengths, strict=True):
             if proposal is not None:
                 self.chances.compare(
@@ -133,7 +137,7 @@ class SpeculativeLoop(Loop):
             seconds = ended - drafted + planned - started
             self.costs.note(len(decodes) + sum(map(len, drafts)), seconds)
             plain, gained = self.costs.of(len(decodes)), 0.0
-            cost = perf_counter() - ended + drafted - planned
+            cost = self.clock() - ended + drafted - planned
             if written:
                 cost += seconds - plain
                 gained = worth * (sum(map(len, written)) - len(decodes))

@@ -14,8 +14,9 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from cluster_case import tokens, until
+from cluster_case import tokens
 from serving_case import Cluster, server
+from waiting import until
 
 from minikv import Engine, EngineConfig, SamplingParams
 from minikv.cluster import actors

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from argparse import ArgumentParser
 from types import SimpleNamespace
 
 import httpx
 import pytest
 from serving_case import server
+from waiting import PATIENCE, until
 
 import minikv
 from minikv.course.commands import main
@@ -33,23 +33,21 @@ def test_it_serves_what_it_says_and_ends_when_its_requests_have():
             url, curl = process.stdout.readline().strip(), process.stdout.readline()
             words = shlex.split(curl)  # the line to try
             assert words[:3] == ["curl", "-N", url] and words[3] == "-d"
-            found = httpx.post(words[2], content=words[4], timeout=60)
+            found = httpx.post(words[2], content=words[4], timeout=PATIENCE)
             assert found.text.endswith("data: [DONE]\n\n")
 
             body = json.dumps({"prompt": "x", "max_tokens": 700, "ignore_eos": True})
             answers = []
             asking = threading.Thread(
-                target=lambda: answers.append(httpx.post(url, content=body, timeout=60))
+                target=lambda: answers.append(httpx.post(url, content=body, timeout=PATIENCE))
             )
             asking.start()
             health = url.replace("v1/completions", "health")
-            while not httpx.get(health).json()["workers"][0]["stats"]["running"]:
-                assert asking.is_alive()
-                time.sleep(0.01)
+            until(lambda: httpx.get(health).json()["workers"][0]["stats"]["running"])
             process.send_signal(signal.SIGTERM)
             asking.join()
             assert answers[0].json()["usage"]["completion_tokens"] == 700
-            assert process.wait(30) == 0
+            assert process.wait(PATIENCE) == 0
         finally:
             process.kill()
 

@@ -9,6 +9,7 @@ import torch
 from cluster_case import Fragile
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from thorough import thorough_after
+from waiting import PATIENCE
 
 from minikv import Engine
 from minikv.serving import Scored
@@ -30,7 +31,8 @@ def at(tinypy, request):
 
 @pytest.fixture(scope="module")
 def client(at):
-    with openai.OpenAI(base_url=f"{at.url}/v1", api_key=KEY, max_retries=0, timeout=30) as client:
+    options = {"api_key": KEY, "max_retries": 0, "timeout": PATIENCE}
+    with openai.OpenAI(base_url=f"{at.url}/v1", **options) as client:
         yield client
 
 
