@@ -28,7 +28,6 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from ipaddress import ip_address
-from itertools import accumulate
 from math import inf, nan
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -42,7 +41,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minikv.errors import require_ids, require_text
-from minikv.outputs import REPLACEMENT, Decode, Delta
+from minikv.outputs import Delta
 from minikv.sampling import SamplingParams
 from minikv.serving.admission import Admission
 from minikv.serving.inbox import Busy, Inbox, RequestFailed, Rounds
@@ -56,6 +55,7 @@ from minikv.serving.requests import (
     in_words,
 )
 from minikv.serving.scores import Asked, Token
+from minikv.serving.spelling import Places, Spelling
 from minikv.serving.watch import View
 
 log = logging.getLogger("minikv")
@@ -253,10 +253,10 @@ class Completion:
 
     prefix, chunk_kind, whole_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, decode: Decode, echoes: Callable[[int], str], body: CompletionRequest):
+    def __init__(self, spelling: Spelling, echoes: Callable[[int], str], body: CompletionRequest):
         """echoes: what stands before the text of a choice."""
-        self._decode, self._echoes, self._body = decode, echoes, body
-        self._ends: dict[int, int] = {}  # of each choice's tokens, in characters
+        self._spelling, self._echoes, self._body = spelling, echoes, body
+        self._places: dict[int, Places] = {}  # of each choice's tokens
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         echo = self._echoes(index) if is_first else ""
@@ -275,16 +275,15 @@ class Completion:
         tokens = [*prompt, *told]
         if not tokens or self._body.logprobs is None:
             return None
-        texts = [self._decode([one]) for one in tokens]
-        begin = width - sum(map(len, texts[: len(prompt)]))  # below 0: a start token has no text
-        *offsets, end = accumulate(map(len, texts), initial=self._ends.get(index, begin))
-        self._ends[index] = end
+        text_of = self._spelling.text_of
+        places = self._places.setdefault(index, Places(self._spelling, width))
+        offsets = self._spelling.places(prompt, width) + [places.take(one) for one in told]
         return {
-            "tokens": texts, "text_offset": [max(0, one) for one in offsets],
+            "tokens": [text_of(one) for one in tokens], "text_offset": offsets,
             "token_logprobs": [getattr(one, "logprob", None) for one in tokens],
-            # Several tokens may be half a character: the likeliest is told.
+            # Of several tokens with the same text the likeliest is told.
             "top_logprobs": [
-                {self._decode([other]): value for other, value in reversed(one.top)}
+                {text_of(other): value for other, value in reversed(one.top)}
                 if isinstance(one, Token) else None
                 for one in tokens
             ],
@@ -301,8 +300,8 @@ class Chat:
 
     prefix, chunk_kind, whole_kind = "chatcmpl", "chat.completion.chunk", "chat.completion"
 
-    def __init__(self, decode: Decode):
-        self._decode = decode
+    def __init__(self, spelling: Spelling):
+        self._spelling = spelling
 
     def chunk(self, index: int, delta: Delta, is_first: bool) -> dict[str, Any]:
         message = {"role": "assistant"} if is_first else {}
@@ -313,9 +312,8 @@ class Chat:
 
     def _logprobs(self, tokens: list[Token]) -> dict[str, Any] | None:
         def told(token_id: int, value: float) -> dict[str, Any]:
-            text = self._decode([token_id])
-            known = None if REPLACEMENT in text else [*text.encode()]  # half a character has none
-            return {"token": text, "logprob": value, "bytes": known}
+            text, data = self._spelling.text_of(token_id), self._spelling.bytes_of(token_id)
+            return {"token": text, "logprob": value, "bytes": [*data]}
 
         content = [
             {**told(one, one.logprob), "top_logprobs": [told(*other) for other in one.top]}
@@ -468,7 +466,7 @@ class Api:
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
         self.admission, self.max_queued, self.clock = admission, max_queued, clock
-        self.metrics = Metrics(target.health, model)
+        self.metrics, self.spelling = Metrics(target.health, model), Spelling(target.tokenizer)
         self.began, self._next_id = int(time.time()), 0
         self.streams: set[Inbox] = set()  # that are open
         self.rounds = Rounds(self.pause)
@@ -507,7 +505,7 @@ class Api:
             prompt = body.prompts[index // (body.n or 1)] if body.echo else ""
             return prompt if isinstance(prompt, str) else self.target.tokenizer.decode(prompt)
 
-        shape = Completion(self._piece, echo, body)
+        shape = Completion(self.spelling, echo, body)
         return await self._answer(request, body, prompts, shape, 16)
 
     async def chat(self, request: Request) -> Response:
@@ -516,7 +514,7 @@ class Api:
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
         ends = await self.template.ends(self.target.tokenizer) if self.template else ()
-        return await self._answer(request, body, [prompt], Chat(self._piece), room, ends)
+        return await self._answer(request, body, [prompt], Chat(self.spelling), room, ends)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read(TokenizeRequest, request)
@@ -609,10 +607,6 @@ class Api:
             raise HTTPException(
                 404, f"model: {self.model!r} is served here, was {ascii(name)[:80]}"
             )
-
-    def _piece(self, token_ids: list[int]) -> str:
-        """The text of tokens, that of special ones included."""
-        return self.target.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _check(self, body: Options, num_prompts: int) -> None:
         """What is known before a prompt is encoded."""

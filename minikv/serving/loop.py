@@ -97,8 +97,7 @@ class EngineLoop:
         self.clock = clock
         engine.runner.sampler = Scored(engine.runner)
         config = engine.config
-        # The engine's own tokens need not be checked, as `lm.decode` does.
-        self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
+        self._decode = engine.lm.text_of  # the engine's own tokens need not be checked
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
         self.vocab_size = engine.lm.config.vocab_size
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles

@@ -79,6 +79,28 @@ def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     assert not any(one in whole for one in stop)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_that_is_a_special_token_stops(tinypy, stream):
+    """No text has it."""
+    data = json.loads(tinypy.lm.tokenizer.to_str())
+    [plain] = Engine(tinypy.lm, CONFIG).generate(["def f("], SamplingParams(9, ignore_eos=True))
+    third = plain.token_ids[2]
+    assert third not in plain.token_ids[:2]
+    added = {"id": third, "special": True, "normalized": False, "single_word": False,
+             "lstrip": False, "rstrip": False}  # fmt: skip
+    content = tinypy.lm.tokenizer.id_to_token(third)
+    data["added_tokens"].append(added | {"content": content})
+    lm = LanguageModel("x", tinypy.lm.transformer, Tokenizer.from_str(json.dumps(data)))
+    with server(lm) as at:
+        body = {"prompt": [*tinypy.lm.encode("def f(")], "max_tokens": 9, "stream": stream}
+        found = at.ask(body=body | {"stop": [content, "zzz"], "ignore_eos": True})
+        told = events(found.text) if stream else [found.json()]
+    choices = [one["choices"][0] for one in told]
+    assert choices[-1]["finish_reason"] == "stop"
+    ids = [token_id for one in choices for token_id in one["token_ids"]]
+    assert ids == plain.token_ids[:3]
+
+
 def test_no_character_is_split(tinypy, by):
     """Tokens of drawn bytes, many of them parts of a character: no piece changes what was sent."""
     params = SamplingParams(120, temperature=3.0, seed=1, ignore_eos=True)

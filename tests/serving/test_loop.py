@@ -11,13 +11,11 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
-from tokenizers import Tokenizer, decoders
-from tokenizers.models import BPE
 from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, Sampler, SamplingParams
 from minikv.cluster.worker import EngineWorker, Job
-from minikv.outputs import Delta, SoFar
+from minikv.outputs import Delta
 from minikv.serving import Asked, EngineLoop, Inbox, RequestFailed, Steps
 from minikv.serving.inbox import Rounds
 from minikv.serving.scores import Token
@@ -118,39 +116,6 @@ def test_a_token_goes_to_another_process_with_what_is_known_of_it():
     token.logprob, token.top = -0.5, [(7, -0.5)]
     [found] = pickle.loads(pickle.dumps([token]))
     assert (found, found.logprob, found.top) == (7, -0.5, [(7, -0.5)])
-
-
-def like_llamas():
-    """Decodes as Llama's first tokenizer: blanks as ▁, the first one left out; bytes as tokens."""
-    words = ["▁a", "▁", "b", "▁é", "<s>", "<0xE2>", "<0x82>", "<0xAC>"]
-    model = BPE({word: i for i, word in enumerate(words)}, [], byte_fallback=True)
-    tokenizer = Tokenizer(model)
-    tokenizer.add_special_tokens(["<s>"])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
-    return tokenizer.decode, len(words) - 3, [5, 6, 7]  # the last three are one character
-
-
-def test_pieces_join_to_the_text_wherever_it_is_cut(tinypy):
-    """Also inside characters, and behind tokens that have no text."""
-    rng = random.Random(0)
-    euro = tinypy.lm.encode("€")
-    for decode, vocab_size, character in [(tinypy.lm.decode, 300, euro), like_llamas()]:
-        for _ in range(200):
-            ids = [
-                token_id
-                for _ in range(rng.randint(1, 20))
-                for token_id in rng.choice([[rng.randrange(vocab_size)], character])
-            ]
-            so_far, text, at = SoFar(), "", 0
-            while at < len(ids):
-                at = min(len(ids), at + rng.randint(1, 4))
-                reason = "length" if at == len(ids) else None
-                sample = SimpleNamespace(
-                    token_ids=ids[:at], finish_reason=reason, stop=(), decode=decode
-                )
-                text += so_far.news(sample).text
-            assert text == decode(ids)
 
 
 def test_what_comes_within_a_round_is_taken_together_and_the_ends_at_once(monkeypatch):
