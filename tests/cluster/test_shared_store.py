@@ -6,11 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psutil
 import pytest
+from helpers import meets
 from hypothesis import given
 from hypothesis import strategies as st
 from store_case import MISSING, line_to, needs_a_store
@@ -357,13 +359,21 @@ def test_a_breaker_waits_twice_as_long_each_time():
     assert breaker.allows(), "it has forgotten the long waits"
 
 
+MET = Counter()
+
+
+@meets(MET, {"refused": 60, "closed again": 30})
 @given(st.lists(st.tuples(st.floats(0, 5), st.booleans()), max_size=20))
 def test_a_breaker_never_stops_trying(steps):
     now = [0.0]
     breaker = Breaker(0.5, 3.0, clock=lambda: now[0])
     for seconds, works in steps:
         now[0] += seconds
-        if breaker.allows():
+        was_open = breaker.is_open
+        allowed = breaker.allows()
+        MET["refused"] += not allowed
+        if allowed:
+            MET["closed again"] += was_open and works
             breaker.worked() if works else breaker.failed()
             assert breaker.is_open != works
         assert breaker.wait <= 3.0
