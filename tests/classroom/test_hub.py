@@ -12,12 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import pytest
+from waiting import until
 
 from minikv.course.exercises.manifest import chapter_of
 
@@ -78,18 +79,16 @@ class Hub:
             return error.code
 
     def until(self, done, what):
-        end = time.monotonic() + LIMIT
-        while time.monotonic() < end:
-            assert self.process.poll() is None, (self.folder / "hub.log").read_text()[-3000:]
-            try:
-                if found := done():
-                    return found
-            except (URLError, ConnectionError):
-                pass
-            time.sleep(1)
-        raise AssertionError(
-            f"{what}: not after {LIMIT} s\n{(self.folder / 'hub.log').read_text()}"
-        )
+        def found():
+            assert self.process.poll() is None, "the hub has ended"
+            with suppress(URLError, ConnectionError):
+                return done()
+
+        try:
+            return until(found, LIMIT)
+        except AssertionError as error:
+            log = (self.folder / "hub.log").read_text()
+            raise AssertionError(f"{what}: {error}\n{log[-3000:]}") from None
 
     def ready(self, user):
         found = self.ask(f"/hub/api/users/{user}")
