@@ -60,8 +60,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
-	environment notebooks site slides gpu clean
+.PHONY: help setup lab test test-all units test-class test-site test-install test-delays \
+	test-elsewhere wheel lint doctor environment notebooks site slides gpu clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -136,8 +136,8 @@ endif
 MARKED := -m "not thorough"
 define ADDED
    make test-all adds each exercise and its known mistakes, more models, formats, drafters and
-   players, long random programs, processes that are killed, Ray, kernels of notebooks that start as
-   a reader's do, nbgrader, a hub, other people's clients and caches, the site, an installation.
+   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
+   clients and caches, the site, an installation.
 endef
 export ADDED
 
@@ -162,6 +162,7 @@ test-all:
 	@$(MAKE) --no-print-directory test-class
 	@$(MAKE) --no-print-directory test-site
 	@$(MAKE) --no-print-directory test-install
+	@$(MAKE) --no-print-directory test-delays test-elsewhere
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
@@ -213,6 +214,18 @@ units: environment
 	@echo "   is what the code prints"
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
+
+# What a busy machine, a slow disk and a slow store may bring about.
+test-delays: environment
+	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
+	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
+		tests/serving tests/cluster tests/tiers
+
+PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py update.py) \
+	tests/course/ch09/test_ch09_answers.py tests/serving/test_command.py tests/tiers/test_sessions.py
+test-elsewhere: environment
+	@echo "== Another path, user, terminal, locale and time zone, and no network"
+	@$(BIN)/python tests/elsewhere.py --durations=5 $(PARALLEL) -m "not thorough" $(PLACES)
 
 doctor: setup
 	@echo "== Environment"
