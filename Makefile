@@ -136,8 +136,8 @@ endif
 MARKED := -m "not thorough"
 define ADDED
    make test-all adds each exercise and its known mistakes, more models, formats, drafters and
-   players, long random programs, processes that are killed, Ray, kernels of notebooks that start as
-   a reader's do, nbgrader, a hub, other people's clients and caches, the site, an installation.
+   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
+   clients and caches, the site, an installation.
 endef
 export ADDED
 
