@@ -54,7 +54,8 @@ def visible_text(text: str, stop: tuple[str | int, ...], finished: bool) -> str:
     if finished:
         return text
     text = text.rstrip(REPLACEMENT)
-    starts = [item[:n] for item in stop if isinstance(item, str) for n in range(len(item))]
+    most = len(text) + 1  # characters of a stop string that matter, however long it is
+    starts = (item[:n] for item in stop if isinstance(item, str) for n in range(len(item[:most])))
     return text[: len(text) - max((len(one) for one in starts if text.endswith(one)), default=0)]
 
 

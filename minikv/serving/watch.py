@@ -118,6 +118,7 @@ class View:
         stats = picture.stats
         return {
             "blocks": stats.blocks_total, "block_size": engine.config.block_size,
+            "ids": engine.pool.num_blocks, "used": stats.blocks_used,
             "running": stats.running, "waiting": stats.waiting,
             "preemptions": stats.preemptions, "steps": steps, "hit_rate": stats.hit_rate,
             "requests": [

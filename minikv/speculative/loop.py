@@ -5,15 +5,17 @@ and blocks that are free or evictable. So they never delay a request, and never 
 Between two steps every table, counter and queue is as without speculation.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 
 from minikv.blocks import blocks_for
 from minikv.engine import Engine, Loop
-from minikv.errors import OutOfBlocks
+from minikv.errors import OutOfBlocks, require_ids, require_int
 from minikv.events import Listener
 from minikv.scheduler import Plan
 from minikv.sequence import Sequence
@@ -21,6 +23,8 @@ from minikv.speculative.acceptance import keep_equal
 from minikv.speculative.decide import MOST, TOGETHER, Account, Chances, Costs, how_many
 from minikv.speculative.drafters import Drafter, Proposal
 from minikv.speculative.verify import run_with_drafts
+
+log = logging.getLogger("minikv")
 
 
 @dataclass
@@ -59,6 +63,7 @@ class SpeculativeLoop(Loop):
     ):  # fmt: skip
         """`on_one_thread` is that of the attention's backend, for what computes beside it."""
         self.drafter, self.ask = drafter, on_one_thread(drafter.propose_all)
+        self.name = f"drafter {type(drafter).__name__}"
         self.clock = clock
         self.listeners = [drafter] if isinstance(drafter, Listener) else []
         self.counts = Speculation()
@@ -73,7 +78,10 @@ class SpeculativeLoop(Loop):
     def start_over(self) -> None:
         self.known.clear()
         self.rows.clear()
-        self.drafter.start_over()
+        try:
+            self.drafter.start_over()
+        except Exception:  # its drafts may be wrong now, which costs no token
+            log.exception("%s cannot start over", self.name)
 
     def step(self, engine: Engine) -> bool:
         """A step: plain, or with the drafts that pay."""
@@ -177,9 +185,41 @@ class SpeculativeLoop(Loop):
             return [None] * len(decodes)
         if self.drafter.reads_hidden:
             hidden = hidden[[self.rows[sequence] for sequence in asked]]
-        found = dict(zip(asked, self.ask(asked, limits, hidden), strict=True))
+        before = [(len(one.token_ids), one.token_ids[-1]) for one in asked]
+        try:
+            given = self.ask(asked, limits, hidden)
+        except Exception as error:
+            error.add_note(f"in the {self.name}")
+            raise
+        if before != [(len(one.token_ids), one.token_ids[-1]) for one in asked]:
+            raise ValueError(f"{self.name}: has changed the token_ids of a sequence")
+        found = dict(zip(asked, self.checked(given, limits, engine), strict=True))
         answers = [found.get(sequence) for sequence in decodes]
         return [one if one is not None and one.token_ids else None for one in answers]
+
+    def checked(self, given: Any, limits: list[int], engine: Engine) -> list[Proposal | None]:
+        """What a drafter has given, if it can be verified: an unknown token would be read from
+        memory that is no embedding's. Raises ValueError, naming the drafter."""
+        if not isinstance(given, list | tuple) or len(given) != len(limits):
+            raise ValueError(f"{self.name}: was asked for {len(limits)} proposals, gave {given!r}")
+        found: list[Proposal | None] = []
+        for one, most in zip(given, limits, strict=True):
+            if one is None:
+                found.append(None)
+                continue
+            if not isinstance(one, Proposal):
+                raise ValueError(f"{self.name}: must give a Proposal or None, gave {one!r}")
+            name = f"{self.name}: token_ids"
+            ids = require_ids(name, one.token_ids, engine.lm.config.vocab_size)
+            if len(ids) > most:
+                raise ValueError(f"{name}: at most {most} were asked for, gave {len(ids)}")
+            levels = one.levels
+            if not isinstance(levels, range) and set(map(type, levels)) != {int}:
+                levels = [require_int(f"{self.name}: a level", level) for level in levels]
+            if ids and min(levels, default=0) < 0:
+                raise ValueError(f"{self.name}: levels must be at least 0, gave {levels!r}")
+            found.append(Proposal(ids, levels))
+        return found
 
     def choose(
         self, engine: Engine, plan: Plan, proposals: list[Proposal | None]
