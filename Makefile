@@ -232,13 +232,20 @@ doctor: setup
 	@$(BIN)/python -m minikv doctor
 
 # The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
-# tests to find: two that begin at once would both compile them.
-COMPILED := $(addprefix .venv/compiled-,bfloat16 int8 int4 windows)
+# tests to find: two that begin at once would both compile them. In one process: what several
+# formats have in common it compiles once.
+COMPILED := .venv/compiled
+define COMPILE
+import minikv as m
+for kind in ("bfloat16", "int8", "int4", "windows"):
+    windows = kind == "windows"
+    model = m.load("tinypy-hybrid" if windows else "tinypy")
+    config = m.EngineConfig(64, kv_dtype="auto" if windows else kind)
+    m.Engine(model, config).generate([70 * [1]])
+endef
+export COMPILE
 $(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
-	@$(BIN)/python -c 'import sys, minikv as m; [kind] = sys.argv[1:]; windows = kind == "windows"; \
-		model = m.load("tinypy-hybrid" if windows else "tinypy"); \
-		config = m.EngineConfig(64, kv_dtype="auto" if windows else kind); \
-		m.Engine(model, config).generate([70 * [1]])' $(@:.venv/compiled-%=%)
+	@$(BIN)/python -c "$$COMPILE"
 	@touch $@
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.
