@@ -28,6 +28,7 @@ from minikv.course.exercises.skeletons import (
 )
 from minikv.course.judge import process
 from minikv.course.reader import parts, progress_file
+from minikv.course.reader.ladder import navigation
 from minikv.course.reader.mine import mine, own_engine, used_below
 from minikv.course.reader.overview import Overview
 from minikv.course.reader.predictions import measured, predict, predictions
@@ -36,8 +37,9 @@ from minikv.course.reports.diff import SideBySide
 from minikv.course.reports.report import Report
 
 __all__ = [
-    "begin", "check", "diff", "hint", "measured", "mine", "own_engine", "predict", "predictions",
-    "progress", "reset", "sandbox", "solution", "source", "watch", "why", "your_parts",
+    "begin", "check", "closing", "diff", "hint", "measured", "mine", "own_engine", "predict",
+    "predictions", "progress", "reset", "sandbox", "solution", "source", "watch", "why",
+    "your_parts",
 ]  # fmt: skip
 
 
@@ -342,6 +344,25 @@ def your_parts() -> parts.Parts:
     if found.proofs:
         clear_output(wait=True)  # that line, and all that this cell has shown so far
     return found
+
+
+class Closing:
+    """What a notebook ends with, one below the other."""
+
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def __repr__(self) -> str:
+        return "\n\n".join(map(repr, self.parts))
+
+    def _repr_html_(self) -> str:
+        return "".join(part._repr_html_() for part in self.parts)
+
+
+def closing(here: int, *tables) -> Closing:
+    """The last cell of a notebook: tinypy on your parts, your predictions beside what came out,
+    `tables` if it has any, and the links to what comes before and after it."""
+    return Closing(your_parts(), predictions(), *tables, navigation(here))
 
 
 def source(target: str):

@@ -57,8 +57,7 @@ def test_the_stored_pages_show_the_exercises_unsolved(chapter, cells):
     for exercise in chapter.exercises:
         [check] = find(cells, "code", f'check("{exercise.id}")')
         assert "not started" in shown(cells[check])
-    [parts] = find(cells, "code", "your_parts()")
-    assert cells[parts].source.strip() == "your_parts()"
+    [parts] = find(cells, "code", "your_parts()") or find(cells, "code", "closing(")
     assert "No part of yours has passed" in shown(cells[parts])
 
 
@@ -80,7 +79,7 @@ def test_predictions_are_asked_for_and_answered(cells):
     asked = re.findall(r"""predict\(\s*(f?["'].+?["']|\w+), \.\.\.\)""", source)
     answered = re.findall(r"""measured\(\s*(f?["'].+?["']|\w+),""", source)
     assert len(asked) >= 2 and sorted(asked) == sorted(answered)
-    assert find(cells, "code", "predictions()")
+    assert find(cells, "code", "predictions()") or find(cells, "code", "closing(")
 
 
 def test_figures_in_prose_are_computed_or_cited(cells):

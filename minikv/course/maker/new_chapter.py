@@ -111,9 +111,9 @@ TODO: the contract, with shapes, and a small worked example.
 **Write** `blocks_needed` in [exercises/ch{number}_{name}.py](../exercises/ch{number}_{name}.py)."""
 CLOSING = {
     "summary": "## Summary\n\nTODO",
-    "table": '## The running table\n\nTODO: `RunningTable(lm, upto="{number}")`',
     "questions": "## Three open questions\n\n1. TODO\n2. TODO\n3. TODO",
     "reading": "## What to read next\n\nTODO: the paper, and a file of a real engine.",
+    "parts": "## Your parts in the engine\n\nWith your predictions, and what came out.",
 }
 LEFT = """\
 Laid out:
@@ -166,7 +166,7 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
     cells = [
         ("opening", v4.new_markdown_cell(OPENING.format(**words))),
         ("ladder", v4.new_code_cell(
-            "from minikv.course.reader.ladder import ladder, navigation\n\n"
+            "from minikv.course.reader.ladder import ladder\n\n"
             f"ladder(here={number})", metadata=varies,
         )),
         ("setup", v4.new_code_cell(
@@ -175,9 +175,8 @@ def _notebook(words: dict[str, str]) -> nbformat.NotebookNode:
         )),
         ("exercise", v4.new_markdown_cell(EXERCISE.format(**words))),
         ("check", v4.new_code_cell(f'check("{words["number"]}.1")')),
-        ("parts", v4.new_code_cell("your_parts()")),
         *((name, v4.new_markdown_cell(text.format(**words))) for name, text in CLOSING.items()),
-        ("navigation", v4.new_code_cell(f"navigation(here={number})", metadata=varies)),
+        ("closing", v4.new_code_cell(f"closing({number})", metadata=varies)),
     ]  # fmt: skip
     for name, cell in cells:
         cell.id = name  # the same every time
