@@ -21,6 +21,7 @@ from minikv.course.exercises.skeletons import (
     docstring_of,
     is_unwritten,
     lines_of,
+    reference_part,
     targets,
     text_of,
 )
@@ -263,20 +264,17 @@ def load(chapter: Chapter, text: str, keep: set[str], strict: bool = False) -> M
     lines = [f"{line}\n" for line in lines_of(text)]  # for the lines that an error names
     linecache.cache[module.__file__] = (len(text), None, lines, module.__file__)
     exec(compile(tree, module.__file__, "exec"), module.__dict__)
-    kept_classes = {
-        path.rpartition(".")[0]
-        for path, target in targets(chapter).items()
-        if target.exercise in keep and "." in path
-    }
-    for path, target in targets(chapter).items():
+    places = chapter.places
+    kept_classes = {p.rpartition(".")[0] for p, id_ in places.items() if id_ in keep and "." in p}
+    for path, id_ in places.items():
         owner, _, method = path.rpartition(".")
         node = found.get(path)
-        done = node is not None and not is_unwritten(node) and not target.is_bug
-        if target.exercise in keep or (not strict and owner in kept_classes and done):
+        done = node is not None and not is_unwritten(node) and path not in chapter.bugs
+        if id_ in keep or (not strict and owner in kept_classes and done):
             continue
         holder = getattr(module, owner, None) if owner else module
         if holder is not None:
-            setattr(holder, method, target.reference)
+            setattr(holder, method, reference_part(chapter, path))
     return module
 
 

@@ -14,9 +14,10 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 from minikv.course.exercises.manifest import (
     Chapter,
@@ -164,10 +165,6 @@ class Reference:
         self.tree = ast.parse(self.source)
         self.definitions = definitions(self.tree)
 
-    @cached_property
-    def module(self) -> ModuleType:
-        return importlib.import_module(self.name)
-
     def text(self, path: str) -> str:
         if path not in self.definitions:
             raise ValueError(f"{self.name} has no {path}")
@@ -214,6 +211,16 @@ def edited(text: str, edits: list[str]) -> str:
 
 
 @cache
+def reference_part(chapter: Chapter, path: str) -> Any:
+    """What the reference has at a path of the skeleton; None if the chapter cannot run here."""
+    if chapter.cannot_run:
+        return None
+    name, _, method = path.partition(".")
+    whole = getattr(importlib.import_module(chapter.pieces[name].module), name)
+    return vars(whole).get(method) if method else whole
+
+
+@cache
 def targets(chapter: Chapter) -> dict[str, Target]:
     """What the chapter's exercises ask for, by path, in the order of the file."""
     return {target.path: target for target in _targets(chapter)}
@@ -222,20 +229,18 @@ def targets(chapter: Chapter) -> dict[str, Target]:
 def _targets(chapter: Chapter) -> Iterator[Target]:
     for name, piece in chapter.pieces.items():
         ref = reference(piece.module)
-        value = None if chapter.cannot_run else getattr(ref.module, name)
         if isinstance(piece, Function):
             if piece.write is not None:
-                yield _target(chapter, name, value, ref.text(name))
+                yield _target(chapter, name, ref.text(name))
         else:
-            methods = {} if value is None else vars(value)
             order = [path.partition(".")[2] for path in ref.definitions if path.startswith(name)]
             for method in sorted(piece.write, key=order.index):
                 path = f"{name}.{method}"
-                yield _target(chapter, path, methods.get(method), ref.text(path))
+                yield _target(chapter, path, ref.text(path))
 
 
-def _target(chapter: Chapter, path: str, value: object, solved: str) -> Target:
-    id_ = chapter.places[path]
+def _target(chapter: Chapter, path: str, solved: str) -> Target:
+    id_, value = chapter.places[path], reference_part(chapter, path)
     if path not in chapter.bugs:
         return Target(id_, path, value, solved, without_body(solved, id_, path), False)
     try:

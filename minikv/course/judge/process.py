@@ -53,6 +53,7 @@ from minikv.course.judge.examine import (
 from minikv.course.judge.observing import Confused, Gone, There, serve
 from minikv.course.judge.raised import is_readers, short
 from minikv.course.judge.result import Line, Result
+from minikv.course.judge.without_reference import files_of
 
 TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
 START_LIMIT = 120.0  # seconds for Python to begin and to import torch
@@ -66,6 +67,14 @@ KEPT_LINES = 12  # of them
 LONGEST_STACK = 20_000  # bytes of where a player was
 CONFUSED = 1000  # as the status of a player that sends what no player sends
 FORKS = sys.platform == "linux"
+# What the reader's code finds in its environment: no key and no password of who has it checked.
+OURS = ("MINIKV_TIME_LIMIT", "MINIKV_WITHOUT")
+NEEDED = (
+    *OURS, "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "TEMP",
+    "TMP", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "SYSTEMDRIVE", "USERPROFILE",
+    "APPDATA", "LOCALAPPDATA", "PATHEXT", "COMSPEC", "OMP_WAIT_POLICY", "CC", "CUDA_HOME",
+    "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "NUMBA_CACHE_DIR",
+)  # fmt: skip
 
 
 def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
@@ -247,7 +256,7 @@ def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
     `subprocess`, None if it had to be ended after a time; "over", the limit that it broke. A
     starter that was lost is started again."""
     global _starter
-    environment = {k: v for k, v in os.environ.items() if k.startswith("MINIKV_")}
+    environment = {k: os.environ[k] for k in OURS if k in os.environ}
     # The starter may have begun in another folder.
     environment["MINIKV_EXERCISES"] = str(reader_files.folder())
     job |= {"environment": environment}
@@ -285,16 +294,20 @@ def _ask(job: dict, limit: float, hear: Callable[[dict], None]) -> dict:
 
 
 def _start() -> subprocess.Popen:
-    root = str(Path(minikv.__file__).parents[1])
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    paths = [
+        str(Path(minikv.__file__).parents[1]),
+        *os.environ.get("PYTHONPATH", "").split(os.pathsep),
+    ]
+    environment = {name: os.environ[name] for name in NEEDED if name in os.environ} | {
+        "PYTHONPATH": os.pathsep.join(filter(os.path.isabs, paths)),
         "OMP_NUM_THREADS": "1",  # small tensors: threads would only wait for each other
         "TRITON_INTERPRET": "1",  # kernels too end in a sentence, and need no GPU
         "TOKENIZERS_PARALLELISM": "false",  # threads are not copied with a process
         "PYTHONUNBUFFERED": "1",
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "minikv.course.judge.process"],
+        # Not in the folder that we are in: it may hold files with the names of Python's modules.
+        [sys.executable, "-P", "-m", "minikv.course.judge.process"], cwd=os.path.abspath(os.sep),
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         env=environment, start_new_session=True,
     )  # fmt: skip
@@ -492,8 +505,9 @@ def _be_a_player(job: dict, connection: socket.socket) -> None:
 
                 _do_all(job, tell)
         else:
-            with _watched(job) as begin:
-                serve(connection, find(job["what"]), begin)
+            exercise = find(job["what"])
+            with _watched(job, unread=files_of(exercise)) as begin:
+                serve(connection, exercise, begin)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
@@ -522,7 +536,7 @@ def _do_all(job: dict, tell: Callable[[dict], None]) -> None:
 
 
 @contextmanager
-def _watched(job: dict) -> Iterator[Callable[[str], None]]:
+def _watched(job: dict, unread: set[Path] | None = None) -> Iterator[Callable[[str], None]]:
     """Within its limits, of time above all. Gives what is to hear of each check that begins."""
     # A GPU says nothing of log(0) either.
     interpreter = r"triton\.runtime\.interpreter"
@@ -542,7 +556,7 @@ def _watched(job: dict) -> Iterator[Callable[[str], None]]:
 
         COMPILING.append(compiling)
         scratch = str(Path(job["folder"], "scratch"))
-        containment.confine(scratch, apart=job.get("apart", False))
+        containment.confine(scratch, job.get("apart", False), unread)
         faulthandler.dump_traceback_later(limit, exit=True, file=hung)
         yield begin
         faulthandler.cancel_dump_traceback_later()
