@@ -11,14 +11,12 @@ an exercise needs, for a person to read.
 """
 
 import argparse
-import ast
 import csv
 import fnmatch
 import hashlib
 import io
 import json
 import os
-import re
 import signal
 import sqlite3
 import stat
@@ -45,7 +43,7 @@ import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.files import write_whole
 from minikv.course.exercises.manifest import Exercise, chapter_of, chapters, find
-from minikv.course.exercises.skeletons import skeleton
+from minikv.course.grading import reading
 from minikv.course.grading.class_page import as_page
 from minikv.course.judge import containment, process
 from minikv.course.judge.result import Line, Result
@@ -56,14 +54,7 @@ COLUMNS = (
     "to be read", "on its word",
 )  # fmt: skip
 
-# What a solution may import besides its skeleton's imports, without a person's looking at it.
-PLAIN = {
-    "__future__", "bisect", "collections", "dataclasses", "enum", "functools", "hashlib", "heapq",
-    "itertools", "math", "numpy", "operator", "random", "torch", "triton", "typing",
-}  # fmt: skip
 NOT_CHECKED = "could not be checked: "
-REACHING = re.compile(r"__import__|eval|exec|compile|globals|open|_getframe|__\w+__")
-ORDINARY = re.compile(r"__(init|name|len|iter|getitem|contains|eq|hash|repr|lt|post_init)__")
 
 
 @dataclass(frozen=True)
@@ -359,36 +350,8 @@ def _checks(number: str) -> str:
 
 
 def to_be_read(student: Student, exercise: Exercise) -> list[str]:
-    """Lines of the student's file that import or name more than an exercise needs, and that its
-    skeleton does not have: "line 12: import gc"."""
-    chapter = exercise.chapter
-    return list(_reaching(student.text(exercise), chapter.number))
-
-
-@cache
-def _reaching(text: str, number: str) -> tuple[str, ...]:
-    chapter = chapters()[number]
-    try:
-        tree = reader_files.parse(chapter, text.removeprefix("\ufeff"))
-    except reader_files.WorkbookError:
-        return ()  # its report says so
-    given = {line.strip() for line in skeleton(chapter).splitlines()}
-    lines = text.splitlines()
-    found = {}
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names):
-                outside = any(name.name.split(".")[0] not in PLAIN for name in names)
-            case ast.ImportFrom(module, _, level):
-                outside = level > 0 or (module or "").split(".")[0] not in PLAIN
-            case ast.Name(name) | ast.Attribute(_, name):
-                outside = bool(REACHING.fullmatch(name)) and not ORDINARY.fullmatch(name)
-            case _:
-                continue
-        line = lines[node.lineno - 1].strip()
-        if outside and line not in given:
-            found[node.lineno] = f"line {node.lineno}: {line[:80]}"
-    return tuple(found[number] for number in sorted(found))
+    """Lines of the student's file that are not plain code: "line 12: import gc"."""
+    return list(reading.beyond(student.text(exercise), exercise.chapter))
 
 
 # ── Tables ────────────────────────────────────────────────────────────────────

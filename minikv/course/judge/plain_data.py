@@ -16,6 +16,7 @@ import torch
 EXACT = (int, str, bool)  # compared as they are, and never changed
 PLAIN: Any = ((str, str.__str__), (int, int.__int__), (float, float.__float__))
 LARGEST = 64 << 20  # bytes of one message
+LARGEST_TEXT = 4 << 20  # of all that is no tensor: "[],[]" takes twenty times as much when read
 MOST_DIMENSIONS = 64  # of a tensor that torch can compute with
 DTYPES = {
     str(dtype): dtype
@@ -103,6 +104,8 @@ def unpack(data: bytes) -> Any:
     """The value that was packed. Raises Unreadable for anything else."""
     try:
         (size,) = struct.unpack_from("<Q", data)
+        if size > LARGEST_TEXT:
+            raise Unreadable(f"{size:,} bytes of text")
         body, lengths = json.loads(data[8 : 8 + size])
         buffers, at = [], 8 + size
         for length in lengths:

@@ -39,6 +39,7 @@ import torch
 import minikv
 from minikv.course.exercises import reader_files
 from minikv.course.exercises.manifest import Exercise, chapter_of, find
+from minikv.course.exercises.skeletons import lines_of
 from minikv.course.judge import containment
 from minikv.course.judge.checking import COMPILING, tinypy
 from minikv.course.judge.examine import (
@@ -216,12 +217,12 @@ class _Listener:
 def _ending(status: int | None, stack: str, limit: float) -> Line:
     """How a child ended that did not come to its end."""
     where, at = "", None
-    for file, line, function in re.findall(r'File "(.+?)", line (\d+) in (\S+)', stack):
+    for file, line, function in re.findall(r'File "(.+?)", line (\d{1,9}) in (\S+)', stack):
         if is_readers(file):
             at = int(line)
             where = f"\n{short(file)}, line {line}, in {function}"
             with suppress(OSError, ValueError, IndexError):  # it may be another file by now
-                where += f": {Path(file).read_text('utf-8').splitlines()[at - 1].strip()}"
+                where += f": {lines_of(Path(file).read_text('utf-8'))[at - 1].strip()}"
             break
     if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
         what = f"stopped: not finished after {limit:g} s{where}"
@@ -235,7 +236,10 @@ def _ending(status: int | None, stack: str, limit: float) -> Line:
         cause = "the code writes to files that it has not opened"
         look = "every write to a file: a check sees what a function returns"
     elif status < 0:
-        name = signal.Signals(-status).name
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:  # the real-time ones between the first and the last have none
+            name = f"signal {-status}"
         what = f"the process was ended by {name}"
         cause = "memory ran out" if name == "SIGKILL" else "a crash below Python"
         look = "the line that your code was in"
