@@ -24,6 +24,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No test looks at a time, and nearly every notebook ends with a table that measures the rungs of
 # all chapters before it: what notebooks measure three times is measured once.
 os.environ.setdefault("MINIKV_REPEATS", "1")
+# Processor seconds for a reader's code, in notebooks too: only an endless loop takes so many.
+os.environ.setdefault("MINIKV_TIME_LIMIT", "60")
 
 # The same examples in every run, and no limit on time: a slow machine is not a failure.
 settings.register_profile(
@@ -40,13 +42,14 @@ def pytest_addoption(parser):
     parser.addoption("--chapter", metavar="NN", help="only the tests of this chapter")
 
 
-@pytest.hookimpl(wrapper=True)
+@pytest.hookimpl(wrapper=True, optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
     """Two more than there are cores: many tests wait for a browser, a kernel or a clock. Those of
     one chapter do not, and each worker takes seconds to begin."""
     return (yield) + (0 if config.getoption("chapter") else 2)
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
     """Tests of one file stay on one worker, in order; those of one exercise in `test_four_ways`
     likewise, for a worker remembers what it has played of a check; and those with one drafter."""

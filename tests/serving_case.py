@@ -78,13 +78,13 @@ class Cluster:
 
 
 @contextmanager
-def server(lm, keys=(KEY,), served_by=None, **options):
+def server(lm, keys=(KEY,), served_by=None, connections=None, **options):
     """`at.url`, `at.address`, `at.ask`: one request by httpx; `at.by`: what is served, an engine if
-    nothing is given."""
+    nothing is given. connections: what `served` is told about them."""
     by = served_by or OneEngine(lm)
     with by.target as target:
         app = make_app(target, "tinypy", keys, ChatTemplate("tinypy"), **options)
-        with served(app) as address, httpx.Client(timeout=30) as client:
+        with served(app, **connections or {}) as address, httpx.Client(timeout=30) as client:
             url = "http://{}:{}".format(*address)
 
             def ask(path="/v1/completions", body=None, key=KEY, method=None, **more):

@@ -11,6 +11,7 @@ import torch
 from minikv.checkpoint.config_json import ARCHITECTURES as ARCHITECTURES
 from minikv.checkpoint.config_json import DEFAULTS as DEFAULTS
 from minikv.checkpoint.config_json import read_config
+from minikv.checkpoint.files import is_finite as is_finite
 from minikv.checkpoint.files import read_json as read_json
 from minikv.checkpoint.files import read_tokenizer, read_weights
 from minikv.errors import CheckpointError, require_one_of

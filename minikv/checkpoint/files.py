@@ -12,15 +12,19 @@ from minikv.errors import CheckpointError
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
-    """tokenizer.json, or None where there is none."""
+    """tokenizer.json, or None where there is none. A text is never cut or filled up, whatever the
+    file says of truncation and padding: the engine says what is too long."""
     file = folder / "tokenizer.json"
     if not file.exists():
         return None
     require_file(file)
     try:
-        return Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing more precise
         raise CheckpointError(f"{file}: damaged ({error}); fetch it again") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def read_weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -52,11 +56,16 @@ def read_weights(folder: Path) -> dict[str, torch.Tensor]:
         for name, tensor in found.items():
             if not tensor.is_floating_point():
                 raise CheckpointError(f"{file}: {name} is {tensor.dtype}; weights must be floats")
-            # A sum is finite unless a number is not; only then is each looked at.
-            if not tensor.sum(dtype=torch.float32).isfinite() and not tensor.isfinite().all():
+            if not is_finite(tensor):
                 raise CheckpointError(f"{file}: {name} has NaN or infinity; fetch it again")
         state |= found
     return state
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether no number of it is NaN or infinite. A sum is finite unless a number is not, or it is
+    too large; only then is each looked at."""
+    return bool(tensor.sum(dtype=torch.float32).isfinite() or tensor.float().isfinite().all())
 
 
 def read_json(path: Path) -> dict:

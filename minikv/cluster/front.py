@@ -228,6 +228,7 @@ class Front:
         self.model = _Model(name, model, self.tokenizer)
         self.block_size = self.config.block_size
         self.max_length = min(model.max_context, self.config.num_blocks * self.block_size)
+        self.vocab_size = model.vocab_size
         self.router: Router | SplitRouter = policy(number, self.block_size)
         if num_prefill:
             self.router = SplitRouter(policy, num_prefill, number - num_prefill, self.block_size)

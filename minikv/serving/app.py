@@ -20,6 +20,7 @@ A client that leaves, streaming or not, cancels its request before the engine's 
 import asyncio
 import hmac
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
@@ -32,7 +33,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -53,12 +54,14 @@ from minikv.serving.requests import (
 from minikv.serving.scores import Asked, Token
 from minikv.serving.watch import View
 
+log = logging.getLogger("minikv")
+
 PAGE = {"/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript"}
 # A browser lets the page load nothing from elsewhere, and no other page show it in a frame.
 POLICY = "default-src 'self'; img-src data:; frame-ancestors 'none'"
 
 LARGEST = 2**20  # bytes of a request
-SILENCE = 60.0  # seconds that a client may take to send its request
+LEFT = 499  # the status of an answer that nobody reads
 FIRST_TOKEN = 30.0  # seconds that a request may wait for its first token, if others wait, too
 ENOUGH = 256  # prompt tokens that a measurement of their rate needs
 MAX_PACE = 1.0  # seconds that a page may slow each step down, on a server without keys
@@ -91,6 +94,7 @@ class Target(Protocol):
 
     tokenizer: Any
     max_length: int  # tokens of a prompt and its answer
+    vocab_size: int  # of the model: it may have more or fewer tokens than the tokenizer
 
     def submit(
         self, prompt: list[int], params: SamplingParams, session: str | None, *, reader: Inbox
@@ -156,7 +160,11 @@ class Keys:
                 text = "the header Authorization: Bearer KEY is missing or wrong"
                 answer = refusal(401, text, {"WWW-Authenticate": "Bearer"})
                 return await answer(scope, receive, send)
-        await self.app(scope, receive, send)
+        try:
+            await self.app(scope, receive, send)
+        except Exception:  # Uvicorn's log is off, and a client is told the error's type alone
+            log.exception("%s %s has failed", scope["method"], ascii(scope["path"])[:80])
+            raise
 
     def _key(self, shown: bytes) -> str | None:
         """The key that a client shows. In constant time: the time of a refusal does not tell how
@@ -170,18 +178,17 @@ async def read(model: type[Model], request: Request) -> Model:
     """A request's body, checked. Clients such as curl do not always say that it is JSON."""
     data = bytearray()
     try:
-        async with asyncio.timeout(SILENCE):
-            async for piece in request.stream():
-                data += piece
-                if len(data) > LARGEST:
-                    raise HTTPException(413, f"the body has more than {LARGEST} bytes")
+        async for piece in request.stream():
+            data += piece
+            if len(data) > LARGEST:
+                raise HTTPException(413, f"the body has more than {LARGEST} bytes")
         content = json.loads(data)
         if not isinstance(content, dict):
             kind = type(content).__name__
             raise ValueError(f"the body must be an object in JSON, was {kind}")
         return model.model_validate(content)
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not come within {SILENCE:.0f} s") from None
+    except ClientDisconnect:
+        raise HTTPException(LEFT, "the client has left") from None
     except ValidationError as error:
         raise HTTPException(400, in_words(error)) from None
     except (ValueError, RecursionError) as error:  # the second: JSON that is nested too deep
@@ -549,7 +556,7 @@ class Api:
         return self.target.tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def _check_bias(self, params: Asked) -> None:
-        size = self.target.tokenizer.get_vocab_size()
+        size = self.target.vocab_size
         for token_id, _ in params.logit_bias:
             if token_id >= size:
                 raise ValueError(f"logit_bias: {token_id} is no token id; there are {size}")
@@ -617,7 +624,7 @@ class Api:
             if work is not None:
                 work.close()
             if isinstance(error, ClientLeft):
-                return Response(status_code=499)  # nobody reads it
+                return Response(status_code=LEFT)
             if isinstance(error, ValueError):
                 text = str(error)
                 if text.startswith("n: ") and isinstance(body, CompletionRequest) and body.best_of:

@@ -98,6 +98,7 @@ class EngineLoop:
         # The engine's own tokens need not be checked, as `lm.decode` does.
         self._decode = engine.lm.decode if self.tokenizer is None else self.tokenizer.decode
         self.max_length = min(engine.lm.config.max_context, config.num_blocks * config.block_size)
+        self.vocab_size = engine.lm.config.vocab_size
         engine.generate([[0]], SamplingParams(max_tokens=2, ignore_eos=True))  # compiles
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for between two steps
         self._answers: dict[int, Answer] = {}  # unfinished ones, by request id of the engine

@@ -50,11 +50,30 @@ def draft_model_of(lm: LanguageModel, config: EngineConfig) -> LanguageModel:
             f"draft_model: must have the target's tokens, {lm.config.vocab_size} of them; "
             f"{draft.name} has {draft.config.vocab_size}"
         )
+    _require_same_tokens(draft, lm)
     if draft.device.type != "cpu" or draft.dtype != torch.float32:
         raise ValueError(
             f"draft_model: must be in float32 on a CPU, was {draft.dtype} on {draft.device}"
         )
     return draft
+
+
+def _require_same_tokens(draft: LanguageModel, lm: LanguageModel) -> None:
+    """Raises ValueError if an id is one token in one model and another in the other. Not known
+    where a model has no tokenizer; a token that only one of them has cannot be drafted wrongly."""
+    if draft.tokenizer is None or lm.tokenizer is None:
+        return
+    theirs, ours = (
+        {token_id: token for token, token_id in one.tokenizer.get_vocab().items()}
+        for one in (draft, lm)
+    )
+    differing = [one for one in theirs.keys() & ours.keys() if theirs[one] != ours[one]]
+    if differing:
+        first = min(differing)
+        raise ValueError(
+            f"draft_model: must have the target's tokens; {first} is {ours[first]!r} in {lm.name} "
+            f"and {theirs[first]!r} in {draft.name}"
+        )
 
 
 class ModelDrafter(Drafter, Listener):

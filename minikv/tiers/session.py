@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 
 from minikv.blocks import BlockTable
+from minikv.checkpoint import is_finite
 from minikv.engine import Engine
 from minikv.errors import OutOfBlocks, require_ids, require_one_of
 from minikv.outputs import RequestOutput
@@ -223,7 +224,7 @@ def _check_parts(
     engine: Engine, stored: str, block_size: int, parts: dict[str, torch.Tensor], tokens: int
 ) -> None:
     """Raise SessionError unless the parts are K and V of this model's shapes, for at most as many
-    tokens as the session has."""
+    tokens as the session has, and finite: a checksum can be right over NaN."""
     config, size = engine.lm.config, 1
     if stored == "auto":
         token = (2, config.num_kv_heads, config.head_dim)
@@ -243,6 +244,8 @@ def _check_parts(
                 f"session: {name} is {one.dtype} {list(one.shape)}; this engine needs rows of "
                 f"{dtype} {list(shape)} in {config.num_layers} layers"
             )
+        if dtype.is_floating_point and not is_finite(one):
+            raise SessionError(f"session: {name} has NaN or infinity; compute it again")
     if len(rows) != 1 or max(rows) * size > tokens:
         raise SessionError(f"session: K and V of {rows} rows of {size}, but {tokens} tokens")
 

@@ -11,9 +11,8 @@ def lm(tinypy):
 
 @pytest.fixture
 def exercises(tmp_path, monkeypatch):
-    """A reader's folder of exercises, of this test's own, and time for a busy machine."""
+    """A reader's folder of exercises, of this test's own."""
     folder = tmp_path / "exercises"
     folder.mkdir()
     monkeypatch.setenv("MINIKV_EXERCISES", str(folder))
-    monkeypatch.setenv("MINIKV_TIME_LIMIT", "60")
     return folder

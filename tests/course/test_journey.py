@@ -39,7 +39,6 @@ def reader(tmp_path_factory):
         (folder / chapter.file_name).write_text(skeleton(chapter))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINIKV_EXERCISES", str(folder))
-        patch.setenv("MINIKV_TIME_LIMIT", "60")
         yield folder
 
 

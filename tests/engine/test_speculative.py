@@ -27,6 +27,8 @@ from helpers import (
     small,
     step,
 )
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import minikv
 from minikv import BlockTable, Engine, SamplingParams, Sequence
@@ -584,6 +586,21 @@ def test_a_full_pool_takes_no_drafts(llama):
         assert engine.stats().preemptions == 0 and engine.stats().running == count
         outputs = drain(engine)
         assert [outputs[i].token_ids for i in ids] == [llama.greedy(p, 6) for p in prompts[:count]]
+
+
+def test_a_draft_model_has_the_same_token_under_each_id(llama):
+    """The same number of tokens is not enough. One that only one of the two names is no harm."""
+
+    def speaks(*tokens):
+        vocabulary = {token: token_id for token_id, token in enumerate(tokens)}
+        tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=tokens[0]))
+        return minikv.LanguageModel("it", llama.lm.transformer, tokenizer)
+
+    target = speaks("a", "b", "c")
+    for draft in (speaks("a", "b", "c"), speaks("a", "b"), speaks("a", "b", "c", "d"), llama.lm):
+        assert Engine(target, small(speculative="model", draft_model=draft)) is not None
+    with pytest.raises(ValueError, match=r"draft_model: .*; 1 is 'b' in it and 'c' in it$"):
+        Engine(target, small(speculative="model", draft_model=speaks("a", "c", "b")))
 
 
 def test_a_gpu_and_unknown_drafters_are_refused(llama):

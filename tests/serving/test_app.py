@@ -3,6 +3,7 @@ others ask a server: its health, its metrics, whether a stranger learns anything
 
 import asyncio
 import json
+import logging
 import random
 import re
 import socket
@@ -25,8 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from serving_case import CONFIG, KEY, Cluster, OneEngine, server
 from starlette.requests import Request
 from thorough import thorough_after
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
-from minikv import Engine, EngineConfig, SamplingParams
+from minikv import Engine, EngineConfig, LanguageModel, SamplingParams
 from minikv.outputs import Delta
 from minikv.serving import Busy, Inbox
 from minikv.serving import app as app_module
@@ -48,9 +51,15 @@ def events(text):
 
 
 @pytest.fixture(params=["engine", "cluster"])
-def by(request, tinypy):
+def by_kind(request):
+    """What is served, of a model."""
+    return OneEngine if request.param == "engine" else Cluster
+
+
+@pytest.fixture
+def by(by_kind, tinypy):
     """What is served."""
-    return (OneEngine if request.param == "engine" else Cluster)(tinypy.lm)
+    return by_kind(tinypy.lm)
 
 
 @pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
@@ -118,6 +127,24 @@ def test_a_wrong_request_is_refused(tinypy, by, body, status, says):
         assert by.is_idle()
         assert at.ask("/nowhere").status_code == at.ask("/nowhere", {}).status_code == 404
         assert at.ask("/v1/completions").status_code == 405
+
+
+@pytest.mark.parametrize("num_named", [290, 310])
+def test_a_bias_is_for_tokens_that_the_model_has(llama, by_kind, num_named):
+    """It may have fewer tokens than its tokenizer (some were added), or more (rows were filled up):
+    no id of the first kind ends a step, and none of the second is refused."""
+    words = {f"w{i}": i for i in range(num_named)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="w0"))
+    lm = LanguageModel("it", llama.lm.transformer, tokenizer)
+    assert lm.config.vocab_size == 300
+    with server(lm, served_by=by_kind(lm)) as at:
+        body = {"prompt": [1, 2, 3], "max_tokens": 1, "model": "tinypy"}
+        found = at.ask(body=body | {"logit_bias": {"299": 100}}).json()
+        assert found["choices"][0]["token_ids"] == [299]
+        for token_id in (300, 305):
+            found = at.ask(body=body | {"logit_bias": {str(token_id): 100}})
+            assert found.status_code == 400
+            assert f"{token_id} is no token id; there are 300" in found.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
@@ -238,18 +265,119 @@ def test_idle_and_slow_clients_keep_nobody_waiting(tinypy, by, num_slow, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, monkeypatch):
-    monkeypatch.setattr(server_module, "SILENCE", 0.2)
-    monkeypatch.setattr(app_module, "SILENCE", 0.2)
-    with server(tinypy.lm) as at:
-        with socket.create_connection(at.address, timeout=20) as idle:
-            assert idle.recv(1) == b""
-        with socket.create_connection(at.address, timeout=20) as half:
-            half.sendall(
-                f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-                "Content-Length: 9\r\n\r\n{".encode()
-            )
-            assert half.recv(100).startswith(b"HTTP/1.1 408")
+CHUNKED = b"Host: x\r\nTransfer-Encoding: chunked\r\n"
+GET, ENDS = b"GET /health HTTP/1.1\r\nHost: x\r\n", b"\r\n"
+WITH_KEY = f"POST /tokenize HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\n".encode() + CHUNKED + ENDS
+PIECE = b"1\r\nx\r\n"
+UNENDING = {  # what a client sends first, what it then sends again and again, the first answer
+    "nothing": (b"", b"", b""),
+    "a head": (b"GET /health HTTP/1.1\r\nX: ", b"x", b""),
+    "a head behind an answer": (GET + ENDS + GET + b"X: ", b"x", b"200"),
+    "empty lines behind an answer": (GET + ENDS, ENDS, b"200"),
+    "a body": (WITH_KEY, PIECE, b"408"),
+    "part of a body": (WITH_KEY + PIECE, b"", b"408"),
+    "trailers": (WITH_KEY + b"0\r\nX: ", b"x", b"408"),
+    "an extension of a chunk": (WITH_KEY + b"1;", b"x", b"408"),
+    "a body that nobody wants": (b"GET / HTTP/1.1\r\n" + CHUNKED + ENDS, PIECE, b"200"),
+    "a body without a key": (b"POST /tokenize HTTP/1.1\r\n" + CHUNKED + ENDS, PIECE, b"401"),
+    "a body for events": (
+        f"GET /events HTTP/1.1\r\nAuthorization: Bearer {KEY}\r\n".encode() + CHUNKED + ENDS,
+        PIECE, b"200",
+    ),
+}  # fmt: skip
+
+
+def until_closed(client, piece):
+    """Sends a piece again and again until the server ends the connection; what it has answered."""
+    answer = b""
+    client.settimeout(0.02)
+    with suppress(ConnectionError):
+        for _ in range(1000):
+            if piece:
+                client.sendall(piece)
+            with suppress(TimeoutError):
+                if not (found := client.recv(2**16)):
+                    return answer
+                answer += found
+        raise AssertionError(f"still open: {answer}")
+    return answer
+
+
+@pytest.mark.parametrize("name", UNENDING)
+def test_who_never_asks_or_never_ends_asking_is_cut_off(tinypy, name):
+    """However slowly it sends, and whether or not it has an answer already."""
+    first, again, status = UNENDING[name]
+    with server(tinypy.lm, connections={"silence": 0.3}) as at:
+        with socket.create_connection(at.address, timeout=20) as client:
+            client.sendall(first)
+            answer = until_closed(client, again)
+        assert answer.split(b" ", 2)[1:2] == ([status] if status else [])
+        assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
+
+
+def test_who_sends_much_more_behind_an_answer_is_cut_off(tinypy):
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+    with server(tinypy.lm, connections={"silence": 3600}) as at:
+        for size in (2**19, 2**23):
+            with socket.create_connection(at.address, timeout=20) as client:
+                client.sendall(head % size)
+                assert client.recv(2**16).startswith(b"HTTP/1.1 401")
+                if size == 2**23:
+                    assert b"HTTP" not in until_closed(client, b"x" * 2**16)
+                else:  # what clients that did not expect a refusal send is read
+                    client.sendall(b"x" * size + GET + ENDS)
+                    assert client.recv(2**16).startswith(b"HTTP/1.1 200")
+
+
+def test_too_many_requests_ahead_of_an_answer_end_a_connection(tinypy):
+    with server(tinypy.lm, connections={"silence": 3600}) as at:
+        with socket.create_connection(at.address, timeout=20) as client:
+            client.sendall((GET + ENDS) * 50)
+            answer = b""
+            while answer.count(b"HTTP/1.1 200") < 50:
+                answer += client.recv(2**16)
+        with socket.create_connection(at.address, timeout=20) as client:
+            until_closed(client, (GET + ENDS) * 1000)
+
+
+def test_of_too_many_connections_the_one_goes_that_has_waited_the_longest(tinypy):
+    """And none that waits for its answer."""
+    by = OneEngine(tinypy.lm)
+    with (
+        server(tinypy.lm, served_by=by, connections={"silence": 3600, "most": 6}) as at,
+        ThreadPoolExecutor() as threads,
+    ):
+        by.open.clear()
+        asked = {"prompt": "x", "max_tokens": 3}
+        waiting = threads.submit(httpx.post, f"{at.url}/v1/completions", json=asked,
+                                 headers={"Authorization": f"Bearer {KEY}"})  # fmt: skip
+        until(by.is_stepping)
+        idle = [socket.create_connection(at.address, timeout=20) for _ in range(5)]
+        assert at.ask("/health").status_code == 200
+        with suppress(ConnectionError):
+            assert idle[0].recv(1) == b""
+        by.open.set()
+        assert waiting.result().status_code == 200
+        for one in idle:
+            one.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_http_1_0_is_sent_no_chunks(tinypy, stream):
+    """An answer whose length is not known ends with the connection."""
+    asked = {"prompt": "def f(", "max_tokens": 5}
+    body = json.dumps(asked | {"stream": stream}).encode()
+    head = f"POST /v1/completions HTTP/1.0\r\nAuthorization: Bearer {KEY}\r\n"
+    with server(tinypy.lm) as at, socket.create_connection(at.address, timeout=20) as client:
+        whole = at.ask(body=asked).json()["choices"][0]["text"]
+        client.sendall(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        found = b""
+        while piece := client.recv(2**16):
+            found += piece
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower() and head.startswith(b"HTTP/1.1 200")
+    told = events(body.decode()) if stream else [json.loads(body)]
+    assert "".join(one["choices"][0]["text"] for one in told) == whole
 
 
 def test_a_head_without_end_is_refused(tinypy):
@@ -306,6 +434,26 @@ def test_a_request_that_fails_has_the_status_500_or_an_event(tinypy, caplog):
         engine.step = step
         assert at.ask(body={"prompt": "x", "max_tokens": 2}).status_code == 200
     assert_empty(engine)
+
+
+def test_a_fault_of_the_server_leaves_its_trace_in_the_log(tinypy, caplog, monkeypatch):
+    """Also one that comes when a part of the answer has been sent."""
+    with server(tinypy.lm) as at, caplog.at_level(logging.ERROR, "minikv"):
+        chunk, calls = app_module.Completion.chunk, []
+
+        def breaks(*arguments, **options):
+            calls.append(1)
+            return chunk(*arguments, **options) if len(calls) < 3 else {}[7]
+
+        monkeypatch.setattr(app_module.Completion, "chunk", breaks)
+        with pytest.raises(httpx.RemoteProtocolError):
+            at.ask(body=LONG | {"stream": True})
+        assert "POST '/v1/completions' has failed" in caplog.text and "KeyError: 7" in caplog.text
+        caplog.clear()
+        monkeypatch.setattr(at.by.target, "tokenizer", None)
+        found = at.ask("/tokenize", {"prompt": "secret"})
+        assert found.status_code == 500 and "AttributeError" in found.text
+        assert "POST '/tokenize' has failed" in caplog.text and "Traceback" in caplog.text
 
 
 def test_health_tells_an_engine_that_hangs(tinypy, by, monkeypatch):
@@ -456,9 +604,8 @@ def test_events_wait_for_no_acknowledgement_of_those_before(tinypy, monkeypatch)
     assert is_off == [True]
 
 
-def test_a_client_that_reads_nothing_is_cut_off_after_a_while(monkeypatch):
+def test_a_client_that_reads_nothing_is_cut_off_after_a_while():
     """What it was not sent is not even made, and the application hears that it has left."""
-    monkeypatch.setattr(server_module, "SILENCE", 0.2)
     made, is_over = [], threading.Event()
 
     async def app(scope, receive, send):
@@ -473,7 +620,7 @@ def test_a_client_that_reads_nothing_is_cut_off_after_a_while(monkeypatch):
         await app_module.Events(events())(scope, receive, send)
         is_over.set()
 
-    with served(app) as address, socket.create_connection(address) as client:
+    with served(app, silence=0.2) as address, socket.create_connection(address) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert is_over.wait(20)
     assert len(made) < 20

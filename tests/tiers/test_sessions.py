@@ -22,6 +22,7 @@ from minikv.tiers.identity import (
 )
 
 PROMPT = list(range(1, 31))
+NAN, INF = float("nan"), float("inf")
 GO_ON = SamplingParams(max_tokens=6, ignore_eos=True)
 
 
@@ -193,6 +194,8 @@ def rewritten(path: Path, change) -> None:
     (lambda h, t: t.update(kv=t["kv"].repeat(1, 2, 1, 1, 1)), "but 30 tokens"),
     (lambda h, t: t.update(tokens=t["tokens"] + 300), "must be an int"),
     (lambda h, t: t.update(extra=t["tokens"].clone()), "has \\['extra', 'kv'\\]"),
+    (lambda h, t: t["kv"].view(-1)[-1:].fill_(NAN), "kv has NaN or infinity"),
+    (lambda h, t: t["kv"].view(-1)[:1].fill_(-INF), "kv has NaN or infinity"),
 ])  # fmt: skip
 def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, message):
     path = tmp_path / "s"
@@ -202,6 +205,18 @@ def test_a_well_made_wrong_session_is_refused(engine_of, tmp_path, change, messa
     with pytest.raises(ValueError, match=message):
         engine.load_session(path)
     assert engine.stats().blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "part"), [("int8", "k_scale"), ("int4", "v_low"), ("float16", "k_codes")]
+)
+def test_a_quantised_session_that_is_not_finite_is_refused(engine_of, tmp_path, kv_dtype, part):
+    path, engine = tmp_path / "s", engine_of(kv_dtype=kv_dtype)
+    engine.save_session(PROMPT, path)
+    rewritten(path, lambda h, t: t[part].view(-1)[-1:].fill_(NAN))
+    with pytest.raises(SessionError, match=f"{part} has NaN or infinity"):
+        engine.load_session(path)
+    assert engine_of(kv_dtype=kv_dtype).stats().blocks_used == 0
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8", "int4"])

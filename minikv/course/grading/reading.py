@@ -50,7 +50,7 @@ LEADS_ON = re.compile(
     r"(gi|cr|ag)_\w+|tb_(frame|next)|f_(back|globals|locals|builtins|code)|mro|ctypes|attrgetter|"
     r"methodcaller|get_type_hints|ForwardRef|make_dataclass|file_digest|memmap|loads?|loadtxt|"
     r"genfromtxt|from_?file|fromregex|tofile|save|savez|savez_compressed|savetxt|dumps?|compile|"
-    r"import_ir_module\w*"
+    r"import_ir_module\w*|sys|os|builtins|inspect|importlib|gc|subprocess|pickle|modules"
 )
 MANY = 64  # constants in one list, set or dictionary
 LONG = 1_000  # letters of one text
@@ -83,17 +83,17 @@ class _Reader:
 
     def __init__(self, tree: ast.Module, chapter: Chapter):
         self.nodes: list[Any] = list(ast.walk(tree))
-        given = list(ast.walk(ast.parse(skeleton(chapter))))
-        self.given = {ast.dump(node) for node in given if isinstance(node, ast.Attribute)}
-        self.imports = {pair for node in given for pair in _pairs(node)}
-        usual = [*given, *ast.walk(ast.parse(solved(chapter)))]
-        self.usual = {node.attr for node in usual if isinstance(node, ast.Attribute)}
+        self.imports, self.given, usual = _known(chapter)
+        self.usual = set(usual)  # names behind dots
+        self.bound: set[str] = set()
         self.stands_for: dict[str, Any] = {}  # by name: what is imported
         self.plain: set[int] = set()  # parts of what may be where they are
         for node in self.nodes:
             match node:
                 case ast.FunctionDef(name):
                     self.usual.add(name)
+                case ast.Name(name, ast.Store()) | ast.arg(name):
+                    self.bound.add(name)
                 case ast.Attribute(ast.Name("self"), name, ast.Store()):
                     self.usual.add(name)
                 case ast.Import() | ast.ImportFrom():
@@ -110,7 +110,11 @@ class _Reader:
                 ):
                     if self._may_follow(at, None):
                         self.plain.add(id(name))
-                case ast.Call(ast.Name("type") as name, [_]):
+                case ast.Call(ast.Name("type") as name, [_]) | ast.Subscript(
+                    ast.Name("type") as name
+                ):
+                    self.plain.add(id(name))
+                case ast.Call(name) if ast.dump(node) in self.given:
                     self.plain.add(id(name))
 
     def is_beyond(self, node: ast.AST) -> bool:
@@ -118,8 +122,8 @@ class _Reader:
             case ast.Import() | ast.ImportFrom():
                 return not all(self._may_import(*pair) for pair in _pairs(node))
             case ast.Name(name):
-                if isinstance(self.stands_for.get(name), ModuleType):
-                    return id(node) not in self.plain
+                if isinstance(self.stands_for.get(name), ModuleType) and name not in self.bound:
+                    return id(node) not in self.plain  # it could be handed on
                 is_python = name.startswith("__") or hasattr(builtins, name)
                 return is_python and id(node) not in self.plain and not _is_plain(name)
             case ast.Attribute(value, name, context):
@@ -189,6 +193,18 @@ class _Reader:
                 owner = self._stands_for(value)
                 return None if owner is None else getattr(owner, name, None)
         return None
+
+
+@cache
+def _known(chapter: Chapter) -> tuple[set, set[str], set[str]]:
+    """What the skeleton imports; attributes and calls of the skeleton and the reference, as they
+    are; and their names behind dots."""
+    given = list(ast.walk(ast.parse(skeleton(chapter))))
+    usual = [*given, *ast.walk(ast.parse(solved(chapter)))]
+    looks = [node for node in usual if isinstance(node, ast.Attribute)]
+    calls = [node for node in usual if isinstance(node, ast.Call)]
+    imports = {pair for node in given for pair in _pairs(node)}
+    return imports, set(map(ast.dump, [*looks, *calls])), {node.attr for node in looks}
 
 
 def _pairs(node: ast.AST) -> list[tuple[str, str | None]]:

@@ -217,6 +217,14 @@ def excess(pids: list[int]) -> str | None:
     return None
 
 
+def processor_seconds(pid: int) -> float:
+    """Which a process has used, with all that it has waited for; 0 if it has ended."""
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0
+
+
 def _resident(pid: int) -> int:
     """Bytes of all pages that a process has in memory; 0 if it has ended."""
     with suppress(OSError, IndexError):

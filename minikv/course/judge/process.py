@@ -18,8 +18,10 @@ one check.
 import atexit
 import faulthandler
 import json
+import math
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -32,7 +34,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 
 import torch
 
@@ -56,13 +58,15 @@ from minikv.course.judge.raised import is_readers, short
 from minikv.course.judge.result import Line, Result
 from minikv.course.judge.without_reference import files_of
 
-TIME_LIMIT = 10.0  # seconds for all checks of an exercise; they need one or two
-START_LIMIT = 120.0  # seconds for Python to begin and to import torch
+TIME_LIMIT = 10.0  # processor seconds for all checks of an exercise; they need one or two
+# Seconds of the clock for each of them, and at least so many: a machine that is busy with twenty
+# other programs is no endless loop. They end what sleeps, and what waits for itself.
+FAR, FAR_AT_LEAST = 18, 180.0
+START_LIMIT = 600.0  # seconds for Python to begin and to import torch
 PAUSE = 0.2  # seconds between two looks at what a child has reported
 IDLE_LIMIT = 600.0  # seconds after which a starter that nobody asks ends itself
-GONE_LIMIT = 1.0  # seconds in which a player that is gone has ended
+GONE_LIMIT = 30.0  # seconds in which a player that is gone has ended
 END_LIMIT = 5.0  # seconds for a starter to end
-LOAD_LIMIT = 30.0  # seconds for a child to import the checks
 KEPT_OUTPUT = 2_000  # characters of what the reader's code prints
 KEPT_LINES = 12  # of them
 LONGEST_STACK = 20_000  # bytes of where a player was
@@ -78,8 +82,9 @@ NEEDED = (
 )  # fmt: skip
 
 
-def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
-    """Check the reader's file as it is now. Never raises for what is in that file."""
+def run(exercise: Exercise, own: Iterable[str] = (), far: float | None = None) -> Result:
+    """Check the reader's file as it is now. Never raises for what is in that file. `far`: seconds
+    of the clock, for code that uses none of the processor's."""
     chapter = exercise.chapter
     report = Result(exercise.id, "failed", 0)
     try:
@@ -96,7 +101,7 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
     if not done.started and exercise.kind != "debug":
         report.status = "not started"
         return report
-    messages, ended, printed = _in_child(exercise.id, ",".join(own))
+    messages, ended, printed = _in_child(exercise.id, ",".join(own), time_limit(), far)
     for message in messages:
         if "report" in message:
             lines = [Line(**line) for line in message["report"].pop("lines")]
@@ -115,26 +120,26 @@ def run(exercise: Exercise, own: Iterable[str] = ()) -> Result:
 def parts(passed: Iterable[str], hear: Callable[[dict], None]) -> str | None:
     """`run_parts` in a process of its own: `hear` gets each message as it comes. Returns how it
     ended, if badly."""
-    _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear)
+    _, ended, _ = _in_child("parts", ",".join(passed), 6 * time_limit(), hear=hear)
     return None if ended is None else f"{ended.what}: {ended.cause}"
 
 
 def time_limit() -> float:
-    """Seconds; $MINIKV_TIME_LIMIT if the machine is a slow one."""
+    """Processor seconds; $MINIKV_TIME_LIMIT if the machine is a slow one."""
     return float(os.environ.get("MINIKV_TIME_LIMIT", TIME_LIMIT))
 
 
 def _in_child(
     what: str,
     ids: str,
-    limit: float | None = None,
+    limit: float,
+    far: float | None = None,
     hear: Callable[[dict], None] = lambda message: None,
 ) -> tuple[list[dict], Line | None, str]:
     """(what it reported, how it ended if badly, what it printed).
 
     `hear` gets what it reports, as it does.
     """
-    limit = time_limit() if limit is None else limit
     found: list[dict] = []
 
     def listen(message: dict) -> None:
@@ -145,11 +150,13 @@ def _in_child(
         Path(folder, "scratch").mkdir()  # the reader's code can write there, and not beside it
         printed, hung = Path(folder, "printed"), Path(folder, "hung")
         with hung.open("w+b") as stacks, _Listener(printed) as listener:
-            # A player ends itself after `limit`, and tells where it was: for its checks and for
-            # the model's run. If it has switched that off, it is ended.
+            # A player ends itself after `limit`, or `far`, and tells where it was: for its checks
+            # and for the model's run. If it has switched that off, it is ended from outside.
             compiles = what != "parts" and chapter_of(what).needs is not None
-            latest = LOAD_LIMIT + 2.5 * limit + (COMPILE_LIMIT if compiles else 0)
-            job = {"what": what, "ids": ids, "limit": limit, "latest": latest, "folder": folder}
+            more = COMPILE_LIMIT if compiles else 0
+            most, latest = 2.5 * limit + more, 2.5 * _far(limit + more, far)
+            job = {"what": what, "ids": ids, "limit": limit, "far": far}
+            job |= {"most": most, "latest": latest, "folder": folder}
             end = _ask(job, START_LIMIT + latest, listen)
             stack = stacks.read(LONGEST_STACK).decode("utf-8", "replace")
     if end["over"] is not None:
@@ -158,7 +165,12 @@ def _in_child(
         return found, Line("", False, f"stopped: {end['over']}", cause, look), listener.text
     if any("end" in message for message in found):
         return found, None, listener.text
-    return found, _ending(end["status"], stack, limit), listener.text
+    return found, _ending(end["status"], stack, limit, _far(limit, far)), listener.text
+
+
+def _far(limit: float, far: float | None) -> float:
+    """Seconds of the clock after which it is not for want of a processor that nothing comes."""
+    return max(FAR_AT_LEAST, FAR * limit) if far is None else far
 
 
 @contextmanager
@@ -214,7 +226,7 @@ class _Listener:
         return printed + (f"\n… and {self._dropped:,} more bytes" if self._dropped else "")
 
 
-def _ending(status: int | None, stack: str, limit: float) -> Line:
+def _ending(status: int | None, stack: str, limit: float, far: float) -> Line:
     """How a child ended that did not come to its end."""
     where, at = "", None
     for file, line, function in re.findall(r'File "(.+?)", line (\d{1,9}) in (\S+)', stack):
@@ -225,10 +237,17 @@ def _ending(status: int | None, stack: str, limit: float) -> Line:
                 where += f": {lines_of(Path(file).read_text('utf-8'))[at - 1].strip()}"
             break
     if status is None or "Timeout (" in stack:  # faulthandler's; other code may write there, too
-        what = f"stopped: not finished after {limit:g} s{where}"
+        what = f"not finished after {far:g} s; it computed for less than {limit:g} s{where}"
         cause = (
-            "a loop that never ends, or one that does far too much; on a very busy machine also "
-            "a right one: try again, or set MINIKV_TIME_LIMIT to more seconds"
+            "the code sleeps, or waits for what never comes; on a machine that is far too busy "
+            "also a right one: then try again"
+        )
+        look = "what does it wait for, and who would bring that?"
+    elif status == -signal.SIGXCPU:
+        what = f"stopped: used {limit:g} s of processor time{where}"
+        cause = (
+            "a loop that never ends, or one that does far too much; if your processor is a very "
+            "slow one, set MINIKV_TIME_LIMIT to more seconds"
         )
         look = "what would have to change for this loop to stop?"
     elif status == CONFUSED:
@@ -459,11 +478,11 @@ def _keep_players(control: socket.socket, apart: bool) -> None:
 def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str | None, bool]:
     """(exit status of a player, the limit that it broke, whether the judge has dismissed it).
 
-    The status is None if it was ended for want of time. It is also ended when the judge has heard
-    enough, and with it all that it started.
+    The status is None if it was ended because it did not end. It is also ended when the judge has
+    heard enough, and with it all that it started.
     """
     looked = began = monotonic()
-    pause, over, dismissed = 0.001, None, False
+    pause, over, dismissed, busy = 0.001, None, False, False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -471,8 +490,10 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
         now = monotonic()
         if now - looked > 0.2:
             looked = now
-            over = over or containment.excess([pid, *containment.descendants(pid, dead=True)])
-        if over is not None or dismissed or now - began > job["latest"]:
+            pids = containment.descendants(os.getpid(), dead=True)
+            over = over or containment.excess(pids)
+            busy = busy or sum(map(containment.processor_seconds, pids)) > job["most"]
+        if over is not None or dismissed or busy or now - began > job["latest"]:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)
         # A byte from the judge, or the judge's end.
@@ -481,6 +502,8 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
             control.recv(1)
         pause = min(0.02, 1.5 * pause)
     containment.end_all(os.getpid())
+    if busy:
+        return -signal.SIGXCPU, over, dismissed
     late = monotonic() - began > job["latest"]
     return (None if late else os.waitstatus_to_exitcode(status)), over, dismissed
 
@@ -545,23 +568,29 @@ def _watched(job: dict, unread: set[Path] | None = None) -> Iterator[Callable[[s
     # A GPU says nothing of log(0) either.
     interpreter = r"triton\.runtime\.interpreter"
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=interpreter)
-    limit = job["limit"]
     with Path(job["folder"], "hung").open("w") as hung:
+
+        def allow(more: float = 0) -> None:
+            """From here on, the time of a check, and more."""
+            limit = job["limit"] + more
+            faulthandler.dump_traceback_later(_far(limit, job["far"]), exit=True, file=hung)
+            most = resource.getrlimit(resource.RLIMIT_CPU)[1]  # which nobody may raise
+            with suppress(ValueError):  # it is less
+                used = math.ceil(process_time() + limit)
+                resource.setrlimit(resource.RLIMIT_CPU, (used, most))
 
         def begin(name: str) -> None:
             if name == MODEL_RUN:  # with a time of its own
-                faulthandler.dump_traceback_later(limit, exit=True, file=hung)
+                allow()
             if name == COMPILES:
-                faulthandler.dump_traceback_later(limit + COMPILE_LIMIT, exit=True, file=hung)
+                allow(COMPILE_LIMIT)
 
-        def compiling(begins: bool) -> None:
-            more = COMPILE_LIMIT if begins else 0
-            faulthandler.dump_traceback_later(limit + more, exit=True, file=hung)
-
-        COMPILING.append(compiling)
+        COMPILING.append(lambda begins: allow(COMPILE_LIMIT if begins else 0))
+        # What the system sends who has used that. Then it ends the process, as without a handler.
+        faulthandler.register(signal.SIGXCPU, file=hung, chain=True)
         scratch = str(Path(job["folder"], "scratch"))
         containment.confine(scratch, job.get("apart", False), unread)
-        faulthandler.dump_traceback_later(limit, exit=True, file=hung)
+        allow()
         yield begin
         faulthandler.cancel_dump_traceback_later()
 
