@@ -184,7 +184,7 @@ def test_a_page_that_processes_share_counts_once(monkeypatch, shared):
             os.read(ready, 1)
         before = sum(map(containment._shares, pids)) - (size if shared else 3 * size)
         monkeypatch.setattr(containment, "MEMORY_LIMIT", before + 2 * size - (1 << 30))
-        found = containment.excess(pids)
+        found = containment.excess(pids, "/nowhere")
         assert found is None if shared else "GiB of memory" in found
     finally:
         for pid in pids:

@@ -5,9 +5,9 @@ with them. Each exercise runs in its own process, with limits on time, memory, p
 files; the process that writes its mark never imports it. docs/GRADING.md says what that keeps
 out, and what it does not.
 
-A mark says what was seen of a solution. Code can still hand over the reference's answers, which
-lie in the package that it imports. So the table also names each line that reaches for more than
-an exercise needs, for a person to read.
+A mark says what was seen of a solution, and the process that runs it has no answers. Code may
+still hold answers of its own, or change what is seen. So the table also names each line that is not
+plain code, for a person to read.
 """
 
 import argparse
@@ -68,6 +68,8 @@ class Student:
         """The file that holds an exercise; None if there is none. Raises OSError for one that
         cannot be read, or not at once."""
         path = self.folder / exercise.chapter.file_name
+        if self.folder.is_symlink():
+            raise OSError(f"{self.folder.name} is a link, and no folder")
         try:
             kind = path.lstat().st_mode
         except FileNotFoundError:
@@ -191,6 +193,8 @@ def find_student(folder: Path) -> Student:
     folder = Path(os.path.abspath(folder))
     name = _printable(folder.name)
     for place in (folder, folder / "exercises"):
+        if place.is_symlink():
+            return Student(name, place)  # somebody else's work, or none: the reports say so
         try:
             names = os.listdir(place)
         except (FileNotFoundError, NotADirectoryError):
@@ -203,8 +207,8 @@ def find_student(folder: Path) -> Student:
 
 
 def _printable(name: str | Path) -> str:
-    """A file's name, with an escape for each byte that is no UTF-8."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
+    """A file's name, with an escape for each byte that is no UTF-8, or that would do something."""
+    return reading.printable(os.fsencode(name).decode("utf-8", "backslashreplace"))
 
 
 def progress_bar(total: int, results: Iterator) -> Iterator[tuple[Student, Result]]:
@@ -300,6 +304,8 @@ def workers(jobs: int | None) -> Iterator[Executor]:
     # Spawned: a worker has its own starter, and shares no file with this process. Control-C is
     # this process's business: what runs comes to its end, and is kept.
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    # The folder that we are in may be a student's, with files that are named as Python's modules.
+    os.environ["PYTHONSAFEPATH"] = "1"
     with ProcessPoolExecutor(jobs, get_context("spawn"), ignore) as pool:
         yield pool
 
@@ -369,18 +375,16 @@ def message(report: Result) -> str:
 
 
 def as_csv(results: Results) -> str:
-    out = io.StringIO()
-    table = csv.writer(out, lineterminator="\n")
-    table.writerow(COLUMNS)
+    rows: list[list] = [[*COLUMNS]]
     for student, report in results:
         exercise = find(report.exercise)
-        table.writerow(
-            (student.name, exercise.id, exercise.title, report.status,
+        rows.append(
+            [student.name, exercise.id, exercise.title, report.status,
              sum(line.ok for line in report.lines), report.total, f"{report.seconds:.1f}",
              message(report), "; ".join(to_be_read(student, exercise)),
-             "; ".join(report.on_its_word))
+             "; ".join(report.on_its_word)]
         )  # fmt: skip
-    return out.getvalue()
+    return _rows(rows)
 
 
 def points(results: Results) -> tuple[dict[str, int], dict[str, dict[str, int]]]:
@@ -415,8 +419,15 @@ def for_canvas(results: Results) -> str:
 
 def _rows(rows: list[list]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
+    table = csv.writer(out, lineterminator="\n")
+    table.writerows([[_no_formula(cell) for cell in row] for row in rows])
     return out.getvalue()
+
+
+def _no_formula(cell: object) -> object:
+    """A spreadsheet computes what begins so; a name or a message of a student's must not."""
+    is_one = isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{cell}" if is_one else cell
 
 
 def as_junit(results: Results) -> str:

@@ -14,8 +14,10 @@ all the same: the nursery adopts orphans.
 """
 
 import ctypes
+import math
 import os
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -118,7 +120,7 @@ def reach() -> tuple[list[str], list[str]]:
         "set limits on other processes": calls,
         "use the network": apart or calls,
         "talk to Unix sockets": calls,
-        "fill the disk": apart,
+        "fill the disk": apart or landlock,
     }
     return [what for what, so in kept_from.items() if so], [
         what for what, so in kept_from.items() if not so
@@ -205,7 +207,7 @@ def descendants(ancestor: int, dead: bool = False) -> list[int]:
     return found
 
 
-def excess(pids: list[int]) -> str | None:
+def excess(pids: list[int], scratch: str) -> str | None:
     """Which limit these processes break together, as the end of a sentence."""
     if len(pids) > PROCESS_LIMIT:
         return f"it had started more than {PROCESS_LIMIT} processes"
@@ -214,7 +216,29 @@ def excess(pids: list[int]) -> str | None:
     limit = MEMORY_LIMIT + (1 << 30)  # what torch and the model take
     if sum(map(_resident, pids)) > limit and sum(map(_shares, pids)) > limit:
         return f"its processes took more than {MEMORY_LIMIT >> 30} GiB of memory"
+    if _on_disk(pids, scratch) > namespaces.SCRATCH_LIMIT:
+        return f"it wrote more than {namespaces.SCRATCH_LIMIT >> 20} MiB to the disk"
     return None
+
+
+def _on_disk(pids: list[int], scratch: str) -> float:
+    """Bytes in the scratch folder, as it is seen from here, and in open files without a name."""
+    total, num_files, folders = 0, 0, [scratch]
+    while folders:
+        with suppress(OSError), os.scandir(folders.pop()) as entries:
+            for one in entries:
+                total += one.stat(follow_symlinks=False).st_blocks * 512
+                num_files += 1
+                if num_files > namespaces.MOST_FILES:
+                    return math.inf
+                folders += [one.path] if one.is_dir(follow_symlinks=False) else []
+    nameless = {}
+    for place in (file for pid in pids for file in Path(f"/proc/{pid}/fd").glob("*")):
+        with suppress(OSError):
+            about = place.stat()
+            if stat.S_ISREG(about.st_mode) and not about.st_nlink:
+                nameless[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return total + sum(nameless.values())
 
 
 def processor_seconds(pid: int) -> float:

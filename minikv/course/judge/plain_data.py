@@ -129,14 +129,15 @@ def _unpacked(body: Any, buffers: list[bytes]) -> Any:
     match kind:
         case "tensor":
             name, shape, place = inner
+            buffer, buffers[place] = buffers[place], b""  # each is one tensor's
             size = math.prod(shape) * DTYPES[name].itemsize
             if len(shape) > MOST_DIMENSIONS or min(shape, default=0) < 0:
                 raise Unreadable(f"no shape: {shape}")
-            if size != len(buffers[place]):  # what is missing would be this process's own memory
-                raise Unreadable(f"{len(buffers[place])} bytes for {size}")
+            if size != len(buffer):  # what is missing would be this process's own memory
+                raise Unreadable(f"{len(buffer)} bytes for {size}")
             if size == 0:
                 return torch.empty(shape, dtype=DTYPES[name])
-            flat = torch.frombuffer(bytearray(buffers[place]), dtype=torch.uint8)
+            flat = torch.frombuffer(bytearray(buffer), dtype=torch.uint8)
             return flat.view(DTYPES[name]).reshape(shape)
         case "tuple":
             return tuple(_unpacked(item, buffers) for item in inner)

@@ -160,8 +160,8 @@ def _in_child(
             end = _ask(job, START_LIMIT + latest, listen)
             stack = stacks.read(LONGEST_STACK).decode("utf-8", "replace")
     if end["over"] is not None:
-        cause = "the code starts processes, or takes memory, without end"
-        look = "what does it start or allocate, and how often?"
+        cause = "the code starts processes, takes memory, or writes, without end"
+        look = "what does it start, allocate or write, and how often?"
         return found, Line("", False, f"stopped: {end['over']}", cause, look), listener.text
     if any("end" in message for message in found):
         return found, None, listener.text
@@ -483,6 +483,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
     """
     looked = began = monotonic()
     pause, over, dismissed, busy = 0.001, None, False, False
+    scratch = str(Path(job["folder"], "scratch"))
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -491,7 +492,7 @@ def _wait(pid: int, job: dict, control: socket.socket) -> tuple[int | None, str 
         if now - looked > 0.2:
             looked = now
             pids = containment.descendants(os.getpid(), dead=True)
-            over = over or containment.excess(pids)
+            over = over or containment.excess(pids, scratch)
             busy = busy or sum(map(containment.processor_seconds, pids)) > job["most"]
         if over is not None or dismissed or busy or now - began > job["latest"]:
             with suppress(OSError):

@@ -109,7 +109,7 @@ class WithoutReference:
             if inherited is None:
                 raise _wrong(path)
             return inherited(*arguments[1:], **options)
-        if sys._getframe(2).f_code is getattr(part, "__code__", None):
+        if not owner and sys._getframe(2).f_code is getattr(part, "__code__", None):
             raise _wrong(path)  # by the reader's own function, and so on without end
         return part(*arguments, **options)
 
