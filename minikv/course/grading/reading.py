@@ -167,8 +167,8 @@ class _Reader:
     def _may_import(self, module: str, name: str | None) -> bool:
         if (module, name) in self.imports:
             return True
-        if name is None or module not in PLAIN:
-            return module in PLAIN
+        if name is None or name == "*" or module not in PLAIN:
+            return name is None and module in PLAIN
         return self._is_public(import_module(module), name)
 
     def _note(self, node: ast.Import | ast.ImportFrom) -> None:

@@ -55,11 +55,11 @@ class WithoutReference:
         for path, id_ in self.chapter.places.items():
             part = reference_part(self.chapter, path) if id_ == exercise.id else None
             while part is not None:
-                if isinstance(part, FunctionType):
-                    self._swaps.append((part, "__code__", self._emptied(part, path), part.__code__))
-                elif hasattr(part, "rewrite"):  # a kernel in Triton's interpreter, before it runs
+                if hasattr(part, "rewrite"):  # a kernel in Triton's interpreter, before it runs
                     rewrite = partial(self._call, path, "rewrite")
                     self._swaps.append((part, "rewrite", rewrite, part.rewrite))
+                    self._empty(part.rewritten_fn.get(part.fn), path)
+                self._empty(part, path)
                 part = next((getattr(part, name) for name in INNER if hasattr(part, name)), None)
 
     def for_good(self) -> None:
@@ -86,11 +86,13 @@ class WithoutReference:
             for holder, name, _, original in self._swaps:
                 setattr(holder, name, original)
 
-    def _emptied(self, function: FunctionType, path: str) -> Any:
+    def _empty(self, function: Any, path: str) -> None:
         # The code, in place: whoever has the function has the reader's.
-        code = eval(EMPTIED.format(__name__, len(_instead))).__code__
-        _instead.append(partial(self._call, path, None))
-        return code.replace(co_freevars=function.__code__.co_freevars)
+        if isinstance(function, FunctionType):
+            code = eval(EMPTIED.format(__name__, len(_instead))).__code__
+            _instead.append(partial(self._call, path, None))
+            emptied = code.replace(co_freevars=function.__code__.co_freevars)
+            self._swaps.append((function, "__code__", emptied, function.__code__))
 
     def _call(self, path: str, attribute: str | None, *arguments: Any, **options: Any) -> Any:
         owner, _, name = path.rpartition(".")
