@@ -70,7 +70,8 @@ class BlockTable(blocks.BlockTable):
     def grow(self, num_tokens: int) -> None:
         """Make room for `num_tokens` more tokens; take new blocks where the last one is full.
 
-        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
+        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few. Raises
+        ValueError for a negative number.
         """
         raise NotImplementedError("Exercise 04.2: BlockTable.grow")
 
@@ -97,7 +98,7 @@ def slot_mapping(block_ids: list[int], block_size: int, start: int, end: int) ->
         slot               30  31 | 4   5
 
     A decode asks for one position, a prompt for all its positions, a chunk of a prompt for some
-    in the middle. `start` == `end` asks for none.
+    in the middle. `start` == `end` asks for none. A tensor or an array of slots will do, too.
     """
     raise NotImplementedError("Exercise 04.3: slot_mapping")
 
@@ -108,8 +109,12 @@ def blockwise_attention(
 ) -> torch.Tensor:
     """One query over the blocks of its context, with a running softmax.
 
-    q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D) float32. Only one
-    block is read at a time. With m the largest score so far, s the sum of exp(score - m)
+    q (H, D); kv (num_blocks, block_size, 2, K, D) float32 of one layer, where kv[b, i, 0] is the
+    key and kv[b, i, 1] the value in place i of block b; returns (H, D) float32. Query head h reads
+    KV head h // (H // K). The query sees `context_len` tokens, at least 1. `block_ids` may be
+    longer than they need, and slots that are not theirs may hold anything, even NaN.
+
+    Only one block is read at a time. With m the largest score so far, s the sum of exp(score - m)
     and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v
@@ -119,7 +124,7 @@ def blockwise_attention(
     raise NotImplementedError("Exercise 04.4: blockwise_attention")
 
 
-# ── 04.5 Other words in company: broken, fix it ───────────────────────────────────
+# ── 04.5 Wrong only in a batch: broken, fix it ────────────────────────────────────
 def batched_attention(
     q: torch.Tensor, kv: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
 ) -> torch.Tensor:
@@ -143,22 +148,3 @@ def batched_attention(
     scores = q @ k.transpose(2, 3)  # (S, K, G, L)
     scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
     return (scores.softmax(-1) @ v).view(rows, heads, dim)
-
-
-# ── 04.6 How large is a block? ────────────────────────────────────────────────────
-def before_the_sweep() -> dict[str, float]:
-    """What block sizes will do to a request of 1,300 tokens, before anything is measured.
-
-    "blocks of 16"        how many blocks of 16 tokens it holds
-    "empty slots"         how many of their slots hold no token
-    "entries at 1"        how many entries its block table has if a block is one token
-    "average at 16"       empty slots in the last block of 16, on average over requests of
-                          every length: the last block holds 1, 2, … 16 tokens, all equally often
-    "largest under 4 %"   the largest block size, a power of two, whose average number of empty
-                          slots is less than 4 % of all slots held. Count a request of 1,300
-                          tokens as holding 1,300 slots and that average.
-
-    Worked for blocks of 4: the last block has 3, 2, 1 or 0 empty slots, 1.5 on average,
-    and 1.5 of 1,301.5 slots are 0.12 %.
-    """
-    raise NotImplementedError("Exercise 04.6: before_the_sweep")

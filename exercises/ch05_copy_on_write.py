@@ -4,8 +4,6 @@ Write what raises NotImplementedError, fix what is marked as broken; the rest is
 Then check("05.1") in the notebook, or in a terminal: python -m minikv check 05.1
 """
 
-import torch
-
 from minikv import blocks
 from minikv.blocks import BlockPool
 from minikv.errors import require_int
@@ -28,7 +26,8 @@ class BlockTable(blocks.BlockTable):
 
     # ── 05.1 A fork ───────────────────────────────────────────────────────────────
     def fork(self) -> "BlockTable":
-        """Return a second table over the same blocks; each block gains a holder."""
+        """Return a second table over the same blocks; each block gains a holder. From then on
+        each of the two can grow and be released without affecting the other."""
         raise NotImplementedError("Exercise 05.1: BlockTable.fork")
 
     # ── 05.2 Copy on first write ──────────────────────────────────────────────────
@@ -39,7 +38,7 @@ class BlockTable(blocks.BlockTable):
         to its other holders: this table takes a new block in its place and returns
         `(slot, (from_block, to_block))`. Copy the block's slots before you write.
         Raises OutOfBlocks, changing nothing, if a copy is due and no block is free, and
-        ValueError for a position that is not below `num_tokens`.
+        ValueError for a position below 0 or from `num_tokens` on.
         """
         raise NotImplementedError("Exercise 05.2: BlockTable.writable_slot")
 
@@ -71,9 +70,13 @@ def blocks_for_samples(n: int, num_prompt: int, num_new: int, block_size: int) -
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
     """Return one new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. Once the children hold what they need, all
-    parents' tables are released or handed on to a child, and blocks without a holder are free.
-    `Sequence` and `Sequence.fork` copy the token ids.
+    A new beam is a fork of its parent with the token at the end of `token_ids`. The token's K and
+    V are not computed yet, so `num_computed` is the parent's. `Sequence.fork` copies the token ids
+    and takes an index, which may be any.
+
+    A parent may have several children, or none; `chosen` may be empty. Once the children hold what
+    they need, all parents' tables are released or handed on to a child. Then blocks without a
+    holder are free, and no block of a new beam was ever free in between.
     """
     raise NotImplementedError("Exercise 05.4: next_beams")
 
@@ -83,8 +86,8 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
 
     K and V of these tokens are read through both tables; none of it is computed again or
-    moved. Afterwards neither table sees what is written through the other. Raises ValueError
-    if `table` has fewer tokens.
+    moved. Afterwards neither table sees what is written through the other, and either may end
+    first. Raises ValueError for fewer than 0 tokens, or more than `table` has.
     """
     if not 0 <= num_tokens <= table.num_tokens:
         raise ValueError(f"num_tokens: must be 0 to {table.num_tokens}, was {num_tokens}")
@@ -95,20 +98,3 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     branch.num_tokens = len(branch.block_ids) * table.block_size
     branch.grow(num_tokens - branch.num_tokens)
     return branch
-
-
-# ── 05.6 Right for two: broken, fix it ────────────────────────────────────────────
-def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
-    """Copy K and V of whole blocks, `(from_block, to_block)` each, before a step writes.
-
-    blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
-    place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
-    step; most steps ask for none. A block may be a target after it has been a source; no block
-    is a source after it has been a target. After the call each `to_block` holds what its
-    `from_block` held before.
-    """
-    targets: dict[int, int] = {}  # by source
-    for source, target in copies:
-        targets[source] = target
-    for source, target in targets.items():
-        blocks[:, target] = blocks[:, source]

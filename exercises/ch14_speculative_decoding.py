@@ -31,7 +31,8 @@ class BlockTable(blocks.BlockTable):
     def grow(self, num_tokens: int) -> None:
         """Make room for `num_tokens` more tokens; take new blocks where the last one is full.
 
-        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
+        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few. Raises
+        ValueError for a negative number.
         """
         require_int("num_tokens", num_tokens, 0)
         total = self.num_tokens + num_tokens

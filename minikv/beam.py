@@ -65,9 +65,13 @@ def beam_search(
 def next_beams(beams: list[Sequence], chosen: list[tuple[int, int]]) -> list[Sequence]:
     """Return one new beam for each (index of its parent in `beams`, next token), in that order.
 
-    A parent may have several children, or none. Once the children hold what they need, all
-    parents' tables are released or handed on to a child, and blocks without a holder are free.
-    `Sequence` and `Sequence.fork` copy the token ids.
+    A new beam is a fork of its parent with the token at the end of `token_ids`. The token's K and
+    V are not computed yet, so `num_computed` is the parent's. `Sequence.fork` copies the token ids
+    and takes an index, which may be any.
+
+    A parent may have several children, or none; `chosen` may be empty. Once the children hold what
+    they need, all parents' tables are released or handed on to a child. Then blocks without a
+    holder are free, and no block of a new beam was ever free in between.
     """
     children = []
     for index, (row, token_id) in enumerate(chosen):

@@ -83,7 +83,8 @@ class BlockTable:
     def grow(self, num_tokens: int) -> None:
         """Make room for `num_tokens` more tokens; take new blocks where the last one is full.
 
-        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few.
+        All or nothing: raises OutOfBlocks, and changes nothing, if the pool has too few. Raises
+        ValueError for a negative number.
         """
         require_int("num_tokens", num_tokens, 0)
         total = self.num_tokens + num_tokens
@@ -131,7 +132,8 @@ class BlockTable:
         self.block_ids[index] = block_id
 
     def fork(self) -> "BlockTable":
-        """Return a second table over the same blocks; each block gains a holder."""
+        """Return a second table over the same blocks; each block gains a holder. From then on
+        each of the two can grow and be released without affecting the other."""
         twin = type(self)(self.pool, self.block_size)
         for block_id in self.block_ids:
             self.pool.acquire(block_id)
@@ -146,7 +148,7 @@ class BlockTable:
         to its other holders: this table takes a new block in its place and returns
         `(slot, (from_block, to_block))`. Copy the block's slots before you write.
         Raises OutOfBlocks, changing nothing, if a copy is due and no block is free, and
-        ValueError for a position that is not below `num_tokens`.
+        ValueError for a position below 0 or from `num_tokens` on.
         """
         require_int("position", position)
         if not 0 <= position < self.num_tokens:

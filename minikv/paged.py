@@ -53,8 +53,12 @@ def blockwise_attention(
 ) -> torch.Tensor:
     """One query over the blocks of its context, with a running softmax.
 
-    q (H, D); kv (num_blocks, block_size, 2, K, D) of one layer; returns (H, D) float32. Only one
-    block is read at a time. With m the largest score so far, s the sum of exp(score - m)
+    q (H, D); kv (num_blocks, block_size, 2, K, D) float32 of one layer, where kv[b, i, 0] is the
+    key and kv[b, i, 1] the value in place i of block b; returns (H, D) float32. Query head h reads
+    KV head h // (H // K). The query sees `context_len` tokens, at least 1. `block_ids` may be
+    longer than they need, and slots that are not theirs may hold anything, even NaN.
+
+    Only one block is read at a time. With m the largest score so far, s the sum of exp(score - m)
     and o the sum of exp(score - m) v, a block with scores x and maximum m' changes them to
 
         M = max(m, m')    s = s e^(m - M) + sum e^(x - M)    o = o e^(m - M) + sum e^(x - M) v

@@ -2,7 +2,7 @@
 address."""
 
 import threading
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import httpx
@@ -78,12 +78,12 @@ class Cluster:
 
 
 @contextmanager
-def server(lm, keys=(KEY,), served_by=None, connections=None, **options):
+def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **options):
     """`at.url`, `at.address`, `at.ask`: one request by httpx; `at.by`: what is served, an engine if
-    nothing is given. connections: what `served` is told about them."""
+    nothing is given. model: whose chat template. connections: what `served` is told about them."""
     by = served_by or OneEngine(lm)
-    with by.target as target:
-        app = make_app(target, "tinypy", keys, ChatTemplate("tinypy"), **options)
+    with by.target as target, closing(ChatTemplate(model)) as template:
+        app = make_app(target, "tinypy", keys, template, **options)
         with served(app, **connections or {}) as address, httpx.Client(timeout=30) as client:
             url = "http://{}:{}".format(*address)
 

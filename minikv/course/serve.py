@@ -25,7 +25,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
 from types import SimpleNamespace
 
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     keys, is_made_up = keys_of(args)
     try:
         template, origins = ChatTemplate(args.model), args.allow_origin
-        with ExitStack() as stack:
+        with closing(template), ExitStack() as stack:
             target = stack.enter_context(engines(args))
             app = make_app(target, args.model, keys, template, origins=origins)
             address = stack.enter_context(served(app, args.host, args.port))

@@ -23,6 +23,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from importlib.resources import files
 from itertools import accumulate
@@ -73,7 +74,6 @@ MAX_CHOICES = 128  # of one request
 # than LONGEST seconds.
 CHUNKS, LONGEST = 500, 0.1
 
-Render = Callable[[Sequence[dict[str, Any]]], str]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -101,6 +101,16 @@ class Target(Protocol):
     ) -> Running: ...
 
     def health(self) -> list[Health]: ...
+
+
+class Template(Protocol):
+    """From messages to a prompt. Raises ValueError, naming the argument."""
+
+    async def __call__(self, messages: Sequence[dict[str, Any]]) -> str: ...
+
+    async def ends(self, tokenizer: Any) -> tuple[str | int, ...]:
+        """What ends an answer, beside the model's end tokens, as `SamplingParams.stop` has it."""
+        ...
 
 
 class ClientLeft(Exception):
@@ -413,7 +423,7 @@ class Api:
     """The endpoints."""
 
     def __init__(
-        self, target: Target, model: str, template: Render | None, admission: Admission,
+        self, target: Target, model: str, template: Template | None, admission: Admission,
         max_queued: int,
     ):  # fmt: skip
         self.target, self.model, self.template = target, model, template
@@ -463,7 +473,8 @@ class Api:
         body = await read(ChatRequest, request)
         prompt = await self._chat_prompt(body.messages)
         room = max(1, self.target.max_length - len(prompt))  # what OpenAI's have by default
-        return await self._answer(request, body, [prompt], Chat(self._piece), room)
+        ends = await self.template.ends(self.target.tokenizer) if self.template else ()
+        return await self._answer(request, body, [prompt], Chat(self._piece), room, ends)
 
     async def tokenize(self, request: Request) -> Response:
         body = await read(TokenizeRequest, request)
@@ -571,7 +582,7 @@ class Api:
         if self.template is None:
             raise HTTPException(400, "messages: there is no chat template; use /v1/completions")
         try:
-            text = self.template([one.model_dump(exclude_none=True) for one in messages])
+            text = await self.template([one.model_dump(exclude_none=True) for one in messages])
         except ValueError as error:
             raise HTTPException(400, str(error)) from None
         return await self._ids("messages", text, adds_start=False)
@@ -590,7 +601,7 @@ class Api:
 
     async def _answer(
         self, request: Request, body: Options, prompts: list[Any], shape: Completion | Chat,
-        max_tokens: int,
+        max_tokens: int, ends: tuple[str | int, ...] = (),
     ) -> Response:  # fmt: skip
         self._check_model(body.model)
         tenant, salt = request.scope["tenant"], body.cache_salt
@@ -599,6 +610,8 @@ class Api:
         work = None
         try:
             params = body.params(max_tokens, salt)
+            if ends and not params.ignore_eos:
+                params = replace(params, stop=(*params.stop, *ends))
             if isinstance(params, Asked):
                 self._check_bias(params)
             if len(prompts) * params.n > MAX_CHOICES:
@@ -692,7 +705,7 @@ def make_app(
     target: Target,
     model: str,
     keys: Sequence[str] = (),
-    template: Render | None = None,
+    template: Template | None = None,
     first_token: float = FIRST_TOKEN,
     max_queued_tokens: int | None = None,
     origins: Sequence[str] = (),

@@ -46,7 +46,7 @@ from minikv.serving.server import served
 from minikv.tiers.names import block_names, root_name
 
 
-@pytest.mark.parametrize("policy", EVERY_POLICY.values(), ids=EVERY_POLICY)
+@pytest.mark.parametrize("policy", thorough_after(2, EVERY_POLICY.values()), ids=EVERY_POLICY)
 def test_tokens_are_those_of_one_engine(tinypy, policy):
     prompts, params = prompts_of(tinypy.lm, 30), params_of(30)
     expected = one_engine(tinypy.lm, prompts, params)

@@ -262,7 +262,7 @@ def test_numbers_in_prose_stand_in_the_notebook(path, notebook):
 # What readers read, without the marks of the routes. Longer ones are to become shorter.
 NOTEBOOK_WORDS, CELL_WORDS, ALL_WORDS = 5500, 250, 61_000
 # Of the chapters that have become shorter, with the marks.
-AT_MOST: dict[str, int] = {}
+AT_MOST = {"01": 2600, "02": 2400, "04": 3200, "05": 2300}
 LONGER_CELLS = {"opening", "exercise-1", "exercise-6", "questions"}  # of chapter 09
 
 
@@ -462,7 +462,7 @@ def test_a_ladder_shows_what_is_passed(exercises):
         progress_file.save(exercise.id, progress_file.Entry(passed=1.0))
     shown = ladder.ladder(4)
     assert shown._repr_html_().count("✓ all passed") == 1
-    assert "6 of 12 exercises passed" in shown._repr_html_() and " ✓ 05 Copy on write" in repr(
+    assert "5 of 10 exercises passed" in shown._repr_html_() and " ✓ 05 Copy on write" in repr(
         shown
     )
 

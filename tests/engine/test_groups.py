@@ -201,6 +201,7 @@ def test_parts_that_another_table_needs_stay_where_they_are(llama):
 # ── In an engine ──────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(attention="cpu", windows=(None, 6), block_size=3)
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("windows", [(None, 6), (6, 6)])
 @pytest.mark.parametrize("block_size", thorough_after(3, [1, 3, 16, 4, 17]))
@@ -226,6 +227,7 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.pool.check()
 
 
+@pytest.mark.usual(attention="cpu", name="tinypy-hybrid")
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("name", [*ALTERNATING, "mistral", "tinypy-hybrid"])
 def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):

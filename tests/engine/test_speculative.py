@@ -27,6 +27,7 @@ from helpers import (
     small,
     step,
 )
+from thorough import thorough_after
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -495,8 +496,7 @@ def test_to_the_end_of_the_context(llama, drafter):
     ("attention", "kv_dtype"),
     [
         *itertools.product(["torch", "cpu"], ["auto", "int8", "int4"]),
-        ("triton", "auto"),  # in the interpreter, which is slow
-        *(pytest.param("triton", one, marks=pytest.mark.thorough) for one in ("int8", "int4")),
+        *thorough_after(0, itertools.product(["triton"], ["auto", "int8", "int4"])),  # slow
     ],
 )
 def test_every_backend(tinypy, attention, kv_dtype, request):

@@ -62,6 +62,7 @@ def by(by_kind, tinypy):
     return by_kind(tinypy.lm)
 
 
+@pytest.mark.usual(by_kind="engine", stop=[" = ", "=="])
 @pytest.mark.parametrize("stop", thorough_after(2, [[" = ", "=="], ["\n    "], ["\n"], ["zzzz"]]))
 def test_no_part_of_a_stop_string_is_sent(tinypy, by, stop):
     """Every prefix that a client has seen begins the whole text, which has no stop string."""
@@ -102,6 +103,7 @@ def test_fields_that_ask_for_what_is_done_anyway_are_taken(tinypy):
             assert f"{name}: is not supported" in found.json()["error"]["message"]
 
 
+@pytest.mark.usual(by_kind="engine", body=b"no json")
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
@@ -147,6 +149,7 @@ def test_a_bias_is_for_tokens_that_the_model_has(llama, by_kind, num_named):
             assert f"{token_id} is no token id; there are 300" in found.json()["error"]["message"]
 
 
+@pytest.mark.usual(by_kind="engine", key="")
 @pytest.mark.parametrize("key", ["", "Bearer", "Bearer wrong", "Bearer é", "Basic {}", "{}"])
 def test_without_a_key_nothing_is_told(tinypy, by, key):
     with server(tinypy.lm, served_by=by) as at:

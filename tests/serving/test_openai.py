@@ -92,6 +92,7 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usual(stream=True, given={})
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("given", "params"), OPTIONS)
 def test_completions(client, expected, given, params, stream):
@@ -99,6 +100,7 @@ def test_completions(client, expected, given, params, stream):
     assert whole(found) == samples_as(expected(PROMPT, **params))
 
 
+@pytest.mark.usual(stream=False, given={})
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("given", "params"), OPTIONS)
 def test_chat(client, expected, given, params, stream):

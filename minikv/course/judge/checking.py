@@ -1,6 +1,6 @@
 """What checks are written with, besides scenarios: a function that compares by hand.
 
-    @check("05.6", "tinypy: four samples write what each would write alone", look="…")
+    @check("05.5", "tinypy: a branch writes what it would write alone", look="…")
     def _(mine):
         if found != expected:
             raise Wrong("sample 2 goes on with …")

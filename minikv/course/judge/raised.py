@@ -110,7 +110,7 @@ def _tell(error: BaseException) -> Told:
         look = "the name on that line: is it spelled as where it is defined, or imported?"
     elif isinstance(error, RecursionError):
         cause = "the function calls itself without end"
-    elif isinstance(error, MemoryError):
+    elif isinstance(error, MemoryError) and not (own and (own[-1].line or "").startswith("raise")):
         cause = "more memory was asked for than a check may take"
     elif (
         (isinstance(error, RuntimeError) or len(chain) > 1)

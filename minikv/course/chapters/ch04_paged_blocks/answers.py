@@ -1,4 +1,4 @@
-"""Chapter 04: slots by the table, many sequences in one call, and the arithmetic of block sizes."""
+"""Chapter 04: slots by the table, and many sequences in one call."""
 
 import torch
 
@@ -17,7 +17,7 @@ def slot_mapping(block_ids: list[int], block_size: int, start: int, end: int) ->
         slot               30  31 | 4   5
 
     A decode asks for one position, a prompt for all its positions, a chunk of a prompt for some
-    in the middle. `start` == `end` asks for none.
+    in the middle. `start` == `end` asks for none. A tensor or an array of slots will do, too.
     """
     slots = []
     for position in range(start, end):
@@ -49,35 +49,3 @@ def batched_attention(
     scores = q @ k.transpose(2, 3)  # (S, K, G, L)
     scores = scores.masked_fill(~visible[:, None, None], -torch.inf)
     return (scores.softmax(-1) @ v).view(rows, heads, dim)
-
-
-def before_the_sweep() -> dict[str, float]:
-    """What block sizes will do to a request of 1,300 tokens, before anything is measured.
-
-    "blocks of 16"        how many blocks of 16 tokens it holds
-    "empty slots"         how many of their slots hold no token
-    "entries at 1"        how many entries its block table has if a block is one token
-    "average at 16"       empty slots in the last block of 16, on average over requests of
-                          every length: the last block holds 1, 2, … 16 tokens, all equally often
-    "largest under 4 %"   the largest block size, a power of two, whose average number of empty
-                          slots is less than 4 % of all slots held. Count a request of 1,300
-                          tokens as holding 1,300 slots and that average.
-
-    Worked for blocks of 4: the last block has 3, 2, 1 or 0 empty slots, 1.5 on average,
-    and 1.5 of 1,301.5 slots are 0.12 %.
-    """
-
-    def average(block_size: int) -> float:
-        return sum(block_size - filled for filled in range(1, block_size + 1)) / block_size
-
-    tokens = 1300
-    blocks = -(-tokens // 16)
-    sizes = [2**power for power in range(11)]
-    small_waste = [size for size in sizes if average(size) < 0.04 * (tokens + average(size))]
-    return {
-        "blocks of 16": blocks,
-        "empty slots": blocks * 16 - tokens,
-        "entries at 1": tokens,
-        "average at 16": average(16),
-        "largest under 4 %": max(small_waste),
-    }

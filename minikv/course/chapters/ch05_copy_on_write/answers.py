@@ -1,6 +1,4 @@
-"""Chapter 05: how many blocks samples hold, a branch in the middle, and the copies of a step."""
-
-import torch
+"""Chapter 05: how many blocks samples hold, and a branch in the middle."""
 
 from minikv.blocks import BlockTable
 
@@ -27,8 +25,8 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
     """A second table over the first `num_tokens` tokens of `table`: a conversation branches off.
 
     K and V of these tokens are read through both tables; none of it is computed again or
-    moved. Afterwards neither table sees what is written through the other. Raises ValueError
-    if `table` has fewer tokens.
+    moved. Afterwards neither table sees what is written through the other, and either may end
+    first. Raises ValueError for fewer than 0 tokens, or more than `table` has.
     """
     if not 0 <= num_tokens <= table.num_tokens:
         raise ValueError(f"num_tokens: must be 0 to {table.num_tokens}, was {num_tokens}")
@@ -38,20 +36,3 @@ def copy_prefix(table: BlockTable, num_tokens: int) -> BlockTable:
         table.pool.acquire(block_id)
     branch.num_tokens = num_tokens
     return branch
-
-
-def copy_blocks(blocks: torch.Tensor, copies: list[tuple[int, int]]) -> None:
-    """Copy K and V of whole blocks, `(from_block, to_block)` each, before a step writes.
-
-    blocks (num_layers, num_blocks, block_size, 2, K, D): all of the pool's memory, changed in
-    place. `copies` are what `writable_slot` asked for, in that order, for all sequences of the
-    step; most steps ask for none. A block may be a target after it has been a source; no block
-    is a source after it has been a target. After the call each `to_block` holds what its
-    `from_block` held before.
-    """
-    targets: dict[int, list[int]] = {}  # by source
-    for source, target in copies:
-        targets.setdefault(source, []).append(target)
-    for source, wanted in targets.items():
-        for target in wanted:
-            blocks[:, target] = blocks[:, source]

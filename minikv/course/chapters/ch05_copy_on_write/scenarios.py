@@ -1,4 +1,4 @@
-"""Chapter 05 as programs: forks, copies on first write, beams, branches, the copies of a step."""
+"""Chapter 05 as programs: forks, copies on first write, beams, branches."""
 
 import random
 from itertools import count, product
@@ -8,7 +8,7 @@ import torch
 
 import minikv
 from minikv import BlockPool, beam
-from minikv.course.chapters.ch05_copy_on_write.answers import copy_blocks, copy_prefix
+from minikv.course.chapters.ch05_copy_on_write.answers import copy_prefix
 from minikv.course.chapters.ch05_copy_on_write.given import go_on, sample_naively
 from minikv.course.judge.checking import Wrong, check, plain, runs_model, tinypy, witness
 from minikv.course.judge.programs import LINES_ABOVE, scramble
@@ -372,7 +372,7 @@ def beams(mine, program, log: Log) -> None:
         chosen = [(int(child[0]), ord(child[1])) for child in step.split()]
         text = f"{counted(len(live), 'beam')}, children {step or 'none'}"
         children = log.call(text, mine.next_beams, list(live), list(chosen), see=False)
-        kind = kind_of_beams(children)
+        kind = kind_of_beams(children, pool)
         log(text, {"what comes back is": Words(kind)})
         if kind != "sequences":
             return
@@ -398,7 +398,7 @@ def beams(mine, program, log: Log) -> None:
         log("each writes its token", {"the beams read": reads})
 
 
-def kind_of_beams(children) -> str:
+def kind_of_beams(children, pool) -> str:
     if not isinstance(children, list | tuple):
         return "nothing" if children is None else f"a {type(children).__name__}"
     if not all(isinstance(child, Sequence) for child in children):
@@ -410,6 +410,8 @@ def kind_of_beams(children) -> str:
         return "sequences without a block table"
     if len(set(map(id, tables))) < len(tables):
         return "sequences that share one table"
+    if any(table.pool is not pool for table in tables):
+        return "sequences whose blocks are counted in another pool"
     return "sequences"
 
 
@@ -498,12 +500,8 @@ def branches(mine, program, log: Log) -> None:
     log(f"a table of {length} tokens, blocks of {size}")
     text = f"copy_prefix(table, {num_tokens})"
     branch = log.call(text, mine.copy_prefix, table, num_tokens, see=False)
-    kind = (
-        "a second table"
-        if hasattr(branch, "block_ids") and branch is not table
-        else "no second table"
-    )
-    log(text, {"what comes back is": Words(kind if branch is not None else "nothing")})
+    kind = kind_of(branch, table)
+    log(text, {"what comes back is": Words(kind)})
     if kind != "a second table":
         held = [pool.ref_count(block_id) for block_id in table.block_ids]
         log("", {"free blocks:": pool.num_free, "counts of the table's blocks:": held})
@@ -626,107 +624,13 @@ def _(mine):
             )
 
 
-# ── 05.6 Right for two ────────────────────────────────────────────────────────
-
-# A program is (shape of the pool's memory, copies).
-SMALL = (4, 6, 4, 2, 2, 3)
-
-
-def copies_of_a_step(mine, program, log: Log) -> None:
-    shape, copies = program
-    blocks = torch.randn(shape, generator=torch.Generator().manual_seed(len(copies)))
-    before = blocks.clone()
-    given = list(copies)
-    text = f"copies {copies}" + (f", memory of shape {shape}" if shape != SMALL else "")
-    log.call(text, lambda: mine.copy_blocks(blocks, given), see=False)
-    # Each block is told by the block that it holds a copy of: slot by slot, K and V, each layer.
-    held = []
-    for block in range(shape[1]):
-        same = [b for b in range(shape[1]) if torch.equal(blocks[:, block], before[:, b])]
-        held.append(same[0] if same else "a mixture")
-    log(
-        "afterwards",
-        {"blocks 0, 1, … hold what was in": held, "memory": blocks, "the list of copies": given},
-    )
-
-
-scenario(
-    "05.6",
-    copies_of_a_step,
-    Group(
-        "one copy, or none",
-        [(SMALL, [(1, 2)]), (SMALL, []), (SMALL, [(4, 0)])],
-        look="what is written to, and what is read",
-    ),
-    Group(
-        "one source, several targets",
-        [(SMALL, [(5, 0), (5, 3)]), (SMALL, [(1, 2), (1, 3), (1, 4)])],
-        look="how many copies of one source are kept",
-    ),
-    Group(
-        "several requests in one step",
-        [(SMALL, [(1, 2), (0, 4)]), (SMALL, [(1, 2), (0, 4), (1, 5), (0, 3)])],
-        look="every pair of `copies`",
-    ),
-    Group(
-        "all layers, all slots, K and V",
-        [
-            (shape, [(3, 5), (3, 0)])
-            for shape in (
-                (3, 6, 4, 2, 1, 2),
-                (7, 6, 1, 2, 1, 2),
-                (5, 6, 16, 2, 2, 8),
-                (6, 6, 3, 2, 1, 1),
-            )
-        ],
-        look="the dimensions of `blocks`",
-    ),
-    Group(
-        "a block that changes hands within the step",
-        # The last holder of block 1 was preempted after the first copy was planned, and block 1
-        # given to another request: it is read first, and written to later.
-        [
-            (SMALL, [(1, 2), (5, 1)]),
-            (SMALL, [(5, 4), (1, 5)]),
-            (SMALL, [(1, 2), (1, 3), (5, 1), (5, 4)]),
-        ],
-        look="the order of `copies`",
-    ),
-)
-
-
-@check(
-    "05.6",
-    "tinypy: four samples write what each would write alone",
-    cause="some sample reads a block that was never filled",
-    look=LINES_ABOVE,
-)
-def _(mine):
-    lm = tinypy()
-    prompt = lm.encode(PROMPT)
-    for n in (2, 4):
-        params = minikv.SamplingParams(n=n, max_tokens=6, temperature=0.8, seed=1, ignore_eos=True)
-        found, _ = sample(mine, lm, prompt, params)
-        witness(found)
-        for index, tokens in enumerate(found):
-            expected = sample_naively(lm, prompt, params, index)
-            if tokens != expected:
-                raise Wrong(
-                    f"{n} samples, blocks of 4: sample {index} continues with "
-                    f"{lm.decode(tokens)!r}, expected {lm.decode(expected)!r}"
-                )
-
-
 # ── The reader's parts in the engine ──────────────────────────────────────────
 
 
 def engine_on(mine, lm, block_size: int = 4) -> minikv.Engine:
-    """An engine on the reader's tables, whose copies the reader's function makes."""
+    """An engine on the reader's tables."""
     config = minikv.EngineConfig(num_blocks=128, block_size=block_size, prefix_cache=False)
-    engine = minikv.Engine(lm, config, block_table=mine.BlockTable)
-    store: Any = engine.store  # its copies are made by the reader's function from here on
-    store.copy_to = lambda other, pairs: mine.copy_blocks(other.blocks, list(pairs))
-    return engine
+    return minikv.Engine(lm, config, block_table=mine.BlockTable)
 
 
 class Watch:
@@ -763,9 +667,9 @@ def search(engine: minikv.Engine, prompt: list[int], width: int, num_tokens: int
         beam.next_beams = original
 
 
-@runs_model("05.1", "05.2", "05.4", "05.5", "05.6")
+@runs_model("05.1", "05.2", "05.4", "05.5")
 def _(mine, lm: minikv.LanguageModel) -> str:
-    """tinypy on the reader's table, beams, branch and copies, in blocks of 4."""
+    """tinypy on the reader's table, beams and branch, in blocks of 4."""
     prompt, width = lm.encode(PROMPT), SAMPLES.n
     total = len(prompt) + SAMPLES.max_tokens - 1  # the last token is never stored
     tokens, held = sample(mine, lm, prompt, SAMPLES)
@@ -793,7 +697,6 @@ def _(mine, lm: minikv.LanguageModel) -> str:
         "write": mine.BlockTable.writable_slot is not minikv.BlockTable.writable_slot,
         "beams": mine.next_beams is not beam.next_beams,
         "branch": mine.copy_prefix is not copy_prefix,
-        "copies": mine.copy_blocks is not copy_blocks,
     }
     own = ", ".join(f"your {name}" for name, is_own in parts.items() if is_own)
     rest = "" if all(parts.values()) else " (the rest is the reference's)"
