@@ -105,17 +105,15 @@ class _Reader:
                         self.stands_for[name] = stands
                 case ast.Attribute(value) | ast.Expr(ast.Constant() as value):
                     self.plain.add(id(value))
-                case ast.Call(
-                    ast.Name("getattr" | "hasattr") as name, [_, ast.Constant(str(at)), *_]
-                ):
+                case ast.Call(ast.Name("getattr" | "hasattr"), [_, ast.Constant(str(at)), *_]):
                     if self._may_follow(at, None):
-                        self.plain.add(id(name))
-                case ast.Call(ast.Name("type") as name, [_]) | ast.Subscript(
-                    ast.Name("type") as name
-                ):
-                    self.plain.add(id(name))
-                case ast.Call(name) if ast.dump(node) in self.given:
-                    self.plain.add(id(name))
+                        self.plain.add(id(node.func))
+                case ast.Call(ast.Name("type"), [_]):
+                    self.plain.add(id(node.func))
+                case ast.Subscript(ast.Name("type") as value):
+                    self.plain.add(id(value))
+                case ast.Call() if ast.dump(node) in self.given:
+                    self.plain.add(id(node.func))
 
     def is_beyond(self, node: ast.AST) -> bool:
         match node:

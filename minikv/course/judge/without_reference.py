@@ -96,7 +96,7 @@ class WithoutReference:
 
     def _call(self, path: str, attribute: str | None, *arguments: Any, **options: Any) -> Any:
         owner, _, name = path.rpartition(".")
-        holder = getattr(self.mine, owner, None) if owner else self.mine
+        holder: Any = getattr(self.mine, owner, None) if owner else self.mine
         part = getattr(holder, "__dict__", {}).get(name)
         if part is None or part is reference_part(self.chapter, path):
             raise _wrong(path)
