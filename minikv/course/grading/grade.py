@@ -481,5 +481,5 @@ def as_text(results: Results) -> str:
         for student, report in results
         for line in to_be_read(student, find(report.exercise))
     )
-    remarks = ["", "Lines that reach for more than an exercise needs; read them:", *places]
+    remarks = ["", "Lines that are not plain code; read them:", *places]
     return "\n".join([head, *rows, *(remarks if places else [])])
