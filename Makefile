@@ -61,8 +61,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
-	environment notebooks site slides gpu clean
+.PHONY: help setup lab test test-all units test-class test-site test-install test-delays \
+	test-elsewhere wheel lint doctor environment notebooks site slides gpu clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -135,6 +135,12 @@ endif
 
 # What `make test` leaves to `make test-all`.
 MARKED := -m "not thorough"
+define ADDED
+   make test-all adds each exercise and its known mistakes, more models, formats, drafters and
+   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
+   clients and caches, the site, an installation.
+endef
+export ADDED
 
 ifdef CHAPTER
 test: setup
@@ -146,9 +152,7 @@ test:
 	@$(MAKE) --no-print-directory $(DISTRIBUTED)
 	@$(MAKE) --no-print-directory -j2 environment lint units
 	@echo "== All passed"
-	@echo "   make test-all adds every known mistake, more formats, models, drafters and players, long"
-	@echo "   random programs, processes that are killed, Ray, nbgrader, a hub, other people's clients"
-	@echo "   and caches, the site and an installation"
+	@$(if $(MARKED),echo "$$ADDED")
 endif
 
 # And what has an environment of its own. The last line says what was skipped.
@@ -159,6 +163,7 @@ test-all:
 	@$(MAKE) --no-print-directory test-class
 	@$(MAKE) --no-print-directory test-site
 	@$(MAKE) --no-print-directory test-install
+	@$(MAKE) --no-print-directory test-delays test-elsewhere
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
@@ -171,9 +176,11 @@ $(DISTRIBUTED): $(STAMP)
 # What others have made has an environment, which sees the packages of .venv: nbgrader and a hub,
 # clients that ask the server, caches to compare with. What is not to be had is skipped by its tests.
 CLASS := .venv/class
-THEIRS := "nbgrader" "jupyterhub jupyterhub-idle-culler" "langchain-openai litellm guidellm" \
-	"xllamacpp gguf" "hqq optimum-quanto ninja"
-$(CLASS)/installed: $(STAMP)
+HUB := docs/teaching/hub/requirements.txt
+THEIRS := "nbgrader" "-c $(HUB) jupyterhub jupyterhub-idle-culler" \
+	"langchain-openai litellm guidellm" "xllamacpp gguf" "hqq optimum-quanto ninja"
+PROXY := configurable-http-proxy@5.3.0
+$(CLASS)/installed: $(STAMP) $(HUB)
 	@$(BIN)/python -m venv --clear $(CLASS)
 	@$(BIN)/python -c 'import sysconfig as s; \
 		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
@@ -181,9 +188,8 @@ $(CLASS)/installed: $(STAMP)
 	@touch $@; for theirs in $(THEIRS); do \
 		$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) $$theirs || { rm -f $@; \
 			echo "These could not be installed; their tests will be skipped: $$theirs"; }; done
-	@! command -v npm > /dev/null || npm install --silent --no-save --prefix $(CLASS) \
-		configurable-http-proxy@$(PROXY) || echo "npm could not install the hub's proxy"
-PROXY := 5.3.0
+	@npm install --silent --no-save --prefix $(CLASS) $(PROXY) \
+		|| echo "npm could not install the hub's proxy; its test will be skipped"
 
 # aiperf needs an older huggingface-hub than the course, and so one more.
 AIPERF := $(CLASS)/aiperf
@@ -209,6 +215,18 @@ units: environment
 	@echo "   is what the code prints"
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
+
+# What a busy machine, a slow disk and a slow store may bring about.
+test-delays: environment
+	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
+	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
+		tests/serving tests/cluster tests/tiers
+
+PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py update.py) \
+	tests/course/ch09/test_ch09_answers.py tests/serving/test_command.py tests/tiers/test_sessions.py
+test-elsewhere: environment
+	@echo "== Another path, user, terminal, locale and time zone, and no network"
+	@$(BIN)/python tests/elsewhere.py --durations=5 $(PARALLEL) -m "not thorough" $(PLACES)
 
 doctor: setup
 	@echo "== Environment"

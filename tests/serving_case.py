@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import httpx
 from cluster_case import Fragile
 from helpers import InterruptedAttention
+from waiting import PATIENCE
 
 from minikv import Engine, EngineConfig
 from minikv.cluster.front import Front
@@ -30,7 +31,7 @@ class Gate(InterruptedAttention):
         self.open.set()
 
     def bind(self, batch):
-        assert self.open.wait(20)
+        assert self.open.wait(PATIENCE)
         return super().bind(batch)
 
 
@@ -84,7 +85,7 @@ def server(lm, keys=(KEY,), served_by=None, model="tinypy", connections=None, **
     by = served_by or OneEngine(lm)
     with by.target as target, closing(ChatTemplate(model)) as template:
         app = make_app(target, "tinypy", keys, template, **options)
-        with served(app, **connections or {}) as address, httpx.Client(timeout=30) as client:
+        with served(app, **connections or {}) as address, httpx.Client(timeout=PATIENCE) as client:
             url = "http://{}:{}".format(*address)
 
             def ask(path="/v1/completions", body=None, key=KEY, method=None, **more):

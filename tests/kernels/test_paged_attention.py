@@ -54,7 +54,7 @@ def test_tiles_and_blocks_need_not_fit(block_size, tile):
     chunks.assert_equal(chunks.prefill(setting=setting))
 
 
-@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+@pytest.mark.parametrize("window", thorough_after(3, [1, 5, 40, 16, 1000]))
 def test_windows(window, short_splits):
     lens = [1, 16, 70]
     paged = Paged(lens, block_size=5)
