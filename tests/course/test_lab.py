@@ -483,7 +483,7 @@ def note(id_, **changed):
 
 
 def test_the_next_exercise_is_in_the_chapter_that_was_worked_on_last():
-    assert progress_file.to_do_next().id == "01.1"
+    assert progress_file.to_do_next().id == "00.1"
     note("04.2", tries=1, first=1.0, passed=5.0, solved=True, last=5.0)
     note("02.1", tries=1, first=1.0, last=3.0)
     assert progress_file.to_do_next().id == "04.3"
