@@ -61,7 +61,7 @@ define FIND_CPU_BUILD
 endef
 
 .PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
-	environment notebooks site slides clean
+	environment notebooks site slides gpu clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -76,6 +76,7 @@ help:
 	@echo "make site       build the pages of the course in build/site, from stored outputs"
 	@echo "make slides     build a deck per chapter in build/slides, from stored outputs"
 	@echo "make notebooks  run every notebook and store its outputs in place"
+	@echo "make gpu        what a CUDA GPU shows: tokens, kernels, decode steps, in eight minutes"
 	@echo "make clean      remove .venv and every cache"
 
 setup: $(STAMP)
@@ -133,6 +134,12 @@ endif
 
 # What `make test` leaves to `make test-all`.
 MARKED := -m "not thorough"
+define ADDED
+   make test-all adds each exercise and its known mistakes, more models, formats, drafters and
+   players, long random programs, processes that are killed, Ray, kernels of notebooks that start as
+   a reader's do, nbgrader, a hub, other people's clients and caches, the site, an installation.
+endef
+export ADDED
 
 ifdef CHAPTER
 test: setup
@@ -144,9 +151,7 @@ test:
 	@$(MAKE) --no-print-directory $(DISTRIBUTED)
 	@$(MAKE) --no-print-directory -j2 environment lint units
 	@echo "== All passed"
-	@echo "   make test-all adds every known mistake, more formats, models, drafters and players, long"
-	@echo "   random programs, processes that are killed, Ray, nbgrader, a hub, other people's clients"
-	@echo "   and caches, the site and an installation"
+	@$(if $(MARKED),echo "$$ADDED")
 endif
 
 # And what has an environment of its own. The last line says what was skipped.
@@ -169,9 +174,11 @@ $(DISTRIBUTED): $(STAMP)
 # What others have made has an environment, which sees the packages of .venv: nbgrader and a hub,
 # clients that ask the server, caches to compare with. What is not to be had is skipped by its tests.
 CLASS := .venv/class
-THEIRS := "nbgrader" "jupyterhub jupyterhub-idle-culler" "langchain-openai litellm guidellm" \
-	"xllamacpp gguf" "hqq optimum-quanto ninja"
-$(CLASS)/installed: $(STAMP)
+HUB := docs/teaching/hub/requirements.txt
+THEIRS := "nbgrader" "-c $(HUB) jupyterhub jupyterhub-idle-culler" \
+	"langchain-openai litellm guidellm" "xllamacpp gguf" "hqq optimum-quanto ninja"
+PROXY := configurable-http-proxy@5.3.0
+$(CLASS)/installed: $(STAMP) $(HUB)
 	@$(BIN)/python -m venv --clear $(CLASS)
 	@$(BIN)/python -c 'import sysconfig as s; \
 		print("import site; site.addsitedir(%r)" % s.get_path("purelib"))' \
@@ -179,9 +186,8 @@ $(CLASS)/installed: $(STAMP)
 	@touch $@; for theirs in $(THEIRS); do \
 		$(CLASS)/bin/python $(INSTALL) --quiet $(PINS) $$theirs || { rm -f $@; \
 			echo "These could not be installed; their tests will be skipped: $$theirs"; }; done
-	@! command -v npm > /dev/null || npm install --silent --no-save --prefix $(CLASS) \
-		configurable-http-proxy@$(PROXY) || echo "npm could not install the hub's proxy"
-PROXY := 5.3.0
+	@npm install --silent --no-save --prefix $(CLASS) $(PROXY) \
+		|| echo "npm could not install the hub's proxy; its test will be skipped"
 
 # aiperf needs an older huggingface-hub than the course, and so one more.
 AIPERF := $(CLASS)/aiperf
@@ -269,6 +275,10 @@ slides: $(SITE)/installed
 notebooks: setup
 	MINIKV_FILMS=1 $(BIN)/jupyter nbconvert --to notebook --execute --inplace \
 		--ExecutePreprocessor.record_timing=False $(NOTEBOOKS)
+
+# On a machine where nothing is installed but torch and its friends, too.
+gpu:
+	@$(if $(HAVE_VENV),$(BIN)/python,$(PYTHON)) tests/gpu/run.py
 
 clean:
 	rm -rf .venv $(SITE) build dist *.egg-info .hypothesis .pytest_cache .ruff_cache .mypy_cache

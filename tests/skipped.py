@@ -6,16 +6,18 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+FILE = os.environ.pop("MINIKV_SKIPPED", None)  # no pytest that a test starts has it
+
 
 def pytest_terminal_summary(terminalreporter):
     """Note the tests that ran and those that did not, if $MINIKV_SKIPPED names a file for it."""
-    if file := os.environ.get("MINIKV_SKIPPED"):
+    if FILE:
         passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
         skipped = {
             report.nodeid: report.longrepr[2].removeprefix("Skipped: ")
             for report in terminalreporter.stats.get("skipped", [])
         }
-        with open(file, "a", encoding="utf-8") as notes:
+        with open(FILE, "a", encoding="utf-8") as notes:
             notes.write(json.dumps([passed, skipped]) + "\n")
 
 
@@ -26,7 +28,8 @@ def told(file: Path) -> str:
     reasons = {nodeid: why for _, skipped in notes for nodeid, why in skipped.items()}
     counts = Counter(why for nodeid, why in reasons.items() if nodeid not in ran)
     each = "; ".join(f"{count}: {why}" for why, count in counts.most_common())
-    return f"== {len(ran):,} tests passed, {counts.total():,} were skipped ({each or 'none'})"
+    what = f"{counts.total():,} tests or whole files ({each})" if counts else "nothing"
+    return f"== {len(ran):,} tests passed; skipped: {what}"
 
 
 if __name__ == "__main__":

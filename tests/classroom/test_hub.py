@@ -21,8 +21,10 @@ import pytest
 
 from minikv.course.exercises.manifest import chapter_of
 
-pytest.importorskip("jupyterhub", reason="jupyterhub is not installed here")
-pytest.importorskip("jupyterhub_idle_culler", reason="jupyterhub-idle-culler is not installed here")
+pytest.importorskip("jupyterhub", reason="jupyterhub is not installed here: make test-class")
+pytest.importorskip(
+    "jupyterhub_idle_culler", reason="its idle culler is not installed here: make test-class"
+)
 if shutil.which("configurable-http-proxy") is None:
     pytest.skip("configurable-http-proxy is not installed here", allow_module_level=True)
 

@@ -16,10 +16,10 @@ from cluster_case import (
     params_of,
     prompts_of,
     tokens,
-    until,
 )
 from helpers import with_weights
 from thorough import thorough_after
+from waiting import until
 
 from minikv import SamplingParams
 from minikv.cluster import front as front_module

@@ -12,6 +12,7 @@ import time
 import pytest
 from four_ways import text_with
 from thorough import thorough_after
+from waiting import until
 
 from minikv.course import lab
 from minikv.course.exercises.manifest import find
@@ -207,12 +208,15 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     group = int(killed.stdout.splitlines()[-1])
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
+
+    def is_gone():
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.killpg(group, signal.SIGKILL)
-    pytest.fail(f"process group {group} is still there")
+            return True
+
+    try:
+        until(is_gone)
+    except AssertionError:
+        os.killpg(group, signal.SIGKILL)
+        raise

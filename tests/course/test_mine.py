@@ -222,6 +222,7 @@ def test_a_run_names_the_parts_that_it_called(exercises):
     assert parts.written.on == "your parts of 04"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(bool(chapters()["08"].cannot_run), reason="needs Triton")
 def test_a_run_names_the_kernels_that_it_started(exercises):
     solve(exercises, "04.3", "08.3", "08.4")

@@ -509,6 +509,7 @@ def test_neighbouring_colours_differ_in_grey():
     assert all(abs(a - b) > 0.1 for a, b in pairwise(grey))
 
 
+@pytest.mark.thorough
 def test_the_running_table_measures_every_rung(lm):
     table = RunningTable(lm, max_tokens=32, repeats=1)  # as a reader sees it
     # A rung that says nothing on this machine is named in any case.

@@ -206,6 +206,7 @@ def cpu(lm, **changes):
     return Engine(lm, small(attention="cpu", kv_groups="one", **changes))
 
 
+@pytest.mark.usual(pair="llama", block_size=4)
 @pytest.mark.parametrize(
     ("block_size", "prefix_cache"), [(1, False), (4, True), (16, False), (64, True)]
 )
@@ -443,6 +444,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not helpers._RUNTIMES, reason="torch has another runtime of OpenMP")
 def test_torchs_threads_end_before_a_step():
     """They never stop spinning otherwise. And a process that is forked is not left to wait."""

@@ -14,6 +14,7 @@ from minikv import BlockPool, Engine, EngineConfig, OutOfBlocks, SamplingParams
 from minikv.checkpoint import BUNDLED, load, read_weights
 from minikv.groups import GroupCache, GroupedStore, GroupPool, GroupTable, layout_of
 from minikv.oracle import generate_naively
+from minikv.serving.metrics import GAUGES
 from minikv.tiers import put_prefix
 
 
@@ -201,6 +202,7 @@ def test_parts_that_another_table_needs_stay_where_they_are(llama):
 # ── In an engine ──────────────────────────────────────────────────────────────
 
 
+@pytest.mark.usual(attention="cpu", windows=(None, 6), block_size=3)
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("windows", [(None, 6), (6, 6)])
 @pytest.mark.parametrize("block_size", thorough_after(3, [1, 3, 16, 4, 17]))
@@ -226,6 +228,7 @@ def test_tokens_are_the_oracles(llama, attention, windows, block_size):
     engine.pool.check()
 
 
+@pytest.mark.usual(attention="cpu", name="tinypy-hybrid")
 @pytest.mark.parametrize("attention", ["torch", "cpu"])
 @pytest.mark.parametrize("name", [*ALTERNATING, "mistral", "tinypy-hybrid"])
 def test_layers_that_alternate_equal_transformers(checkpoint, name, attention):
@@ -333,3 +336,21 @@ def test_parts_of_ones_own_get_whole_blocks_and_sessions_ask_for_them(llama, tmp
             use()
     with pytest.raises(ValueError, match="kv_groups"):
         EngineConfig(kv_groups="many")
+
+
+def test_figures_are_those_of_one_memory():
+    """Whole blocks' memory: cached <= used <= total, while there are more ids than such blocks."""
+    engine = Engine(load("tinypy-hybrid"), EngineConfig(num_blocks=64))
+    rng, seen = random.Random(0), []
+    for length in (460, 500, 370):
+        prompt = [rng.randrange(2048) for _ in range(length)]
+        for _ in engine.stream(prompt, SamplingParams(24, ignore_eos=True)):
+            seen.append(engine.stats())
+    seen.append(engine.stats())
+    for stats in seen:
+        assert 0 <= stats.blocks_cached <= stats.blocks_used <= stats.blocks_total == 64
+        assert stats.blocks_free == stats.blocks_total - stats.blocks_used
+        share = GAUGES["kv_cache_usage_perc"][1](stats)
+        assert 0 <= share <= 1
+    assert engine.cache.num_cached_blocks > stats.blocks_cached > 0
+    assert max(stats.blocks_used for stats in seen) > stats.blocks_cached

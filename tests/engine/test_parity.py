@@ -24,6 +24,8 @@ from helpers import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import minikv
 from minikv import Engine, LanguageModel, SamplingParams
@@ -312,14 +314,41 @@ def test_configs_of_earlier_transformers(checkpoint, name, tmp_path):
     assert dataclasses.replace(config, rope_scaling=pair.lm.config.rope_scaling) == pair.lm.config
 
 
-def test_a_generation_config_names_the_end_tokens(llama, tmp_path):
+MISSING = object()
+# What generation_config.json says (None: it is not there), config.json, the tokenizer; and what
+# ends an answer.
+ENDS = [
+    ({"eos_token_id": [5, 9]}, MISSING, None, (5, 9)),
+    ({"eos_token_id": 5}, [7, 8], None, (5,)),  # the older one is stale
+    ({}, 7, None, (7,)), ({"eos_token_id": None}, [7, 8], None, (7, 8)),
+    (None, 7, None, (7,)), (None, [7, 8], None, (7, 8)), (None, None, None, ()),
+    (None, MISSING, None, ()), ({"eos_token_id": []}, 7, None, ()),
+    ({"eos_token_id": 5}, 7, "<end>", (5, 1)), (None, None, {"content": "<end>"}, (1,)),
+    ({"eos_token_id": [5, 1]}, MISSING, "<end>", (5, 1)), (None, 7, "<no token>", (7,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("generation", "config", "token", "ends"), ENDS)
+def test_what_ends_an_answer(llama, tmp_path, generation, config, token, ends):
+    """All that `transformers` stops at; beside these, what stands where it does not look: in
+    config.json, if the other file names none, and in the tokenizer."""
+    from transformers import AutoModelForCausalLM
+
     shutil.copytree(llama.folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
-    assert minikv.load(tmp_path).config.eos_ids == (5, 9)
     (tmp_path / "generation_config.json").unlink()
-    raw = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(raw | {"eos_token_id": 7}))
-    assert minikv.load(tmp_path).config.eos_ids == (7,)
+    raw = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": config}
+    raw = {name: value for name, value in raw.items() if value is not MISSING}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    if token is not None:
+        vocabulary = WordLevel({"a": 0, "<end>": 1}, unk_token="a")
+        Tokenizer(vocabulary).save(str(tmp_path / "tokenizer.json"))
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    assert minikv.load(tmp_path).config.eos_ids == ends
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    theirs = model.generation_config.eos_token_id
+    assert {*ends} >= {*([] if theirs is None else [theirs] if isinstance(theirs, int) else theirs)}
 
 
 def test_every_architecture_is_tested():
