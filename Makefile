@@ -60,8 +60,8 @@ define FIND_CPU_BUILD
 	2> /dev/null && echo --extra-index-url $(TORCH_CPU)
 endef
 
-.PHONY: help setup lab test test-all units test-class test-site test-install wheel lint doctor \
-	environment notebooks site slides gpu clean
+.PHONY: help setup lab test test-all units test-class test-site test-install test-delays \
+	test-elsewhere wheel lint doctor environment notebooks site slides gpu clean
 
 help:
 	@echo "make lab        set up, check the machine, open JupyterLab on the first notebook"
@@ -136,8 +136,8 @@ endif
 MARKED := -m "not thorough"
 define ADDED
    make test-all adds each exercise and its known mistakes, more models, formats, drafters and
-   players, long random programs, processes that are killed, Ray, kernels of notebooks that start as
-   a reader's do, nbgrader, a hub, other people's clients and caches, the site, an installation.
+   players, long random programs, processes that are killed, Ray, nbgrader and a hub, other people's
+   clients and caches, the site, an installation.
 endef
 export ADDED
 
@@ -162,6 +162,7 @@ test-all:
 	@$(MAKE) --no-print-directory test-class
 	@$(MAKE) --no-print-directory test-site
 	@$(MAKE) --no-print-directory test-install
+	@$(MAKE) --no-print-directory test-delays test-elsewhere
 	@$(BIN)/python tests/skipped.py $(SKIPPED)
 test-all: export MINIKV_SKIPPED := $(CURDIR)/$(SKIPPED)
 
@@ -214,18 +215,37 @@ units: environment
 	@PYTHONPATH=$(QUICK) $(PYTEST) $(PARALLEL) -o faulthandler_timeout=900 \
 		-o faulthandler_exit_on_timeout=true $(SUITE)
 
+# What a busy machine, a slow disk and a slow store may bring about.
+test-delays: environment
+	@echo "== Servers, clusters and tiers that are put to sleep at random moments"
+	@PYTHONPATH=$(QUICK):$(CURDIR)/tests $(PYTEST) -p delays $(PARALLEL) -m "not thorough" \
+		tests/serving tests/cluster tests/tiers
+
+PLACES := $(addprefix tests/course/test_,commands.py doctor.py grade.py lab.py update.py) \
+	tests/course/ch09/test_ch09_answers.py tests/serving/test_command.py tests/tiers/test_sessions.py
+test-elsewhere: environment
+	@echo "== Another path, user, terminal, locale and time zone, and no network"
+	@$(BIN)/python tests/elsewhere.py --durations=5 $(PARALLEL) -m "not thorough" $(PLACES)
+
 doctor: setup
 	@echo "== Environment"
 	@$(BIN)/python -m minikv doctor
 
 # The kernels of the CPU for each format of K and V, and for layers with windows, compiled for the
-# tests to find: two that begin at once would both compile them.
-COMPILED := $(addprefix .venv/compiled-,bfloat16 int8 int4 windows)
+# tests to find: two that begin at once would both compile them. In one process: what several
+# formats have in common it compiles once.
+COMPILED := .venv/compiled
+define COMPILE
+import minikv as m
+for kind in ("bfloat16", "int8", "int4", "windows"):
+    windows = kind == "windows"
+    model = m.load("tinypy-hybrid" if windows else "tinypy")
+    config = m.EngineConfig(64, kv_dtype="auto" if windows else kind)
+    m.Engine(model, config).generate([70 * [1]])
+endef
+export COMPILE
 $(COMPILED): $(STAMP) $(wildcard minikv/cpu/*.py minikv/quant/*.py minikv/groups/*.py) | doctor
-	@$(BIN)/python -c 'import sys, minikv as m; [kind] = sys.argv[1:]; windows = kind == "windows"; \
-		model = m.load("tinypy-hybrid" if windows else "tinypy"); \
-		config = m.EngineConfig(64, kv_dtype="auto" if windows else kind); \
-		m.Engine(model, config).generate([70 * [1]])' $(@:.venv/compiled-%=%)
+	@$(BIN)/python -c "$$COMPILE"
 	@touch $@
 
 # Python's own files of all that tests import: workers that begin at once would each make them all.

@@ -62,7 +62,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFileOrExercise(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file, _, test = nodeid.partition("::")
-            if file.endswith(".ipynb") and config.option.markexpr:
+            if file.endswith(".ipynb") and not config.getoption("chapter"):
                 return "notebooks"  # there is one fork server
             part = re.search(r"\[(\d\d\.\d)" if "four_ways" in file else r"(with \w+)\]$", test)
             return f"{file}::{part[1]}" if part else file
@@ -85,17 +85,19 @@ def is_unusual(item) -> bool:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """The longest files first, so that no worker ends with one alone. With --chapter, keep what
-    lies in its folder or is asked of one of its exercises, and its notebook."""
+    """The longest files first, so that no worker ends with one alone; without workers, last.
+    With --chapter, keep what lies in its folder or is asked of one of its exercises, and its
+    notebook."""
     for item in filter(is_unusual, items):
         item.add_marker("thorough")
-    number = config.getoption("chapter")
+    number, has_workers = config.getoption("chapter"), hasattr(config, "workerinput")
     first = [".ipynb"] if number else [".ipynb", *LONGEST]
 
     def place(item):
         """Of a notebook its suffix decides."""
         name = item.path.stem if item.path.suffix == ".py" else item.path.suffix
-        return first.index(name) if name in first else len(first) + (name == LAST)
+        place = first.index(name) if name in first else len(first) + (name == LAST)
+        return place if has_workers else (place != len(first)) * (len(first) + 2 - place)
 
     items.sort(key=place)
     if number:
@@ -136,7 +138,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_configure(config):
-    config.pluginmanager.register(Kernels(fork=bool(config.option.markexpr)))
+    config.pluginmanager.register(Kernels(fork=not config.getoption("chapter")))
     config.pluginmanager.import_plugin("skipped")
     if config.getoption("dist", "no") == "no":  # a process that only deals out tests needs no model
         config.pluginmanager.import_plugin("models")

@@ -99,6 +99,21 @@ def assert_reached(seen: Counter, least: dict[str, int]) -> None:
     assert not rare, f"met too seldom: {', '.join(rare)}"
 
 
+def meets(seen: Counter, least: dict[str, int]):
+    """For a property whose examples count in `seen` which cases they met."""
+
+    def decorate(test):
+        @functools.wraps(test)
+        def counted(*arguments, **named):
+            seen.clear()
+            test(*arguments, **named)
+            assert_reached(seen, least)
+
+        return counted
+
+    return decorate
+
+
 class Pair:
     """One checkpoint, loaded by `transformers` (the reference) and by minikv."""
 

@@ -61,6 +61,7 @@ def grade(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+@pytest.mark.thorough
 def test_a_class_is_graded(a_class, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MINIKV_TIME_LIMIT", "4")
     table, xml = tmp_path / "marks.csv", tmp_path / "marks.xml"

@@ -21,13 +21,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from thorough import thorough_after
 
 from minikv.course import commands, lab, terminal
-from minikv.course.exercises.manifest import chapters, find
+from minikv.course.exercises.manifest import chapter_of, chapters, find
 from minikv.course.exercises.skeletons import fill, skeleton, targets
 from minikv.course.judge.result import Line
 from minikv.course.reader import panel, predictions, progress_file
 from minikv.course.reader.mine import used_below
 from minikv.course.reports.diff import SideBySide
-from minikv.course.reports.markup import GREEN, VERMILION
+from minikv.course.reports.markup import GREEN, VERMILION, hours
 from minikv.course.reports.report import Report
 
 ONE = find("04.1")
@@ -118,6 +118,7 @@ def test_where_nobody_can_answer_the_solution_is_not_shown(monkeypatch):
     assert "sure=True" in repr(lab.solution("04.1"))
 
 
+@pytest.mark.thorough
 def test_after_passing_everything_opens(exercises):
     (exercises / FILE).write_text(right(ONE))
     report = lab.check("04.1")
@@ -143,6 +144,7 @@ def test_side_by_side_shows_the_filled_regions_alone(exercises):
     assert "def grow" not in repr(shown) + shown._repr_html_()
 
 
+@pytest.mark.thorough
 def test_trying_counts(exercises, now):
     text = right(ONE)
     for body in ("return -1", "return -2"):
@@ -430,6 +432,7 @@ def test_which_cells_run_on_an_exercise_is_read_from_the_notebook(in_lab, tmp_pa
     assert used_below("04.1") == expected
 
 
+@pytest.mark.thorough
 def test_a_pass_says_once_that_the_cells_below_run_on_it(in_lab, exercises, tmp_path):
     write_notebook(tmp_path, 'check("04.1")', 'mine("04.1")')
     said = "Run the cells below again"
@@ -493,28 +496,34 @@ def note(id_, **changed):
 
 
 def test_the_next_exercise_is_in_the_chapter_that_was_worked_on_last():
-    assert progress_file.to_do_next().id == "00.1"
-    note("04.2", tries=1, first=1.0, passed=5.0, solved=True, last=5.0)
-    note("02.1", tries=1, first=1.0, last=3.0)
-    assert progress_file.to_do_next().id == "04.3"
-    for id_ in ("04.3", "04.4", "04.5"):
+    before, here, after = (chapter_of(number).exercises for number in ("02", "04", "05"))
+    first, second, *others = (exercise.id for exercise in here)
+    assert progress_file.to_do_next().id == next(iter(chapters().values())).exercises[0].id
+    note(second, tries=1, first=1.0, passed=5.0, solved=True, last=5.0)
+    note(before[0].id, tries=1, first=1.0, last=3.0)
+    assert progress_file.to_do_next().id == others[0]
+    for id_ in others:
         note(id_, passed=4.0, last=4.0)
-    assert progress_file.to_do_next().id == "04.1"
-    note("04.1", passed=4.0, last=4.0)
-    assert progress_file.to_do_next().id == "05.1"
+    assert progress_file.to_do_next().id == first
+    note(first, passed=4.0, last=4.0)
+    assert progress_file.to_do_next() == after[0]
 
 
 def test_progress_tells_the_same_in_both_forms():
-    note("04.1", tries=3, passed=5.0, last=5.0)
-    note("04.2", tries=2, last=4.0)
+    chapter = chapter_of("04")
+    passed, tried, *others = chapter.exercises
+    note(passed.id, tries=3, passed=5.0, last=5.0)
+    note(tried.id, tries=2, last=4.0)
     shown = lab.progress()
     text, html = repr(shown), shown._repr_html_()
+    minutes = hours(sum(exercise.minutes for exercise in chapter.exercises))
     for said in (
-        "1 of 5 exercises passed, 15 min of 1 h 35 min",
-        "Next: 04.2 A table that grows, 15 min", "tried 2 ×", "04 Paged blocks", "02 KV cache",
+        f"1 of {len(chapter.exercises)} exercises passed, {hours(passed.minutes)} of {minutes}",
+        f"Next: {tried.id} {tried.title}, {hours(tried.minutes)}", "tried 2 ×",
+        "04 Paged blocks", "02 KV cache",
     ):  # fmt: skip
         assert said in text and said in html
-    assert "04.3" in text and "05.1" not in text, "a chapter that was not begun is one line"
+    assert others[0].id in text and "05.1" not in text, "a chapter that was not begun is one line"
     assert "05.1" in html and html.count("<details open>") == 1 and "<th scope='col'" in html
     assert '<a href="04_paged_blocks.ipynb">' in html
 
@@ -617,6 +626,7 @@ def test_the_exit_status_tells_whether_something_was_shown(exercises, capsys, mo
     assert status("reset", "04") == 0
 
 
+@pytest.mark.thorough
 def test_colours_only_on_a_terminal():
     ours, theirs = pty.openpty()
     environment = {k: v for k, v in os.environ.items() if k != "NO_COLOR"}

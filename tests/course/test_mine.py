@@ -210,6 +210,7 @@ def test_your_parts_name_what_has_changed_and_what_runs_nowhere(exercises):
     assert [proof.ids for proof in parts.proofs] == [["04.1"]]
 
 
+@pytest.mark.thorough
 def test_a_run_names_the_parts_that_it_called(exercises):
     solve(exercises, "04.3", "05.1", "05.5", "06.4")
     parts = lab.your_parts()
@@ -231,6 +232,7 @@ def test_a_run_names_the_kernels_that_it_started(exercises):
     assert ran == [["04.3"], ["08.3"], ["08.4"], ["04.3", "08.4"]], parts
 
 
+@pytest.mark.thorough
 def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_path, monkeypatch):
     solve(exercises, "04.1", "06.6", "05.3")
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "05_copy_on_write.ipynb"))
@@ -243,6 +245,7 @@ def test_in_a_notebook_your_parts_are_those_up_to_its_chapter(exercises, tmp_pat
     assert "06.6 before_the_race: yours; no model calls it" in repr(lab.your_parts())
 
 
+@pytest.mark.thorough
 def test_your_parts_before_an_engine_can_run_on_them(exercises):
     solve(exercises, "01.3")
     parts = lab.your_parts()

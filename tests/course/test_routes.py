@@ -80,8 +80,10 @@ def test_marks_say_who_reads_a_section_and_can_be_written_again():
 
 def test_progress_follows_the_readers_route(exercises, monkeypatch):
     assert routes.chosen() is None and Overview().next.id == "00.1"
+    monkeypatch.setattr(progress_file, "passed", lambda: {"00.1"})
+    assert Overview().next.id == "01.1"
     routes.choose("weekend")
-    assert Overview().next.id == "00.1" and progress_file.to_do_next("01.5").id == "02.2"
+    assert Overview().next.id == "02.2"
     assert (
         Overview()
         .headline()

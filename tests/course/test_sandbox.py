@@ -99,6 +99,7 @@ class Direct:
         self.tokens[name] = tokens
 
 
+@pytest.mark.thorough
 @settings(max_examples=8)
 @given(
     trace=st.lists(

@@ -291,6 +291,7 @@ def test_an_update_that_cannot_be_made_changes_nothing(course, pool_solved, monk
     assert (file.read_text(), git(clone, "rev-parse", "HEAD")) == before
 
 
+@pytest.mark.thorough
 def test_updating_from_an_older_copy(tmp_path, pool_solved, monkeypatch):
     old = tmp_path / "old"
     shutil.copytree(ROOT / "minikv", old / "minikv", ignore=shutil.ignore_patterns("__pycache__"))

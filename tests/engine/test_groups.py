@@ -2,10 +2,11 @@
 
 import dataclasses
 import random
+from collections import Counter
 
 import pytest
 import torch
-from helpers import ALTERNATING, assert_empty, small, with_windows
+from helpers import ALTERNATING, assert_empty, meets, small, with_windows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from thorough import thorough_after
@@ -52,9 +53,11 @@ def test_one_group_is_all_that_helps(llama, windows):
 # ── Blocks whose parts come and go ────────────────────────────────────────────
 
 
+MET = Counter()
 WINDOWS = [(None, 5), (5, 5, 5, 5, None), (5, 5)]
 
 
+@meets(MET, {"prefixes": 5, "forks": 15, "replaced": 2, "evicted": 20, "full": 30})
 @given(
     windows=st.sampled_from(WINDOWS),
     block_size=st.integers(1, 7),
@@ -120,10 +123,11 @@ def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk,
                 found = cache.match(tokens[:-1]).block_ids if rng.random() < 0.5 else []
                 if found:  # only then, as in the scheduler
                     table.share(found)
+                    MET["prefixes"] += 1
                 live.append((table, tokens[: table.num_tokens]))
                 table.grow(len(tokens) - table.num_tokens)
             elif action == "evict":
-                cache.evict(rng.randint(0, 3))
+                MET["evicted"] += cache.evict(rng.randint(0, 3)) > 0
             elif live:
                 table, tokens = rng.choice(live)
                 left = table.num_tokens - len(tokens)  # of its prompt
@@ -140,15 +144,18 @@ def test_tables_keep_what_a_query_sees(llama, windows, block_size, ahead, chunk,
                     for twin in twins:
                         twin.shrink(ahead)
                         live.append((twin, list(tokens)))
+                        MET["forks"] += 1
                 elif action == "insert":
                     full = len(tokens) // block_size
                     result = cache.insert(tokens[: full * block_size], table.block_ids[:full])
                     for index, block_id in enumerate(result.block_ids):
                         if table.block_ids[index] != block_id:
                             table.replace(index, block_id)
+                            MET["replaced"] += 1
                 elif action == "leave":
                     leave()
         except OutOfBlocks:
+            MET["full"] += 1
             while live:
                 leave()
             cache.evict(cache.num_cached_blocks)

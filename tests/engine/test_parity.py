@@ -1,6 +1,7 @@
 """The engine against `transformers`: tokens, logits, beams; then sampling, stops, streams."""
 
 import dataclasses
+import itertools
 import json
 import math
 import shutil
@@ -18,6 +19,7 @@ from helpers import (
     drain,
     generate,
     make_model,
+    meets,
     small,
     step,
 )
@@ -363,6 +365,14 @@ def test_every_architecture_is_tested():
 P = [0.125, 0.5, 0.25, 0.125]  # of tokens 0 … 3
 
 
+def test_of_equal_logits_the_lowest_token_comes_first():
+    """In any batch: which of them a draw takes must not depend on the other rows."""
+    logits = torch.randint(0, 3, (8, 300), generator=torch.Generator().manual_seed(0)).float()
+    _, token_ids = probabilities(logits, [SamplingParams(temperature=1.0)] * 8)
+    for row, ids in zip(logits.tolist(), token_ids.tolist(), strict=True):
+        assert ids == sorted(range(300), key=lambda token: (-row[token], token))
+
+
 @pytest.mark.parametrize(
     ("params", "expected"),
     [
@@ -421,6 +431,30 @@ def test_a_draw_is_looked_up_in_the_cumulative_distribution():
     assert found == [1, 1, 2, 2]
     assert {int(sampler(logits, params, [d])) for d in (0.8, 0.999999999)} == {0, 3}
     assert sampler(logits, params, [None]).tolist() == [1]
+
+
+def test_borders_of_top_p_and_of_a_draw():
+    """Of two equal tokens the first reaches top_p, and a draw at their border takes the second."""
+    sampler, equal = minikv.Sampler(), torch.zeros(1, 2)
+    p, _ = probabilities(equal, [SamplingParams(temperature=1.0, top_p=0.5)])
+    assert p.tolist() == [[1.0, 0.0]]
+    assert sampler(equal, [SamplingParams(temperature=1.0)], [0.5]).tolist() == [1]
+    p, _ = probabilities(torch.tensor([[0.0, -50, -60]]), [SamplingParams(temperature=1.0)])
+    assert (
+        p > 0
+    ).all()  # top_p of 1 leaves nothing out, not even behind a sum that is rounded to 1
+
+
+def test_a_draw_above_the_rounded_sum_takes_the_last_token_that_may_come():
+    sampler, most = minikv.Sampler(), math.nextafter(1, 0)
+    params = [SamplingParams(temperature=1.0, top_k=k) for k in (1, 7)]
+    rounded_down = 0
+    for seed in range(60):
+        logits = torch.randn(2, 20, generator=torch.Generator().manual_seed(seed))
+        p, token_ids = probabilities(logits, params)
+        rounded_down += bool(p[1].cumsum(-1)[-1] <= most)
+        assert sampler(logits, params, [most] * 2).tolist() == [token_ids[0, 0], token_ids[1, 6]]
+    assert rounded_down > 3
 
 
 def test_samples_follow_the_distribution(llama):
@@ -529,6 +563,10 @@ def scripted(talker, token_ids, params):
     return outputs, deltas
 
 
+MET = Counter()
+
+
+@meets(MET, {"stopped": 8, "held back for a stop": 20, "half a character": 80})
 @settings(max_examples=80)
 @given(
     text=st.text("ab \né中🙂", min_size=1, max_size=25),
@@ -536,22 +574,30 @@ def scripted(talker, token_ids, params):
 )
 def test_stops_and_streams_of_any_text(talker, text, stops):
     """Against the plain rule: stop at the first token that completes a stop string, show
-    what comes before it. No step ever shows text that is not in the end."""
+    what comes before it; until then, all but half a character and what may begin a stop string."""
     ids = talker.encode(text)
-    expected, count, reason = text, len(ids), "length"
+    expected, count, reason, shown = text, len(ids), "length", []
     for k in range(1, len(ids) + 1):
         so_far = talker.decode(ids[:k])
         found = [so_far.find(stop) for stop in stops if stop in so_far]
         if found:
             expected, count, reason = so_far[: min(found)], k, "stop"
+            MET["stopped"] += 1
             break
+        MET["half a character"] += so_far.endswith(REPLACEMENT)
+        so_far = so_far.rstrip(REPLACEMENT)
+        ends = range(len(so_far) + 1)
+        may_stop = (end for end in ends if any(one.startswith(so_far[end:]) for one in stops))
+        shown.append(so_far[: next(may_stop, len(so_far))])
+        MET["held back for a stop"] += len(shown[-1]) < len(so_far)
     outputs, deltas = scripted(talker, ids, SamplingParams(stop=tuple(stops), ignore_eos=True))
     final = outputs[-1]
     assert (final.text, final.token_ids, final.finish_reason) == (expected, ids[:count], reason)
-    assert all(expected.startswith(output.text) for output in outputs)
+    shown = [*shown[: count - 1], expected]
+    assert [output.text for output in outputs] == shown
     assert [output.finish_reason for output in outputs[:-1]] == [None] * (count - 1)
     assert [output.token_ids for output in outputs] == [ids[:k] for k in range(1, count + 1)]
-    assert "".join(delta.text for delta in deltas) == expected
+    assert list(itertools.accumulate(delta.text for delta in deltas)) == shown
     assert [token for delta in deltas for token in delta.token_ids] == ids[:count]
     assert [delta.finish_reason for delta in deltas] == [None] * (count - 1) + [reason]
 

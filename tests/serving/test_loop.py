@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import assert_empty, careful_engine
-from waiting import PATIENCE
+from waiting import PATIENCE, until
 
 from minikv import Engine, EngineConfig, Sampler, SamplingParams
 from minikv.cluster.worker import EngineWorker, Job
@@ -82,8 +82,7 @@ def test_nothing_piles_up_for_a_slow_reader(tinypy):
         for i in range(3):  # others are served meanwhile
             [(ids, _, _)], _ = await ask(loop, [i], SamplingParams(8, ignore_eos=True))
             assert len(ids) == 8
-        while loop._answers:
-            await asyncio.sleep(0.01)
+        await asyncio.to_thread(until, lambda: not loop._answers)
         return await inbox.take()
 
     [expected] = Engine(tinypy.lm, CONFIG).generate([[5]], SamplingParams(100, ignore_eos=True))
