@@ -177,8 +177,8 @@ def test_two_students_log_in_and_run_a_cell(hub, browser):
         # The first cell whose code is not folded: it imports the course.
         cell = page.locator(".jp-CodeCell").filter(has_text="ladder(here=0)")
         cell.locator(".cm-content").click()
-        page.keyboard.press("Control+End")
-        page.keyboard.type("\nprint(6 * 700)")  # what is stored has no such output
+        page.keyboard.press("Control+Home")
+        page.keyboard.type("print(6 * 700)\n")  # what is stored has no such output
         page.keyboard.press("Shift+Enter")
         cell.locator(".jp-OutputArea-output", has_text="4200").wait_for()
         cell.locator(".jp-OutputArea-output", has_text="you are here").first.wait_for()
