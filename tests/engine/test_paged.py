@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minikv import Engine, SamplingParams, TorchAttention, naive_attention
-from minikv.course.bench.paging import paged_waste
 from minikv.course.chapters.ch04_paged_blocks.answers import (
     batched_attention,
-    before_the_sweep,
     slot_mapping,
 )
 from minikv.course.chapters.ch04_paged_blocks.block_by_block import BlockByBlock, DecodesTogether
-from minikv.course.measure.workload import Length
 
 BACKENDS = [BlockByBlock, DecodesTogether]
 
@@ -98,24 +95,3 @@ def test_the_backends_use_the_functions_they_are_given(llama, backend):
 def test_the_backends_refuse_a_sliding_window(checkpoint):
     with pytest.raises(ValueError, match="sliding window"):
         Engine(checkpoint("mistral").lm, small(), attention=BlockByBlock)
-
-
-def test_the_predicted_numbers_are_those_of_the_engines_tables():
-    """1,300 tokens in the reference's pool and tables, without the formula."""
-    answers = before_the_sweep()
-    by_size = {size: paged_waste([Length(1300, 1)], size) for size in (1, 16)}
-    held = answers["blocks of 16"] * 16
-    assert by_size[16] == pytest.approx(answers["empty slots"] / held)
-    assert by_size[1] == 0 and answers["entries at 1"] == 1300
-    # One request for each way to fill the last block.
-    around = [Length(1300 + i, 1) for i in range(16)]
-    average = sum(paged_waste([length], 16) * 16 * -(-length.prompt // 16) for length in around)
-    assert average / 16 == pytest.approx(answers["average at 16"])
-    largest = answers["largest under 4 %"]
-    assert mean_waste(largest) < 0.04 < mean_waste(2 * largest)
-
-
-def mean_waste(size: int) -> float:
-    """Of requests of about 1,300 tokens, whose last blocks are filled in every way."""
-    first = 1300 - size // 2
-    return paged_waste([Length(first + i, 1) for i in range(size)], size)
